@@ -1,0 +1,38 @@
+# Tasks. `make demo` and `make test` need Python 3.11+ and, for Spark, a JDK 17+; everything else they fetch.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test lint format bench clean
+
+help:  ## show the tasks
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## a real 3-broker Kafka, kill -9 of everything, nothing lost
+	$(BIN)/kafkasafe demo $(ARGS)
+
+test: $(STAMP)  ## all tests, on real brokers
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## ruff, mypy strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## throughput beside kafka-python and confluent-kafka
+	$(BIN)/python benchmarks/produce.py $(ARGS)
+
+clean:  ## remove what the tasks made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Lossless Kafka producers and consumers."""

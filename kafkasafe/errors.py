@@ -1,0 +1,147 @@
+"""Exceptions: what went wrong, whether the data is safe, what to do.
+
+Every one is a `kafka.errors.KafkaError`, so that code written for kafka-python catches them where it already
+catches its own.
+"""
+
+from __future__ import annotations
+
+from kafka.errors import KafkaError, KafkaTimeoutError
+
+__all__ = [
+    "ConfigError",
+    "DataLossError",
+    "DeliveryTimeoutError",
+    "ForkedProcessError",
+    "KafkaSafeError",
+    "LaneBusyError",
+    "ProducerClosedError",
+    "RejectedError",
+    "SpoolCorruptError",
+    "SpoolError",
+    "SpoolFormatError",
+    "SpoolFullError",
+    "SpoolWriteError",
+    "UndecidableError",
+    "UsageError",
+]
+
+
+class KafkaSafeError(KafkaError):
+    """Root of every error kafkasafe raises."""
+
+
+class UsageError(KafkaSafeError):
+    """The call is wrong; nothing was accepted, nothing changed."""
+
+
+class ConfigError(UsageError, ValueError):
+    """An option is unknown or has a value that cannot work. Nothing was opened."""
+
+
+class ProducerClosedError(UsageError):
+    """`send` after `close`. Records accepted before are delivered or on disk."""
+
+
+class ForkedProcessError(UsageError):
+    """The producer was opened before a fork: the parent owns it. Open a new one in the child."""
+
+
+class RejectedError(KafkaSafeError):
+    """The cluster refused this record for good.
+
+    Attributes:
+        code: Kafka's error code.
+        reason: Kafka's name of the error and what the broker said.
+    """
+
+    def __init__(self, message: str, *, code: int = -1, reason: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+
+class DataLossError(KafkaSafeError):
+    """Records that the cluster had acknowledged are gone from the log.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        first_offset: First lost offset.
+        last_offset: Last lost offset (inclusive).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str = "",
+        partition: int = -1,
+        first_offset: int = -1,
+        last_offset: int = -1,
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.first_offset = first_offset
+        self.last_offset = last_offset
+
+
+class UndecidableError(KafkaSafeError):
+    """Whether a batch is in the log cannot be known; it is parked in the spool with its evidence.
+
+    Attributes:
+        evidence: What was asked and what the cluster answered.
+    """
+
+    def __init__(self, message: str, *, evidence: str = "") -> None:
+        super().__init__(message)
+        self.evidence = evidence
+
+
+class DeliveryTimeoutError(KafkaSafeError, KafkaTimeoutError):
+    """`delivery_timeout_ms` ended before the cluster acknowledged the record.
+
+    The record is not dropped: it stays in the spool and is delivered when the cluster takes it, in this life of
+    the process or the next. Do not send it again.
+    """
+
+
+class SpoolError(KafkaSafeError):
+    """Something about the spool on disk."""
+
+
+class SpoolWriteError(SpoolError):
+    """A write or fsync failed. What was durable before still is; the failed group was not promised to anybody."""
+
+
+class SpoolFullError(SpoolError, KafkaTimeoutError):
+    """No room in the spool within `max_block_ms`. The record was not accepted; all accepted ones are kept."""
+
+
+class SpoolCorruptError(SpoolError):
+    """Damage inside the log, with durable data behind it. Nothing was deleted.
+
+    Attributes:
+        damage: One sentence per damaged range: file, byte range, what it held as far as is known.
+    """
+
+    def __init__(self, message: str, *, damage: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.damage = damage
+
+
+class SpoolFormatError(SpoolError):
+    """The directory is not a spool, or was written by a newer kafkasafe. Nothing was changed."""
+
+
+class LaneBusyError(SpoolError):
+    """The lane asked for belongs to another live process.
+
+    Attributes:
+        pid: The owner's process id, 0 if it did not say.
+    """
+
+    def __init__(self, message: str, *, pid: int = 0) -> None:
+        super().__init__(message)
+        self.pid = pid

@@ -1,0 +1,1 @@
+"""pytest fixtures for tests on a real Kafka."""
