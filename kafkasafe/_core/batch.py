@@ -1,0 +1,755 @@
+"""RecordBatch v2 (KIP-98) ⇄ columns, without I/O.
+
+A batch is encoded once, into one bytearray, and its bytes never change afterwards, except in two places:
+`stamp_identity` fills the producer id, epoch and sequence (and computes the CRC again), `stamp_address` fills
+the two fields that Kafka's CRC leaves out. Layout of the 61-byte header, big-endian:
+
+    0 baseOffset int64 | 8 batchLength int32 | 12 partitionLeaderEpoch int32 | 16 magic int8 | 17 crc uint32
+    21 attributes int16 | 23 lastOffsetDelta int32 | 27 baseTimestamp int64 | 35 maxTimestamp int64
+    43 producerId int64 | 51 producerEpoch int16 | 53 baseSequence int32 | 57 count int32
+
+The CRC32C covers everything from byte 21. Records follow, compressed as one block or not; each is
+
+    length | attributes 0 | timestampDelta | offsetDelta | key | value | headers
+
+with zigzag varints for all numbers, and -1 as the length of a null key or value.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import _lru_cache_wrapper, lru_cache, partial
+from itertools import pairwise
+from operator import add
+from typing import Final, TypeAlias, TypeVar, cast
+
+import crc32c
+
+__all__ = [
+    "HEADER_BYTES",
+    "BatchHeader",
+    "Columns",
+    "Compression",
+    "CorruptBatchError",
+    "decode",
+    "encode",
+    "encode_control",
+    "iter_headers",
+    "read_header",
+    "stamp_address",
+    "stamp_identity",
+    "verify",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""What can be read as bytes here."""
+
+Headers: TypeAlias = Mapping[int, Sequence[tuple[str, Buffer | None]]]
+"""Record headers by record index; records without headers are left out."""
+
+_T = TypeVar("_T")
+
+HEADER_BYTES: Final = 61
+MAGIC: Final = 2
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_CRC: Final = struct.Struct(">I")
+_IDENTITY: Final = struct.Struct(">qhi")
+_LENGTH: Final = struct.Struct(">i")
+_EPOCH: Final = struct.Struct(">i")
+_OFFSET: Final = struct.Struct(">q")
+
+_LENGTH_AT: Final = 8
+_LEADER_EPOCH_AT: Final = 12
+_MAGIC_AT: Final = 16
+_CRC_AT: Final = 17
+_ATTRIBUTES_AT: Final = 21
+_IDENTITY_AT: Final = 43
+
+_LOG_OVERHEAD: Final = 12  # baseOffset and batchLength: what batchLength does not count
+_COMPRESSION_MASK: Final = 0x07
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MIN: Final = -(2**63)
+_INT64_MAX: Final = 2**63 - 1
+_MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
+
+
+class Compression(enum.IntEnum):
+    """How the records of a batch are compressed: the low three bits of its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class CorruptBatchError(ValueError):
+    """The bytes are not a whole, undamaged RecordBatch v2. The message says what is wrong."""
+
+
+def _add_sequence(sequence: int, increment: int) -> int:
+    """Kafka's sequence arithmetic: after 2**31 - 1 comes 0."""
+    return (sequence + increment) & _INT32_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The 61 bytes in front of the records.
+
+    Attributes:
+        base_offset: Offset of the first record; in a spool, its position.
+        batch_length: Bytes after this field, as Kafka counts them; `size_bytes` is the whole batch.
+        partition_leader_epoch: Leader epoch; in a spool, the destination number.
+        magic: Format of the batch, always 2.
+        crc: CRC32C of everything from byte 21.
+        attributes: Compression, timestamp type and kind of batch.
+        last_offset_delta: Offset of the last record, relative to `base_offset`. After compaction it may be
+            more than `count` - 1.
+        base_timestamp: What the records' timestamps are relative to, in ms since the epoch.
+        max_timestamp: Largest timestamp, in ms since the epoch.
+        producer_id: -1 when the batch has none.
+        producer_epoch: -1 when the batch has none.
+        base_sequence: Sequence of the first record, -1 when the batch has none.
+        count: Number of records.
+    """
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole batch, header included."""
+        return _LOG_OVERHEAD + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record (inclusive)."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record (inclusive), -1 when the batch has no identity."""
+        return -1 if self.base_sequence < 0 else _add_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def next_sequence(self) -> int:
+        """Base sequence of the batch after this one, -1 when this one has no identity."""
+        return -1 if self.base_sequence < 0 else _add_sequence(self.base_sequence, self.last_offset_delta + 1)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the records are control records (transaction markers, or a spool's marks)."""
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch belongs to a transaction."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether the broker replaced the records' timestamps by `max_timestamp`."""
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def compression(self) -> Compression:
+        """How the records are compressed."""
+        return Compression(self.attributes & _COMPRESSION_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A decoded batch, column by column: index *i* of each is record *i*.
+
+    Attributes:
+        header: The batch's header.
+        keys: Keys, None for null.
+        values: Values, None for null.
+        headers: Record headers by record index; records without headers are left out.
+        timestamps: Ms since the epoch; all `max_timestamp` when the broker set them.
+        offsets: Offsets. Without holes (a `range`), unless the log was compacted.
+    """
+
+    header: BatchHeader
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: dict[int, list[tuple[str, bytes | None]]]
+    timestamps: list[int]
+    offsets: Sequence[int]
+
+
+def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
+    """The header of the batch that begins at byte `at`.
+
+    Neither the CRC nor the presence of the records is checked: `verify` does that.
+
+    Args:
+        buf: Bytes that hold at least the batch's first 61 bytes.
+        at: Where the batch begins.
+
+    Raises:
+        CorruptBatchError: These bytes cannot be a RecordBatch v2's header, or end inside it.
+    """
+    if len(buf) - at < HEADER_BYTES:
+        raise CorruptBatchError(
+            f"Truncated batch: {max(0, len(buf) - at)} bytes at {at}, the header alone has {HEADER_BYTES}"
+        )
+    header = BatchHeader(*_HEADER.unpack_from(buf, at))
+    if header.magic != MAGIC:
+        raise CorruptBatchError(f"Not a RecordBatch v2: magic {header.magic} at {at}")
+    if header.batch_length < HEADER_BYTES - _LOG_OVERHEAD:
+        raise CorruptBatchError(
+            f"Batch at {at} claims a length of {header.batch_length} bytes, less than its header has"
+        )
+    if header.attributes & _COMPRESSION_MASK > Compression.ZSTD:
+        raise CorruptBatchError(
+            f"Batch at {at} claims unknown compression {header.attributes & _COMPRESSION_MASK}"
+        )
+    if header.count < 0 or header.last_offset_delta < header.count - 1:
+        raise CorruptBatchError(
+            f"Batch at {at} claims {header.count} records up to offset delta {header.last_offset_delta}"
+        )
+    return header
+
+
+def verify(buf: Buffer, at: int = 0) -> BatchHeader:
+    """The header of the batch at byte `at`, which is there as a whole and whose CRC agrees.
+
+    Bytes 0–20 are outside the CRC: a spool protects them by its own manifest.
+
+    Args:
+        buf: Bytes that hold the batch; others may follow it.
+        at: Where the batch begins.
+
+    Raises:
+        CorruptBatchError: As `read_header`; or the batch is cut short, or its CRC differs.
+    """
+    header = read_header(buf, at)
+    if header.size_bytes > len(buf) - at:
+        raise CorruptBatchError(
+            f"Truncated batch: {len(buf) - at} bytes at {at}, the header claims {header.size_bytes}"
+        )
+    crc = _crc_of(buf, at, header.size_bytes)
+    if crc != header.crc:
+        raise CorruptBatchError(
+            f"CRC of the batch at {at} is {crc:#010x}, its header says {header.crc:#010x}"
+        )
+    return header
+
+
+def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Walks concatenated batches, as in a Fetch response, and yields where each begins and its header.
+
+    A batch that is not there as a whole ends the walk: a broker cuts its answer where its byte limit falls.
+    Messages of formats before v2 are passed over. CRCs are not checked.
+
+    Raises:
+        CorruptBatchError: What follows the last yielded batch is no batch.
+    """
+    at = 0
+    while len(buf) - at > _MAGIC_AT:
+        (length,) = _LENGTH.unpack_from(buf, at + _LENGTH_AT)
+        # The smallest message of the oldest format has 14 bytes behind its length.
+        if length < 14:
+            raise CorruptBatchError(f"Batch at {at} claims a length of {length} bytes")
+        if length > len(buf) - at - _LOG_OVERHEAD:
+            return
+        if buf[at + _MAGIC_AT] > 1:
+            yield at, read_header(buf, at)
+        at += _LOG_OVERHEAD + length
+
+
+def stamp_identity(buf: bytearray, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+    """Writes the batch id into a whole batch, in place, and computes its CRC again.
+
+    Args:
+        buf: Exactly one batch.
+        producer_id: Producer id, -1 for none.
+        producer_epoch: Its epoch, -1 for none.
+        base_sequence: Sequence of the first record, -1 for none.
+
+    Raises:
+        CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
+    """
+    _check_whole(buf)
+    _IDENTITY.pack_into(buf, _IDENTITY_AT, producer_id, producer_epoch, base_sequence)
+    _stamp_crc(buf)
+
+
+def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int) -> None:
+    """Writes the two fields outside the CRC into a whole batch, in place: cheap, whatever its size.
+
+    Args:
+        buf: Exactly one batch.
+        base_offset: Spool position; 0 on the wire (a broker refuses anything else).
+        partition_leader_epoch: Destination number; -1 on the wire.
+
+    Raises:
+        CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
+    """
+    _check_whole(buf)
+    _OFFSET.pack_into(buf, 0, base_offset)
+    _EPOCH.pack_into(buf, _LEADER_EPOCH_AT, partition_leader_epoch)
+
+
+def _check_whole(buf: bytearray) -> None:
+    size = read_header(buf).size_bytes
+    if size != len(buf):
+        raise CorruptBatchError(f"{len(buf)} bytes are not exactly one batch: its header claims {size}")
+
+
+def _crc_of(buf: Buffer, at: int, size: int) -> int:
+    with memoryview(buf) as view, view[at + _ATTRIBUTES_AT : at + size] as covered:
+        return crc32c.crc32c(covered)
+
+
+def _stamp_crc(buf: bytearray) -> None:
+    _CRC.pack_into(buf, _CRC_AT, _crc_of(buf, 0, len(buf)))
+
+
+def encode(
+    keys: Sequence[Buffer | None] | None,
+    values: Sequence[Buffer | None],
+    *,
+    timestamps: int | Sequence[int],
+    headers: Headers | None = None,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+) -> bytearray:
+    """One whole batch: base offset 0, leader epoch -1, no identity, CRC right.
+
+    The same arguments give the same bytes, always.
+
+    Args:
+        keys: One per value, None for a null key; or None when no record has a key.
+        values: At least one, None for a null value.
+        timestamps: Ms since the epoch: one for all records (the fast case), or one per value.
+        headers: Record headers by record index; sparse.
+        compression: How to compress the records.
+        compression_level: The codec's own level, None for its default. Without meaning for NONE and SNAPPY.
+
+    Returns:
+        The batch, ready for `stamp_identity` and `stamp_address`.
+
+    Raises:
+        TypeError: A key or value is not bytes, bytearray, memoryview or None.
+        ValueError: No values; another number of keys or timestamps than values; headers for a record that is
+            not there; a timestamp that is not an int64; a level the codec does not have; a batch above 2 GiB.
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("A batch needs at least one record")
+    if keys is not None and len(keys) != count:
+        raise ValueError(f"{len(keys)} keys for {count} values")
+    deltas: list[int] | None = None
+    if isinstance(timestamps, int):
+        base_timestamp = max_timestamp = timestamps
+    else:
+        if len(timestamps) != count:
+            raise ValueError(f"{len(timestamps)} timestamps for {count} values")
+        base_timestamp, max_timestamp = int(timestamps[0]), int(max(timestamps))
+        deltas = [int(timestamp) - base_timestamp for timestamp in timestamps]
+        if not any(deltas):
+            deltas = None
+    min_timestamp = base_timestamp + min(deltas or (0,))
+    if min_timestamp < _INT64_MIN or max_timestamp > _INT64_MAX:
+        raise ValueError("A timestamp is not an int64 of milliseconds")
+    if headers:
+        if not all(0 <= index < count for index in headers):
+            raise ValueError(f"Headers for a record that is not among the {count} of the batch")
+        headers = {index: record_headers for index, record_headers in headers.items() if record_headers}
+
+    key_column = None if keys is None else _Column.of(keys, "key")
+    value_column = _Column.of(values, "value")
+    if key_column is not None and key_column.uniform_length == -1:
+        key_column = None
+    if deltas is not None or headers:
+        pieces = _pieces_general(key_column, value_column, deltas, headers or {})
+    else:
+        pieces = _pieces_plain(key_column, value_column)
+
+    if compression is Compression.NONE:
+        # The header's room is the first piece, so that the body is written once, where it stays.
+        pieces[0] = _BLANK_HEADER + pieces[0]
+        buf = bytearray().join(pieces)
+    else:
+        buf = bytearray(_BLANK_HEADER)
+        buf += _compress(b"".join(pieces), compression, compression_level)
+    if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
+        raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
+    _HEADER.pack_into(
+        buf,
+        0,
+        0,
+        len(buf) - _LOG_OVERHEAD,
+        -1,
+        MAGIC,
+        0,
+        compression,
+        count - 1,
+        base_timestamp,
+        max_timestamp,
+        -1,
+        -1,
+        -1,
+        count,
+    )
+    _stamp_crc(buf)
+    return buf
+
+
+def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) -> bytearray:
+    """One whole control batch: as `encode`, with the control bit set.
+
+    Args:
+        records: Key and value of each control record; Kafka wants a key of int16 version and int16 type.
+        timestamp: Ms since the epoch, for all records.
+
+    Raises:
+        ValueError: As `encode`.
+    """
+    buf = encode([key for key, _ in records], [value for _, value in records], timestamps=timestamp)
+    buf[_ATTRIBUTES_AT + 1] |= _CONTROL
+    _stamp_crc(buf)
+    return buf
+
+
+_BLANK_HEADER: Final = bytes(HEADER_BYTES)
+_EMPTY_HEADERS: Final = b"\0"
+_CACHED_LENGTHS: Final = 1 << 16
+_BYTES_TYPES: Final = frozenset({bytes, bytearray, type(None)})
+
+
+def _varint(number: int) -> bytes:
+    """Zigzag varint of an int64."""
+    rest = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+class _Cache(dict[int, _T]):
+    """Something by a small number, computed at the first look-up: cheaper than an `lru_cache` in a hot loop.
+
+    Bounded: numbers outside 0 … 65,535 (long records) are computed each time.
+    """
+
+    def __init__(self, compute: Callable[[int], _T]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, number: int) -> _T:
+        made = self._compute(number)
+        if 0 <= number < _CACHED_LENGTHS:
+            self[number] = made
+        return made
+
+
+_VARINTS: Final = _Cache(_varint)
+
+
+def _field_bytes(length: int) -> int:
+    """Bytes that a key or value takes, with its length in front (-1: null)."""
+    return len(_VARINTS[length]) + max(0, length)
+
+
+_FIELD_BYTES: Final = _Cache(_field_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """The keys or the values of a batch, nulls as length -1 and empty bytes.
+
+    Attributes:
+        items: What is joined.
+        lengths: Their lengths, -1 for null.
+        uniform_length: The one length that all have, or None.
+    """
+
+    items: Sequence[Buffer]
+    lengths: list[int]
+    uniform_length: int | None
+
+    @classmethod
+    def of(cls, items: Sequence[Buffer | None], what: str) -> _Column:
+        types = set(map(type, items))
+        if not types <= _BYTES_TYPES:
+            # Joining takes any buffer, and len() of one with wider items is not its size in bytes.
+            items = [_as_bytes(item, what, index) for index, item in enumerate(items)]
+        if type(None) in types:
+            lengths = [-1 if item is None else len(item) for item in items]
+            items = [b"" if item is None else item for item in items]
+        else:
+            lengths = list(map(len, cast("Sequence[Buffer]", items)))
+        first = lengths[0]
+        return cls(
+            cast("Sequence[Buffer]", items), lengths, first if lengths.count(first) == len(lengths) else None
+        )
+
+
+def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
+    if item is None or type(item) is bytes or type(item) is bytearray:
+        return item
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return bytes(item)
+    raise TypeError(
+        f"The {what} of record {index} is {type(item).__name__}, not bytes, bytearray, memoryview or None"
+    )
+
+
+# Where the offset delta's varint grows by a byte, and with it the record.
+_OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
+
+
+def _offset_ranges(count: int) -> Iterator[tuple[int, int, int]]:
+    """(bytes of the offset delta's varint, first index, end index) for each size that occurs."""
+    for size, (start, end) in enumerate(pairwise(_OFFSET_STEPS), start=1):
+        if start >= count:
+            return
+        yield size, start, min(end, count)
+
+
+def _head(fields: int, offset_bytes: int) -> bytes:
+    """What ends the previous record (no headers) and begins one: length, attributes, timestamp delta 0."""
+    return _EMPTY_HEADERS + _VARINTS[2 + offset_bytes + fields + 1] + b"\0\0"
+
+
+def _head_of_value(length: int, offset_bytes: int) -> bytes:
+    """`_head` of a record without key."""
+    return _head(1 + _FIELD_BYTES[length], offset_bytes)
+
+
+# Heads by the bytes that key and value take, and by the length of the value where the key is null.
+_HEADS: Final = tuple(_Cache(partial(_head, offset_bytes=size)) for size in range(len(_OFFSET_STEPS)))
+_HEADS_OF_VALUE: Final = tuple(
+    _Cache(partial(_head_of_value, offset_bytes=size)) for size in range(len(_OFFSET_STEPS))
+)
+
+_NULL: Final = _VARINTS[-1]
+_CACHED_COUNT: Final = 1 << 16
+
+
+def _make_offsets(count: int, tail: bytes) -> list[bytes]:
+    """The offset delta of each record, and `tail`."""
+    return [_varint(index) + tail for index in range(count)]
+
+
+def _make_prefixes(count: int, fields: int, tail: bytes) -> list[bytes]:
+    """All that stands between the previous record's value and the first variable bytes of a record."""
+    offsets = _table(_offsets_cached, count, b"")
+    prefixes: list[bytes] = []
+    for size, start, end in _offset_ranges(count):
+        head = _head(fields, size)
+        prefixes += [head + offset + tail for offset in offsets[start:end]]
+    return prefixes
+
+
+# A few tables of each kind stay: a producer's batches have similar sizes. 3 MB for a full one.
+_offsets_cached = lru_cache(maxsize=6)(_make_offsets)
+_prefixes_cached = lru_cache(maxsize=6)(_make_prefixes)
+
+
+def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | bytes) -> list[bytes]:
+    """The first `count` entries of a table, made for the next power of two and kept unless it is huge."""
+    if count > _CACHED_COUNT:
+        return cached.__wrapped__(count, *key)
+    return cached(max(64, 1 << (count - 1).bit_length()), *key)[:count]
+
+
+def _pieces_plain(keys: _Column | None, values: _Column) -> list[Buffer]:
+    """The records section in pieces, for records without own timestamps and headers."""
+    count = len(values.lengths)
+    key_length = -1 if keys is None else keys.uniform_length
+    if key_length is not None and values.uniform_length is not None:
+        fields = _FIELD_BYTES[key_length] + _FIELD_BYTES[values.uniform_length]
+        between = _VARINTS[values.uniform_length]
+        if keys is None:
+            prefixes = _table(_prefixes_cached, count, fields, _NULL + between)
+            columns: tuple[Sequence[Buffer], ...] = (prefixes, values.items)
+        else:
+            prefixes = _table(_prefixes_cached, count, fields, _VARINTS[key_length])
+            columns = (prefixes, keys.items, [between] * count, values.items)
+    else:
+        lookup = _VARINTS.__getitem__
+        value_lengths = map(lookup, values.lengths)
+        heads: list[bytes] = []
+        if keys is None:
+            for size, start, end in _offset_ranges(count):
+                heads += map(_HEADS_OF_VALUE[size].__getitem__, values.lengths[start:end])
+            columns = (heads, _table(_offsets_cached, count, _NULL), list(value_lengths), values.items)
+        else:
+            size_of = _FIELD_BYTES.__getitem__
+            fields_of = list(map(add, map(size_of, keys.lengths), map(size_of, values.lengths)))
+            for size, start, end in _offset_ranges(count):
+                heads += map(_HEADS[size].__getitem__, fields_of[start:end])
+            offsets = _table(_offsets_cached, count, b"")
+            columns = (
+                heads,
+                offsets,
+                list(map(lookup, keys.lengths)),
+                keys.items,
+                list(value_lengths),
+                values.items,
+            )
+    width = len(columns)
+    pieces: list[Buffer] = [_EMPTY_HEADERS] * (width * count + 1)
+    for index, column in enumerate(columns):
+        pieces[index:-1:width] = column
+    pieces[0] = pieces[0][1:]
+    return pieces
+
+
+def _pieces_general(
+    keys: _Column | None, values: _Column, deltas: list[int] | None, headers: Headers
+) -> list[Buffer]:
+    """The records section in pieces, for records with own timestamps or headers."""
+    count = len(values.lengths)
+    times = [b"\0\0"] * count if deltas is None else [b"\0" + _VARINTS[delta] for delta in deltas]
+    tails = [_EMPTY_HEADERS] * count
+    for index, record_headers in headers.items():
+        tails[index] = _encode_headers(record_headers)
+    pieces: list[Buffer] = []
+    for index, (time, value_length, value, tail) in enumerate(
+        zip(times, values.lengths, values.items, tails, strict=True)
+    ):
+        offset = _VARINTS[index]
+        key_length, key = (-1, b"") if keys is None else (keys.lengths[index], keys.items[index])
+        length = len(time) + len(offset) + _FIELD_BYTES[key_length] + _FIELD_BYTES[value_length] + len(tail)
+        pieces += (
+            _VARINTS[length],
+            time,
+            offset,
+            _VARINTS[key_length],
+            key,
+            _VARINTS[value_length],
+            value,
+            tail,
+        )
+    return pieces
+
+
+def _encode_headers(headers: Sequence[tuple[str, Buffer | None]]) -> bytes:
+    pieces: list[Buffer] = [_VARINTS[len(headers)]]
+    for name, value in headers:
+        encoded = name.encode()
+        content = _as_bytes(value, "header value", 0)
+        pieces += (_VARINTS[len(encoded)], encoded)
+        pieces += (_VARINTS[-1],) if content is None else (_VARINTS[len(content)], content)
+    return b"".join(pieces)
+
+
+def decode(buf: Buffer, at: int = 0) -> Columns:
+    """The batch at byte `at`, verified and column by column.
+
+    Args:
+        buf: Bytes that hold the batch; others may follow it.
+        at: Where the batch begins.
+
+    Raises:
+        CorruptBatchError: As `verify`; or the records are not what the header says.
+    """
+    header = verify(buf, at)
+    body = bytes(memoryview(buf)[at + HEADER_BYTES : at + header.size_bytes])
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    headers: dict[int, list[tuple[str, bytes | None]]] = {}
+    deltas: list[int] = []
+    offsets: list[int] = []
+    position = 0
+    try:
+        for index in range(header.count):
+            length, position = _read_varint(body, position)
+            end = position + length
+            delta, position = _read_varint(body, position + 1)
+            offset, position = _read_varint(body, position)
+            key, position = _read_field(body, position, end)
+            value, position = _read_field(body, position, end)
+            count, position = _read_varint(body, position)
+            if count:
+                headers[index], position = _read_headers(body, position, end, count)
+            if position != end:
+                raise CorruptBatchError(f"Record {index} claims {length} bytes and does not fill them")
+            deltas.append(delta)
+            offsets.append(header.base_offset + offset)
+            keys.append(key)
+            values.append(value)
+    except IndexError:
+        raise CorruptBatchError(f"Record {index} runs over the end of the batch") from None
+    if position != len(body):
+        raise CorruptBatchError(f"{len(body) - position} bytes behind the last record")
+    contiguous = range(header.base_offset, header.base_offset + header.count)
+    return Columns(
+        header,
+        keys,
+        values,
+        headers,
+        [header.base_timestamp + delta for delta in deltas],
+        contiguous if offsets == list(contiguous) else offsets,
+    )
+
+
+def _read_varint(body: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint and where the next field begins; IndexError at the end of the body."""
+    number = shift = 0
+    while True:
+        byte = body[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+        shift += 7
+        if shift > 63:
+            raise CorruptBatchError(f"A number of more than 64 bits at byte {at} of the records")
+
+
+def _read_field(body: bytes, at: int, end: int) -> tuple[bytes | None, int]:
+    length, at = _read_varint(body, at)
+    if length == -1:
+        return None, at
+    if length < 0 or at + length > end:
+        raise CorruptBatchError(
+            f"A field of {length} bytes at byte {at} of the records, in a record up to {end}"
+        )
+    return body[at : at + length], at + length
+
+
+def _read_headers(body: bytes, at: int, end: int, count: int) -> tuple[list[tuple[str, bytes | None]], int]:
+    if not 0 <= count <= end - at:
+        raise CorruptBatchError(f"A record with {count} headers in {end - at} bytes")
+    headers = []
+    for _ in range(count):
+        name, at = _read_field(body, at, end)
+        if name is None:
+            raise CorruptBatchError("A header without a name")
+        value, at = _read_field(body, at, end)
+        try:
+            headers.append((name.decode(), value))
+        except UnicodeDecodeError:
+            raise CorruptBatchError("A header name that is not UTF-8") from None
+    return headers, at
+
+
+def _compress(body: bytes, compression: Compression, level: int | None) -> bytes:
+    raise NotImplementedError

@@ -1,0 +1,596 @@
+"""The spool's marks ⇄ control batches, exactly as `docs/spool-format.md` says.
+
+A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow,
+and then the marks, in the order in which they were decided. All state of a spool is derived from them, so a
+mark is checked when it is written and when it is read: a value without meaning is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+
+from kafkasafe._core import batch
+
+__all__ = [
+    "FORMAT_VERSION",
+    "LANE_ID_BYTES",
+    "NO_TOPIC_ID",
+    "Committed",
+    "Decision",
+    "Destination",
+    "Granted",
+    "Group",
+    "Identified",
+    "Identity",
+    "IdentityReason",
+    "ManifestEntry",
+    "Mark",
+    "MarkError",
+    "Rejected",
+    "Replaced",
+    "Resolved",
+    "State",
+    "Topic",
+    "Undecidable",
+    "UnknownFormatError",
+    "decode_group",
+    "encode_group",
+]
+
+FORMAT_VERSION: Final = 1
+LANE_ID_BYTES: Final = 16
+NO_TOPIC_ID: Final = bytes(16)
+"""Topic id of a topic whose id is not known."""
+
+
+class MarkError(ValueError):
+    """A control batch that is damaged, or a mark that the format has no meaning for."""
+
+
+class UnknownFormatError(MarkError):
+    """An intact control batch of a newer kafkasafe: this one must leave the lane alone."""
+
+
+class IdentityReason(enum.IntEnum):
+    """Why batches get a batch id by a mark."""
+
+    FIRST = 0
+    REIDENTIFIED = 1
+
+
+class Decision(enum.IntEnum):
+    """What the user decided about an undecidable batch."""
+
+    RESEND = 1
+    SKIP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestEntry:
+    """One data batch of a group: protects what Kafka's CRC leaves out.
+
+    Attributes:
+        position: Its base offset in the spool.
+        destination: Its destination number, ≥ 1.
+        size_bytes: Size of the whole batch.
+        crc: The CRC32C in its header.
+    """
+
+    position: int
+    destination: int
+    size_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What begins every group.
+
+    Attributes:
+        format_version: 1.
+        lane_id: 16 bytes, random, made with the lane.
+        position: Position of this control batch.
+        synced_position: Everything before it (exclusive) was durable when the group was written.
+        atomic: All of the group counts, or none.
+        snapshot: First group of a segment.
+        closed: Written by an orderly close.
+        manifest: The data batches that follow, in order, without holes in their positions.
+    """
+
+    format_version: int
+    lane_id: bytes
+    position: int
+    synced_position: int
+    atomic: bool
+    snapshot: bool
+    closed: bool
+    manifest: tuple[ManifestEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What was last known of a topic.
+
+    Attributes:
+        topic: Name.
+        topic_id: 16 bytes, `NO_TOPIC_ID` when unknown.
+        partition_count: -1 when unknown.
+    """
+
+    topic: str
+    topic_id: bytes
+    partition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Declares a destination number of this lane.
+
+    Attributes:
+        number: ≥ 1.
+        topic: Topic name.
+        partition: -1 when it is to be chosen at first contact.
+    """
+
+    number: int
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a destination is.
+
+    Attributes:
+        destination: Its number.
+        baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
+        last_acked_offset: Offset of the last acknowledged record (inclusive); -1 when nothing was.
+        leader_epoch: Leader epoch of that offset, -1 when unknown.
+        topic_id: 16 bytes: the topic those offsets belong to.
+    """
+
+    destination: int
+    baseline_offset: int
+    last_acked_offset: int
+    leader_epoch: int
+    topic_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The cluster granted a producer id."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The batch at `position` has this batch id from now on."""
+
+    position: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """Gives batches of one destination their batch id.
+
+    Attributes:
+        destination: Its number.
+        reason: First id, or a new one.
+        void_from: Every unfinished batch of the destination at or behind this position that `entries` does
+            not list loses its id; -1 for none.
+        entries: Who gets which id.
+    """
+
+    destination: int
+    reason: IdentityReason
+    void_from: int
+    entries: tuple[Identity, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Batches of one destination are in the cluster's log.
+
+    Attributes:
+        destination: Its number.
+        leader_epoch: Leader epoch that acknowledged them, -1 when unknown.
+        entries: (position, base offset in the partition) of each; offset -1 when only known to be there.
+    """
+
+    destination: int
+    leader_epoch: int
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The records of the batch at `position` live on in data batches of this group. Only in atomic groups.
+
+    Attributes:
+        position: The replaced batch, in an earlier group.
+        first_child: Index of the first child in this group's manifest.
+        children: Number of children, ≥ 1.
+    """
+
+    position: int
+    first_child: int
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The cluster refused the batch for good. A message above 32,767 bytes is cut when written."""
+
+    position: int
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undecidable:
+    """Whether the batch is in the log cannot be known. Evidence above 32,767 bytes is cut when written."""
+
+    position: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The user decided about an undecidable batch."""
+
+    position: int
+    decision: Decision
+
+
+Mark: TypeAlias = (
+    Topic
+    | Destination
+    | State
+    | Granted
+    | Identified
+    | Committed
+    | Replaced
+    | Rejected
+    | Undecidable
+    | Resolved
+)
+
+
+class _Type(enum.IntEnum):
+    """Control record types: far from Kafka's own, which count from 0."""
+
+    GROUP = 0x4B00
+    TOPIC = 0x4B01
+    DESTINATION = 0x4B02
+    STATE = 0x4B03
+    GRANTED = 0x4B04
+    IDENTIFIED = 0x4B05
+    COMMITTED = 0x4B06
+    REPLACED = 0x4B07
+    REJECTED = 0x4B08
+    UNDECIDABLE = 0x4B09
+    RESOLVED = 0x4B0A
+
+
+_Member = TypeVar("_Member", bound=enum.IntEnum)
+
+_CONTROL_ONLY: Final = 0x20  # the attributes of an uncompressed control batch
+_KEY: Final = struct.Struct(">hh")
+_KEY_VERSION: Final = 0
+
+_VERSION: Final = struct.Struct(">h")
+_GROUP: Final = struct.Struct(">h16sqqii")
+_MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
+_SHORT: Final = struct.Struct(">h")
+_TOPIC: Final = struct.Struct(">16si")
+_NUMBER: Final = struct.Struct(">i")
+_STATE: Final = struct.Struct(">iqqi16s")
+_GRANTED: Final = struct.Struct(">qh")
+_IDENTIFIED: Final = struct.Struct(">ibqi")
+_IDENTITY: Final = struct.Struct(">qqhi")
+_COMMITTED: Final = struct.Struct(">iii")
+_COMMITTED_ENTRY: Final = struct.Struct(">qq")
+_REPLACED: Final = struct.Struct(">qii")
+_REJECTED: Final = struct.Struct(">qh")
+_POSITION: Final = struct.Struct(">q")
+_RESOLVED: Final = struct.Struct(">qb")
+
+_ATOMIC: Final = 1
+_SNAPSHOT: Final = 2
+_CLOSED: Final = 4
+
+_STR16_MAX: Final = 2**15 - 1
+
+
+def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearray:
+    """The control batch that begins a group, with its address (position, destination 0) in it.
+
+    It takes 1 + len(marks) positions: the manifest's first batch is at `group.position` + 1 + len(marks).
+
+    Args:
+        group: The group record.
+        marks: What it marks, in the order in which it was decided.
+        timestamp: Ms since the epoch.
+
+    Raises:
+        MarkError: A value that the format has no meaning for: what `decode_group` refuses is not written.
+    """
+    _check(group, marks)
+    try:
+        records = [(_KEY.pack(_KEY_VERSION, _Type.GROUP), _write_group(group))]
+        for mark in marks:
+            kind, body = _write_mark(mark)
+            records.append((_KEY.pack(_KEY_VERSION, kind), body))
+        buf = batch.encode_control(records, timestamp=timestamp)
+        batch.stamp_address(buf, group.position, 0)
+    except (struct.error, ValueError) as error:
+        raise MarkError(f"A value that does not fit into the spool format: {error}") from error
+    return buf
+
+
+def decode_group(buf: batch.Buffer) -> tuple[Group, list[Mark]]:
+    """The group record and the marks of a control batch, all of it checked.
+
+    Args:
+        buf: The control batch; bytes behind it are not looked at.
+
+    Raises:
+        MarkError: Not an intact control batch of a spool.
+        UnknownFormatError: Intact, but of a newer format.
+    """
+    try:
+        columns = batch.decode(buf)
+    except batch.CorruptBatchError as error:
+        raise MarkError(f"Not an intact control batch: {error}") from error
+    header = columns.header
+    if (
+        header.attributes != _CONTROL_ONLY
+        or (header.producer_id, header.producer_epoch, header.base_sequence) != (-1, -1, -1)
+        or not header.count
+        or columns.headers
+        or not isinstance(columns.offsets, range)
+    ):
+        raise MarkError(f"The batch at position {header.base_offset} is not a control batch of a spool")
+    bodies = list(map(_Body, columns.keys, columns.values))
+    if bodies[0].kind is not _Type.GROUP:
+        raise MarkError(f"The control batch at position {header.base_offset} does not begin with a group")
+    group = _read_group(bodies[0])
+    if (header.base_offset, header.partition_leader_epoch) != (group.position, 0):
+        raise MarkError(
+            f"The control batch of position {group.position} has the address {header.base_offset},"
+            f" destination {header.partition_leader_epoch}"
+        )
+    marks = [_read_mark(body) for body in bodies[1:]]
+    _check(group, marks)
+    return group, marks
+
+
+def _write_group(group: Group) -> bytes:
+    flags = _ATOMIC * group.atomic | _SNAPSHOT * group.snapshot | _CLOSED * group.closed
+    pieces = [
+        _GROUP.pack(
+            group.format_version,
+            group.lane_id,
+            group.position,
+            group.synced_position,
+            flags,
+            len(group.manifest),
+        )
+    ]
+    pieces += [_MANIFEST_ENTRY.pack(e.position, e.destination, e.size_bytes, e.crc) for e in group.manifest]
+    return b"".join(pieces)
+
+
+def _read_group(body: _Body) -> Group:
+    # Whatever else a newer version changed, it begins with its number.
+    (version,) = _VERSION.unpack(body.peek(_VERSION.size))
+    if version > FORMAT_VERSION:
+        raise UnknownFormatError(
+            f"The spool has format {version}, this kafkasafe reads up to {FORMAT_VERSION}: upgrade kafkasafe"
+        )
+    version, lane_id, position, synced_position, flags, count = body.take(_GROUP)
+    if flags & ~(_ATOMIC | _SNAPSHOT | _CLOSED):
+        raise UnknownFormatError(f"A group with unknown flags {flags:#x}: written by a newer kafkasafe")
+    manifest = tuple(ManifestEntry(*entry) for entry in body.take_all(_MANIFEST_ENTRY, count))
+    body.finish()
+    return Group(
+        version,
+        lane_id,
+        position,
+        synced_position,
+        bool(flags & _ATOMIC),
+        bool(flags & _SNAPSHOT),
+        bool(flags & _CLOSED),
+        manifest,
+    )
+
+
+def _write_mark(mark: Mark) -> tuple[int, bytes]:
+    match mark:
+        case Topic(topic, topic_id, partition_count):
+            return _Type.TOPIC, _str16(topic) + _TOPIC.pack(topic_id, partition_count)
+        case Destination(number, topic, partition):
+            return _Type.DESTINATION, _NUMBER.pack(number) + _str16(topic) + _NUMBER.pack(partition)
+        case State(destination, baseline_offset, last_acked_offset, leader_epoch, topic_id):
+            body = _STATE.pack(destination, baseline_offset, last_acked_offset, leader_epoch, topic_id)
+            return _Type.STATE, body
+        case Granted(producer_id, producer_epoch):
+            return _Type.GRANTED, _GRANTED.pack(producer_id, producer_epoch)
+        case Identified(destination, reason, void_from, entries):
+            pieces = [_IDENTIFIED.pack(destination, reason, void_from, len(entries))]
+            pieces += [
+                _IDENTITY.pack(e.position, e.producer_id, e.producer_epoch, e.base_sequence) for e in entries
+            ]
+            return _Type.IDENTIFIED, b"".join(pieces)
+        case Committed(destination, leader_epoch, committed):
+            pieces = [_COMMITTED.pack(destination, leader_epoch, len(committed))]
+            pieces += [_COMMITTED_ENTRY.pack(position, offset) for position, offset in committed]
+            return _Type.COMMITTED, b"".join(pieces)
+        case Replaced(position, first_child, children):
+            return _Type.REPLACED, _REPLACED.pack(position, first_child, children)
+        case Rejected(position, code, message):
+            return _Type.REJECTED, _REJECTED.pack(position, code) + _str16(_cut(message))
+        case Undecidable(position, evidence):
+            return _Type.UNDECIDABLE, _POSITION.pack(position) + _str16(_cut(evidence))
+        case Resolved(position, decision):
+            return _Type.RESOLVED, _RESOLVED.pack(position, decision)
+
+
+def _read_mark(body: _Body) -> Mark:
+    mark: Mark
+    match body.kind:
+        case _Type.TOPIC:
+            mark = Topic(body.take_str(), *body.take(_TOPIC))
+        case _Type.DESTINATION:
+            mark = Destination(body.take(_NUMBER)[0], body.take_str(), body.take(_NUMBER)[0])
+        case _Type.STATE:
+            mark = State(*body.take(_STATE))
+        case _Type.GRANTED:
+            mark = Granted(*body.take(_GRANTED))
+        case _Type.IDENTIFIED:
+            destination, reason, void_from, count = body.take(_IDENTIFIED)
+            identities = tuple(Identity(*entry) for entry in body.take_all(_IDENTITY, count))
+            mark = Identified(destination, body.member(IdentityReason, reason), void_from, identities)
+        case _Type.COMMITTED:
+            destination, leader_epoch, count = body.take(_COMMITTED)
+            mark = Committed(destination, leader_epoch, tuple(body.take_all(_COMMITTED_ENTRY, count)))
+        case _Type.REPLACED:
+            mark = Replaced(*body.take(_REPLACED))
+        case _Type.REJECTED:
+            position, code = body.take(_REJECTED)
+            mark = Rejected(position, code, body.take_str())
+        case _Type.UNDECIDABLE:
+            mark = Undecidable(body.take(_POSITION)[0], body.take_str())
+        case _Type.RESOLVED:
+            position, decision = body.take(_RESOLVED)
+            mark = Resolved(position, body.member(Decision, decision))
+        case _Type.GROUP:
+            raise MarkError("A second group record in one control batch")
+    body.finish()
+    return mark
+
+
+def _check(group: Group, marks: Sequence[Mark]) -> None:
+    """What the format demands of the values, the same for writing and for reading."""
+    position = group.position + 1 + len(marks)
+    _demand(group.format_version == FORMAT_VERSION, group)
+    _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)
+    for index, entry in enumerate(group.manifest):
+        # A batch has one record at least, so each begins behind the one before; the first exactly behind us.
+        _demand(entry.position == position if index == 0 else entry.position > position, entry)
+        _demand(entry.destination >= 1 and entry.size_bytes > batch.HEADER_BYTES, entry)
+        position = entry.position
+    for mark in marks:
+        match mark:
+            case Topic(topic, topic_id, partition_count):
+                valid = bool(topic) and len(topic_id) == len(NO_TOPIC_ID) and partition_count >= -1
+            case Destination(number, topic, partition):
+                valid = number >= 1 and bool(topic) and partition >= -1
+            case State(destination, baseline_offset, last_acked_offset, leader_epoch, topic_id):
+                valid = destination >= 1 and min(baseline_offset, last_acked_offset, leader_epoch) >= -1
+                valid = valid and len(topic_id) == len(NO_TOPIC_ID)
+            case Granted(producer_id, producer_epoch):
+                valid = producer_id >= 0 and producer_epoch >= 0
+            case Identified(destination, _, void_from, entries):
+                valid = destination >= 1 and void_from >= -1
+                valid = valid and all(
+                    min(e.position, e.producer_id, e.producer_epoch, e.base_sequence) >= 0 for e in entries
+                )
+            case Committed(destination, leader_epoch, committed):
+                valid = destination >= 1 and leader_epoch >= -1
+                valid = valid and all(position >= 0 and offset >= -1 for position, offset in committed)
+            case Replaced(position, first_child, children):
+                valid = group.atomic and 0 <= position < group.position
+                valid = valid and 0 <= first_child < first_child + children <= len(group.manifest)
+            case Rejected(position) | Undecidable(position) | Resolved(position):
+                valid = position >= 0
+        _demand(valid, mark)
+
+
+def _demand(valid: bool, what: object) -> None:
+    if not valid:
+        raise MarkError(f"The spool format has no meaning for {what}")
+
+
+def _str16(text: str) -> bytes:
+    encoded = text.encode()
+    return _SHORT.pack(len(encoded)) + encoded
+
+
+def _cut(text: str) -> str:
+    """Free text from elsewhere, made to fit: a mark must not fail because a broker had much to say."""
+    encoded = text.encode(errors="backslashreplace")[:_STR16_MAX]
+    return encoded.decode(errors="ignore")
+
+
+class _Body:
+    """Reads one control record from the front to its exact end."""
+
+    __slots__ = ("_at", "_value", "kind")
+
+    def __init__(self, key: bytes | None, value: bytes | None) -> None:
+        if key is None or len(key) != _KEY.size or value is None:
+            raise MarkError(f"Not a control record of a spool: key {key!r}")
+        version, kind = _KEY.unpack(key)
+        try:
+            self.kind = _Type(kind)
+        except ValueError:
+            version = -1
+        if version != _KEY_VERSION:
+            raise UnknownFormatError(f"Unknown mark type {kind:#06x}: written by a newer kafkasafe")
+        self._value = value
+        self._at = 0
+
+    def peek(self, size: int) -> bytes:
+        """The next bytes, without moving on."""
+        content = self._value[self._at : self._at + size]
+        if len(content) != size:
+            raise MarkError(f"A {self.kind.name} mark of {len(self._value)} bytes is too short")
+        return content
+
+    def take(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """The next fields."""
+        content = self.peek(layout.size)
+        self._at += layout.size
+        return layout.unpack(content)
+
+    def take_all(self, layout: struct.Struct, count: int) -> Iterator[tuple[Any, ...]]:
+        """`count` times the same fields."""
+        if count < 0:
+            raise MarkError(f"A {self.kind.name} mark with {count} entries")
+        content = self.peek(count * layout.size)
+        self._at += len(content)
+        return layout.iter_unpack(content)
+
+    def take_str(self) -> str:
+        """A str16."""
+        (size,) = self.take(_SHORT)
+        if size < 0:
+            raise MarkError(f"A {self.kind.name} mark with a text of {size} bytes")
+        content = self.peek(size)
+        self._at += size
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise MarkError(f"A {self.kind.name} mark with a text that is not UTF-8") from error
+
+    def member(self, kind: type[_Member], number: int) -> _Member:
+        """One of the values that an enumeration has."""
+        try:
+            return kind(number)
+        except ValueError as error:
+            raise MarkError(f"A {self.kind.name} mark with unknown {kind.__name__} {number}") from error
+
+    def finish(self) -> None:
+        """All of it was read."""
+        if self._at != len(self._value):
+            raise MarkError(f"A {self.kind.name} mark with {len(self._value) - self._at} bytes too many")
