@@ -19,17 +19,22 @@ from __future__ import annotations
 
 import enum
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
 from itertools import pairwise
 from operator import add
-from typing import Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 __all__ = [
     "HEADER_BYTES",
+    "MAX_BODY_BYTES",
     "BatchHeader",
     "Columns",
     "Compression",
@@ -52,7 +57,12 @@ Headers: TypeAlias = Mapping[int, Sequence[tuple[str, Buffer | None]]]
 
 _T = TypeVar("_T")
 
+_arrow: Any = pa  # what it takes from its compiled modules has no types
+
 HEADER_BYTES: Final = 61
+MAX_BODY_BYTES: Final = 256 * 1024 * 1024
+"""Default bound of a batch's decompressed records."""
+
 MAGIC: Final = 2
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -78,6 +88,11 @@ _CONTROL: Final = 0x20
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
+_UINT64_MAX: Final = 2**64 - 1
+_PADDING: Final = 64  # more than the five numbers that can be read behind the end of a record
+_STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
+_ROW_BYTES: Final = 1024  # up to here copying rows beats slicing
+_MIN_READ_BYTES: Final = 64 * 1024
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
 
 
@@ -660,18 +675,59 @@ def _encode_headers(headers: Sequence[tuple[str, Buffer | None]]) -> bytes:
     return b"".join(pieces)
 
 
-def decode(buf: Buffer, at: int = 0) -> Columns:
-    """The batch at byte `at`, verified and column by column.
+def decode(buf: Buffer, at: int = 0, *, max_body_bytes: int = MAX_BODY_BYTES) -> Columns:
+    """The batch at byte `at`, verified, decompressed and column by column.
 
     Args:
         buf: Bytes that hold the batch; others may follow it.
         at: Where the batch begins.
+        max_body_bytes: Bound for the decompressed records.
 
     Raises:
-        CorruptBatchError: As `verify`; or the records are not what the header says.
+        CorruptBatchError: As `verify`; or the records cannot be decompressed within the bound, or are not
+            what the header says.
     """
     header = verify(buf, at)
-    body = bytes(memoryview(buf)[at + HEADER_BYTES : at + header.size_bytes])
+    with memoryview(buf) as view, view[at + HEADER_BYTES : at + header.size_bytes] as stored:
+        body = _decompress(stored, header.compression, max_body_bytes)
+    if header.count * _MIN_RECORD_BYTES > len(body):
+        raise CorruptBatchError(f"{header.count} records claimed in {len(body)} bytes")
+    parse = _parse_few if header.count < _MANY else _parse_many
+    keys, values, headers, deltas, offset_deltas = parse(body, header.count)
+    base = header.base_offset
+    offsets: Sequence[int]
+    if offset_deltas == range(header.count):
+        offsets = range(base, base + header.count)
+    else:
+        # Compaction leaves holes; anything else would send two records to one offset.
+        if offset_deltas[0] < 0 or offset_deltas[-1] > header.last_offset_delta:
+            raise CorruptBatchError(f"Offset deltas outside 0 … {header.last_offset_delta}")
+        if any(offset >= following for offset, following in pairwise(offset_deltas)):
+            raise CorruptBatchError("Offset deltas that do not ascend")
+        offsets = [base + delta for delta in offset_deltas]
+    if header.is_log_append_time:
+        timestamps = [header.max_timestamp] * header.count
+    else:
+        timestamps = [header.base_timestamp + delta for delta in deltas]
+    return Columns(header, keys, values, headers, timestamps, offsets)
+
+
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+_Parsed: TypeAlias = tuple[
+    list[bytes | None],
+    list[bytes | None],
+    dict[int, list[tuple[str, bytes | None]]],
+    Sequence[int],
+    Sequence[int],
+]
+"""Keys, values, headers, timestamp deltas, offset deltas."""
+
+_MANY: Final = 48  # from here on numpy's fixed cost per batch (about 100 µs) is the smaller one
+
+
+def _parse_few(body: bytes, count: int) -> _Parsed:
+    """Record by record: the whole format in one place."""
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     headers: dict[int, list[tuple[str, bytes | None]]] = {}
@@ -679,45 +735,40 @@ def decode(buf: Buffer, at: int = 0) -> Columns:
     offsets: list[int] = []
     position = 0
     try:
-        for index in range(header.count):
+        for index in range(count):
             length, position = _read_varint(body, position)
             end = position + length
             delta, position = _read_varint(body, position + 1)
             offset, position = _read_varint(body, position)
             key, position = _read_field(body, position, end)
             value, position = _read_field(body, position, end)
-            count, position = _read_varint(body, position)
-            if count:
-                headers[index], position = _read_headers(body, position, end, count)
+            header_count, position = _read_varint(body, position)
+            if header_count:
+                headers[index], position = _read_headers(body, position, end, header_count)
             if position != end:
-                raise CorruptBatchError(f"Record {index} claims {length} bytes and does not fill them")
+                raise CorruptBatchError(
+                    f"Record {index} claims {length} bytes and does not fill them exactly"
+                )
             deltas.append(delta)
-            offsets.append(header.base_offset + offset)
+            offsets.append(offset)
             keys.append(key)
             values.append(value)
     except IndexError:
-        raise CorruptBatchError(f"Record {index} runs over the end of the batch") from None
+        raise CorruptBatchError("The last record runs over the end of the batch") from None
     if position != len(body):
         raise CorruptBatchError(f"{len(body) - position} bytes behind the last record")
-    contiguous = range(header.base_offset, header.base_offset + header.count)
-    return Columns(
-        header,
-        keys,
-        values,
-        headers,
-        [header.base_timestamp + delta for delta in deltas],
-        contiguous if offsets == list(contiguous) else offsets,
-    )
+    return keys, values, headers, deltas, range(count) if offsets == list(range(count)) else offsets
 
 
 def _read_varint(body: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint and where the next field begins; IndexError at the end of the body."""
+    """A zigzag varint of 64 bits and where the next field begins; IndexError at the end of the body."""
     number = shift = 0
     while True:
         byte = body[at]
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
+            number &= _UINT64_MAX
             return (number >> 1) ^ -(number & 1), at
         shift += 7
         if shift > 63:
@@ -729,9 +780,7 @@ def _read_field(body: bytes, at: int, end: int) -> tuple[bytes | None, int]:
     if length == -1:
         return None, at
     if length < 0 or at + length > end:
-        raise CorruptBatchError(
-            f"A field of {length} bytes at byte {at} of the records, in a record up to {end}"
-        )
+        raise CorruptBatchError(f"A field of {length} bytes at byte {at}, in a record that ends at {end}")
     return body[at : at + length], at + length
 
 
@@ -751,5 +800,271 @@ def _read_headers(body: bytes, at: int, end: int, count: int) -> tuple[list[tupl
     return headers, at
 
 
+def _parse_many(body: bytes, count: int) -> _Parsed:
+    """Field by field, for all records at once. The same result as `_parse_few`."""
+    size = len(body)
+    # A field that runs over the end reads zeros, and is found by where it ends.
+    body += bytes(_PADDING)
+    data = np.frombuffer(body, np.uint8)
+    lengths, at = _varints(data, _record_starts(body, size, count))
+    ends = at + lengths
+    if lengths.min() < _MIN_RECORD_BYTES - 1 or ends[-1] != size:
+        raise CorruptBatchError(f"{count} records end at byte {ends[-1]} of {size}")
+    deltas, at = _varints(data, at + 1)
+    offsets, at = _varints(data, at)
+    keys, at = _fields(body, data, at, ends)
+    values, at = _fields(body, data, at, ends)
+    header_counts, at = _varints(data, at)
+    headers = {}
+    for index in np.flatnonzero(header_counts).tolist():
+        header_count = int(header_counts[index])
+        headers[index], at[index] = _read_headers(body, int(at[index]), int(ends[index]), header_count)
+    if not np.array_equal(at, ends):
+        raise CorruptBatchError(f"Record {np.argmax(at != ends)} does not fill its length exactly")
+    no_holes = np.array_equal(offsets, np.arange(count))
+    return keys, values, headers, deltas.tolist(), range(count) if no_holes else offsets.tolist()
+
+
+def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
+    """Where each record begins: each must be read to know the next, except in a run of equal lengths.
+
+    A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
+
+    Raises:
+        CorruptBatchError: A record begins behind the end.
+    """
+    found: list[_Numbers] = []
+    left = count
+    position = 0
+    while left:
+        starts: list[int] = []
+        try:
+            for _ in range(min(left, _STEP)):
+                starts.append(position)
+                # The lengths of one and two bytes, written out: this loop is what decoding costs.
+                first = body[position]
+                if first < 0x80:
+                    position += 1 + (first >> 1)
+                else:
+                    second = body[position + 1]
+                    if second < 0x80:
+                        position += 2 + ((first & 0x7F) >> 1) + (second << 6)
+                    else:
+                        length, after = _read_varint(body, position)
+                        position = after + length
+        except IndexError:
+            raise CorruptBatchError("Records run over the end of the batch") from None
+        found.append(np.array(starts, np.int64))
+        left -= len(starts)
+        stride = position - starts[-1]
+        if left and stride > 0 and starts[0] + stride * len(starts) == position:
+            run = _run_of_equal_lengths(body, starts[-1], stride, min(left, (size - position) // stride))
+            found.append(np.arange(position, position + run * stride, stride))
+            left -= run
+            position += run * stride
+    return np.concatenate(found)
+
+
+def _run_of_equal_lengths(body: bytes, start: int, stride: int, most: int) -> int:
+    """How many records behind the one at `start` have its length; exact: each proves where the next begins."""
+    prefix = body[start : _read_varint(body, start)[1]]
+    data = np.frombuffer(body, np.uint8)
+    same = np.ones(max(0, most), np.bool_)
+    for index, byte in enumerate(prefix, start=start + stride):
+        same &= data[index : index + len(same) * stride : stride] == byte
+    return len(same) if same.all() else int(same.argmin())
+
+
+def _varints(data: _Bytes, at: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """The zigzag varints at these positions, and where the next field of each begins."""
+    number = data[at].astype(np.uint64)
+    at = at + 1
+    rest = np.flatnonzero(number > 0x7F)
+    shift = 7
+    while rest.size:
+        if shift > 63:
+            raise CorruptBatchError(f"A number of more than 64 bits at byte {at[rest[0]]} of the records")
+        byte = data[at[rest]].astype(np.uint64)
+        # Minus one: takes away the bit that said that this byte follows.
+        number[rest] += (byte - np.uint64(1)) << np.uint64(shift)
+        at[rest] += 1
+        rest = rest[byte > 0x7F]
+        shift += 7
+    return (number >> np.uint64(1)).astype(np.int64) ^ -(number & np.uint64(1)).astype(np.int64), at
+
+
+def _fields(body: bytes, data: _Bytes, at: _Numbers, ends: _Numbers) -> tuple[list[bytes | None], _Numbers]:
+    """The keys, or the values, of all records, and where the next field of each begins."""
+    lengths, at = _varints(data, at)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < -1 or longest > len(body):
+        raise CorruptBatchError(f"A field of {shortest if shortest < -1 else longest} bytes")
+    if longest == -1:
+        return [None] * len(lengths), at
+    after = at + np.maximum(lengths, 0)
+    if (after > ends).any():
+        raise CorruptBatchError(f"A field of record {np.argmax(after > ends)} runs over the record's end")
+    fields: list[bytes | None]
+    if 0 < shortest == longest <= _ROW_BYTES:
+        rows = np.lib.stride_tricks.sliding_window_view(data, longest)[at]
+        fields = rows.view(f"V{longest}").ravel().tolist()
+    else:
+        fields = [body[start:end] for start, end in zip(at.tolist(), after.tolist(), strict=True)]
+        if shortest == -1:
+            for index in np.flatnonzero(lengths == -1).tolist():
+                fields[index] = None
+    return fields, after
+
+
+_XERIAL_HEADER: Final = b"\x82SNAPPY\0\0\0\0\1\0\0\0\1"
+_XERIAL_MAGIC_BYTES: Final = 8
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+_SNAPPY_MAX_RATIO: Final = 32  # the densest element, 64 bytes out of 3, stays below
+
+_LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+# Version 01, independent blocks: Kafka's reader refuses linked ones. Then the block size, and the header's
+# checksum, a constant for each. The smallest block that takes the batch is used: readers allocate it.
+_LZ4_FRAMES: Final = (
+    (1 << 16, _LZ4_MAGIC + b"\x60\x40\x82"),
+    (1 << 18, _LZ4_MAGIC + b"\x60\x50\xfb"),
+    (1 << 20, _LZ4_MAGIC + b"\x60\x60\x51"),
+    (1 << 22, _LZ4_MAGIC + b"\x60\x70\x73"),
+)
+_LZ4_BLOCK: Final = struct.Struct("<I")
+_LZ4_STORED: Final = 1 << 31
+_LZ4_END: Final = bytes(4)
+
+_CODECS: Final = {
+    Compression.GZIP: "gzip",
+    Compression.SNAPPY: "snappy",
+    Compression.LZ4: "lz4_raw",
+    Compression.ZSTD: "zstd",
+}
+# Kafka's default for zstd; pyarrow's would be 1.
+_DEFAULT_LEVELS: Final = {Compression.ZSTD: 3}
+_GZIP_WINDOW: Final = 31  # the largest window, with gzip's header and trailer
+
+
 def _compress(body: bytes, compression: Compression, level: int | None) -> bytes:
-    raise NotImplementedError
+    name = _CODECS[compression]
+    level = _DEFAULT_LEVELS.get(compression) if level is None else level
+    if level is not None and compression is not Compression.SNAPPY:
+        lowest = _arrow.Codec.minimum_compression_level(name)
+        highest = _arrow.Codec.maximum_compression_level(name)
+        if not lowest <= level <= highest:
+            raise ValueError(f"Compression level {level} of {compression.name}: it has {lowest} … {highest}")
+    match compression:
+        case Compression.GZIP:
+            gzip = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WINDOW)
+            return gzip.compress(body) + gzip.flush()
+        case Compression.SNAPPY:
+            return _compress_snappy(body)
+        case Compression.LZ4:
+            return _compress_lz4(body, _arrow.Codec(name, compression_level=level))
+        case _:
+            # Without asbytes, len() of a view of the result is not the compressed size.
+            return cast("bytes", _arrow.Codec(name, compression_level=level).compress(body, asbytes=True))
+
+
+def _compress_snappy(body: bytes) -> bytes:
+    """Xerial's framing, which Kafka's Java clients write: they take a raw block too, but others do not."""
+    codec = _arrow.Codec("snappy")
+    pieces = [_XERIAL_HEADER]
+    for start in range(0, len(body), _XERIAL_BLOCK_BYTES):
+        block = codec.compress(body[start : start + _XERIAL_BLOCK_BYTES], asbytes=True)
+        pieces += (_LENGTH.pack(len(block)), block)
+    return b"".join(pieces)
+
+
+def _compress_lz4(body: bytes, codec: Any) -> bytes:
+    """An LZ4 frame of independent blocks: pyarrow's own frames link them."""
+    block_bytes, frame_header = next((f for f in _LZ4_FRAMES if len(body) <= f[0]), _LZ4_FRAMES[-1])
+    pieces = [frame_header]
+    for start in range(0, len(body), block_bytes):
+        plain = body[start : start + block_bytes]
+        block = codec.compress(plain, asbytes=True)
+        if len(block) < len(plain):
+            pieces += (_LZ4_BLOCK.pack(len(block)), block)
+        else:
+            pieces += (_LZ4_BLOCK.pack(len(plain) | _LZ4_STORED), plain)
+    pieces.append(_LZ4_END)
+    return b"".join(pieces)
+
+
+def _decompress(stored: memoryview, compression: Compression, limit: int) -> bytes:
+    """The records section, at most `limit` bytes of it, whatever the stored bytes claim."""
+    if not stored:
+        return b""  # all that compaction leaves of a batch without records
+    try:
+        match compression:
+            case Compression.NONE:
+                body = bytes(stored)
+            case Compression.GZIP:
+                body = _decompress_gzip(stored, limit)
+            case Compression.SNAPPY:
+                body = _decompress_snappy(stored, limit)
+            case Compression.LZ4:
+                body = _decompress_stream(stored, "lz4", limit)
+            case Compression.ZSTD:
+                body = _decompress_stream(stored, "zstd", limit)
+    except (zlib.error, OSError, _arrow.ArrowException) as error:
+        raise CorruptBatchError(
+            f"The records cannot be decompressed ({compression.name}): {error}"
+        ) from error
+    if len(body) > limit:
+        raise CorruptBatchError(f"The records are larger than {limit} bytes when decompressed")
+    return body
+
+
+def _decompress_gzip(stored: memoryview, limit: int) -> bytes:
+    pieces = []
+    rest: Buffer = stored
+    left = limit + 1
+    while rest and left:
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        pieces.append(member.decompress(rest, left))
+        left -= len(pieces[-1])
+        if left and not member.eof:
+            raise CorruptBatchError("The records cannot be decompressed (GZIP): truncated")
+        rest = member.unused_data
+    return b"".join(pieces)
+
+
+def _decompress_stream(stored: memoryview, codec: str, limit: int) -> bytes:
+    pieces = []
+    left = limit + 1
+    step = max(_MIN_READ_BYTES, 4 * len(stored))
+    with _arrow.CompressedInputStream(_arrow.BufferReader(stored), codec) as stream:
+        while left and (piece := stream.read(min(step, left))):
+            pieces.append(piece)
+            left -= len(piece)
+    return b"".join(pieces)
+
+
+def _decompress_snappy(stored: memoryview, limit: int) -> bytes:
+    if bytes(stored[:_XERIAL_MAGIC_BYTES]) != _XERIAL_HEADER[:_XERIAL_MAGIC_BYTES]:
+        return _decompress_snappy_block(stored, limit)
+    pieces = []
+    left = limit
+    at = len(_XERIAL_HEADER)
+    while at < len(stored):
+        size = int.from_bytes(stored[at : at + _LENGTH.size], "big")
+        at += _LENGTH.size
+        if size > len(stored) - at:
+            raise CorruptBatchError(f"A snappy block of {size} bytes, {max(0, len(stored) - at)} are there")
+        pieces.append(_decompress_snappy_block(stored[at : at + size], left))
+        left -= len(pieces[-1])
+        at += size
+    return b"".join(pieces)
+
+
+def _decompress_snappy_block(block: memoryview, limit: int) -> bytes:
+    """One raw block, which begins with a varint of its size."""
+    size = 0
+    for index, byte in enumerate(block[:5]):
+        size |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            break
+    if size > min(limit, len(block) * _SNAPPY_MAX_RATIO):
+        raise CorruptBatchError(f"A snappy block of {len(block)} bytes that claims to hold {size}")
+    return cast("bytes", _arrow.Codec("snappy").decompress(block, size, asbytes=True))
