@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
 from itertools import pairwise
@@ -381,26 +381,27 @@ def encode(
     else:
         if len(timestamps) != count:
             raise ValueError(f"{len(timestamps)} timestamps for {count} values")
-        base_timestamp, max_timestamp = int(timestamps[0]), int(max(timestamps))
-        deltas = [int(timestamp) - base_timestamp for timestamp in timestamps]
-        if not any(deltas):
-            deltas = None
+        if not isinstance(timestamps, (list, tuple, range)):
+            timestamps = list(map(int, timestamps))  # numpy's integers would overflow in the differences
+        base_timestamp, max_timestamp = timestamps[0], max(timestamps)
+        if base_timestamp != max_timestamp or base_timestamp != min(timestamps):
+            deltas = [timestamp - base_timestamp for timestamp in timestamps]
     min_timestamp = base_timestamp + min(deltas or (0,))
     if min_timestamp < _INT64_MIN or max_timestamp > _INT64_MAX:
         raise ValueError("A timestamp is not an int64 of milliseconds")
-    if headers:
+    tails: list[bytes] | None = None
+    if headers and any(headers.values()):
         if not all(0 <= index < count for index in headers):
             raise ValueError(f"Headers for a record that is not among the {count} of the batch")
-        headers = {index: record_headers for index, record_headers in headers.items() if record_headers}
+        tails = [_EMPTY_HEADERS] * count
+        for index, record_headers in headers.items():
+            tails[index] = _encode_headers(record_headers, index)
 
     key_column = None if keys is None else _Column.of(keys, "key")
     value_column = _Column.of(values, "value")
     if key_column is not None and key_column.uniform_length == -1:
         key_column = None
-    if deltas is not None or headers:
-        pieces = _pieces_general(key_column, value_column, deltas, headers or {})
-    else:
-        pieces = _pieces_plain(key_column, value_column)
+    pieces = _pieces(key_column, value_column, deltas, tails)
 
     if compression is Compression.NONE:
         # The header's room is the first piece, so that the body is written once, where it stays.
@@ -450,7 +451,7 @@ def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) ->
 
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
 _EMPTY_HEADERS: Final = b"\0"
-_CACHED_LENGTHS: Final = 1 << 16
+_CACHED: Final = 1 << 16
 _BYTES_TYPES: Final = frozenset({bytes, bytearray, type(None)})
 
 
@@ -468,7 +469,7 @@ def _varint(number: int) -> bytes:
 class _Cache(dict[int, _T]):
     """Something by a small number, computed at the first look-up: cheaper than an `lru_cache` in a hot loop.
 
-    Bounded: numbers outside 0 … 65,535 (long records) are computed each time.
+    Bounded: numbers above 65,535 (long records) are computed each time.
     """
 
     def __init__(self, compute: Callable[[int], _T]) -> None:
@@ -477,7 +478,7 @@ class _Cache(dict[int, _T]):
 
     def __missing__(self, number: int) -> _T:
         made = self._compute(number)
-        if 0 <= number < _CACHED_LENGTHS:
+        if -_CACHED < number < _CACHED:
             self[number] = made
         return made
 
@@ -519,9 +520,9 @@ class _Column:
         else:
             lengths = list(map(len, cast("Sequence[Buffer]", items)))
         first = lengths[0]
-        return cls(
-            cast("Sequence[Buffer]", items), lengths, first if lengths.count(first) == len(lengths) else None
-        )
+        # The comparison in front spares columns of many lengths the count.
+        uniform = first == lengths[-1] and lengths.count(first) == len(lengths)
+        return cls(cast("Sequence[Buffer]", items), lengths, first if uniform else None)
 
 
 def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
@@ -546,38 +547,40 @@ def _offset_ranges(count: int) -> Iterator[tuple[int, int, int]]:
         yield size, start, min(end, count)
 
 
-def _head(fields: int, offset_bytes: int) -> bytes:
-    """What ends the previous record (no headers) and begins one: length, attributes, timestamp delta 0."""
-    return _EMPTY_HEADERS + _VARINTS[2 + offset_bytes + fields + 1] + b"\0\0"
+def _head(fields: int, fixed: int, end: bytes) -> bytes:
+    """What ends the previous record, and a record's length and attributes."""
+    return end + _VARINTS[fields + fixed] + b"\0"
 
 
-def _head_of_value(length: int, offset_bytes: int) -> bytes:
-    """`_head` of a record without key."""
-    return _head(1 + _FIELD_BYTES[length], offset_bytes)
+def _head_of_value(value_length: int, fixed: int) -> bytes:
+    """`_head` by the length of the value, where nothing else varies."""
+    return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# Heads by the bytes that key and value take, and by the length of the value where the key is null.
-_HEADS: Final = tuple(_Cache(partial(_head, offset_bytes=size)) for size in range(len(_OFFSET_STEPS)))
-_HEADS_OF_VALUE: Final = tuple(
-    _Cache(partial(_head_of_value, offset_bytes=size)) for size in range(len(_OFFSET_STEPS))
-)
+# By the bytes that are the same for all records: attributes, offset delta, and one each for no timestamp delta,
+# no key and no headers. Inside by the bytes of the other fields (or by the length of the value alone).
+_FIXED: Final = range(4 + len(_OFFSET_STEPS))
+_HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
+_HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
+_HEADS_OF_VALUE: Final = tuple(_Cache(partial(_head_of_value, fixed=fixed)) for fixed in _FIXED)
 
+_ZERO: Final = _VARINTS[0]
 _NULL: Final = _VARINTS[-1]
 _CACHED_COUNT: Final = 1 << 16
 
 
-def _make_offsets(count: int, tail: bytes) -> list[bytes]:
-    """The offset delta of each record, and `tail`."""
-    return [_varint(index) + tail for index in range(count)]
+def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
+    """The offset delta of each record, between two constants."""
+    return [before + _varint(index) + after for index in range(count)]
 
 
-def _make_prefixes(count: int, fields: int, tail: bytes) -> list[bytes]:
+def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
     """All that stands between the previous record's value and the first variable bytes of a record."""
-    offsets = _table(_offsets_cached, count, b"")
+    offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
-    for size, start, end in _offset_ranges(count):
-        head = _head(fields, size)
-        prefixes += [head + offset + tail for offset in offsets[start:end]]
+    for offset_bytes, start, end in _offset_ranges(count):
+        head = _head(fields, 3 + offset_bytes, _EMPTY_HEADERS)
+        prefixes += [head + offset for offset in offsets[start:end]]
     return prefixes
 
 
@@ -593,85 +596,92 @@ def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | byte
     return cached(max(64, 1 << (count - 1).bit_length()), *key)[:count]
 
 
-def _pieces_plain(keys: _Column | None, values: _Column) -> list[Buffer]:
-    """The records section in pieces, for records without own timestamps and headers."""
+def _pieces(
+    keys: _Column | None, values: _Column, deltas: list[int] | None, tails: list[bytes] | None
+) -> list[Buffer]:
+    """The records section in pieces: column by column, each look-up a C loop over all records.
+
+    Args:
+        keys: None when all are null.
+        values: The values.
+        deltas: Timestamp deltas, None when all are 0.
+        tails: Encoded headers, None when there are none.
+    """
     count = len(values.lengths)
     key_length = -1 if keys is None else keys.uniform_length
-    if key_length is not None and values.uniform_length is not None:
-        fields = _FIELD_BYTES[key_length] + _FIELD_BYTES[values.uniform_length]
-        between = _VARINTS[values.uniform_length]
+    columns: list[Sequence[Buffer]] = []
+    if (
+        deltas is None
+        and tails is None
+        and key_length is not None
+        and (value_length := values.uniform_length) is not None
+    ):
+        fields = _FIELD_BYTES[key_length] + _FIELD_BYTES[value_length]
+        between = _VARINTS[value_length]
         if keys is None:
-            prefixes = _table(_prefixes_cached, count, fields, _NULL + between)
-            columns: tuple[Sequence[Buffer], ...] = (prefixes, values.items)
+            columns = [_table(_prefixes_cached, count, fields, _NULL + between), values.items]
         else:
             prefixes = _table(_prefixes_cached, count, fields, _VARINTS[key_length])
-            columns = (prefixes, keys.items, [between] * count, values.items)
+            columns = [prefixes, keys.items, [between] * count, values.items]
     else:
-        lookup = _VARINTS.__getitem__
-        value_lengths = map(lookup, values.lengths)
-        heads: list[bytes] = []
-        if keys is None:
-            for size, start, end in _offset_ranges(count):
-                heads += map(_HEADS_OF_VALUE[size].__getitem__, values.lengths[start:end])
-            columns = (heads, _table(_offsets_cached, count, _NULL), list(value_lengths), values.items)
+        lookup, size_of = _VARINTS.__getitem__, _FIELD_BYTES.__getitem__
+        before = after = b""
+        fixed = 1
+        heads_by = _HEADS
+        variable: Iterable[int] = map(size_of, values.lengths)
+        if deltas is None:
+            before = _ZERO
+            fixed += 1
         else:
-            size_of = _FIELD_BYTES.__getitem__
-            fields_of = list(map(add, map(size_of, keys.lengths), map(size_of, values.lengths)))
-            for size, start, end in _offset_ranges(count):
-                heads += map(_HEADS[size].__getitem__, fields_of[start:end])
-            offsets = _table(_offsets_cached, count, b"")
-            columns = (
-                heads,
-                offsets,
-                list(map(lookup, keys.lengths)),
-                keys.items,
-                list(value_lengths),
-                values.items,
-            )
+            times = list(map(lookup, deltas))
+            variable = map(add, variable, map(len, times))
+            columns.append(times)
+        if tails is None:
+            fixed += 1
+        else:
+            heads_by = _HEADS_BEHIND_HEADERS
+            variable = map(add, variable, map(len, tails))
+        if keys is None:
+            after = _NULL
+            fixed += 1
+        else:
+            variable = map(add, variable, map(size_of, keys.lengths))
+        if fixed == 4:
+            heads_by, variable = _HEADS_OF_VALUE, values.lengths
+        variable = list(variable)
+        heads: list[bytes] = []
+        for offset_bytes, start, end in _offset_ranges(count):
+            heads += map(heads_by[fixed + offset_bytes].__getitem__, variable[start:end])
+        columns.insert(0, heads)
+        columns.append(_table(_offsets_cached, count, before, after))
+        if keys is not None:
+            columns += (list(map(lookup, keys.lengths)), keys.items)
+        columns += (list(map(lookup, values.lengths)), values.items)
+        if tails is not None:
+            columns.append(tails)
     width = len(columns)
     pieces: list[Buffer] = [_EMPTY_HEADERS] * (width * count + 1)
     for index, column in enumerate(columns):
         pieces[index:-1:width] = column
-    pieces[0] = pieces[0][1:]
+    if tails is None:
+        pieces[0] = pieces[0][1:]
+    else:
+        pieces.pop()
     return pieces
 
 
-def _pieces_general(
-    keys: _Column | None, values: _Column, deltas: list[int] | None, headers: Headers
-) -> list[Buffer]:
-    """The records section in pieces, for records with own timestamps or headers."""
-    count = len(values.lengths)
-    times = [b"\0\0"] * count if deltas is None else [b"\0" + _VARINTS[delta] for delta in deltas]
-    tails = [_EMPTY_HEADERS] * count
-    for index, record_headers in headers.items():
-        tails[index] = _encode_headers(record_headers)
-    pieces: list[Buffer] = []
-    for index, (time, value_length, value, tail) in enumerate(
-        zip(times, values.lengths, values.items, tails, strict=True)
-    ):
-        offset = _VARINTS[index]
-        key_length, key = (-1, b"") if keys is None else (keys.lengths[index], keys.items[index])
-        length = len(time) + len(offset) + _FIELD_BYTES[key_length] + _FIELD_BYTES[value_length] + len(tail)
-        pieces += (
-            _VARINTS[length],
-            time,
-            offset,
-            _VARINTS[key_length],
-            key,
-            _VARINTS[value_length],
-            value,
-            tail,
-        )
-    return pieces
+@lru_cache(maxsize=1024)
+def _header_name(name: str) -> bytes:
+    encoded = name.encode()
+    return _VARINTS[len(encoded)] + encoded
 
 
-def _encode_headers(headers: Sequence[tuple[str, Buffer | None]]) -> bytes:
+def _encode_headers(headers: Sequence[tuple[str, Buffer | None]], index: int) -> bytes:
     pieces: list[Buffer] = [_VARINTS[len(headers)]]
     for name, value in headers:
-        encoded = name.encode()
-        content = _as_bytes(value, "header value", 0)
-        pieces += (_VARINTS[len(encoded)], encoded)
-        pieces += (_VARINTS[-1],) if content is None else (_VARINTS[len(content)], content)
+        content = value if type(value) is bytes else _as_bytes(value, f"header {name!r}", index)
+        pieces += (_header_name(name),)
+        pieces += (_NULL,) if content is None else (_VARINTS[len(content)], content)
     return b"".join(pieces)
 
 
@@ -866,7 +876,7 @@ def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
 
 
 def _run_of_equal_lengths(body: bytes, start: int, stride: int, most: int) -> int:
-    """How many records behind the one at `start` have its length; exact: each proves where the next begins."""
+    """How many records behind this one have its length; exact, since each proves where the next begins."""
     prefix = body[start : _read_varint(body, start)[1]]
     data = np.frombuffer(body, np.uint8)
     same = np.ones(max(0, most), np.bool_)
