@@ -557,7 +557,7 @@ def _head_of_value(value_length: int, fixed: int) -> bytes:
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# By the bytes that are the same for all records: attributes, offset delta, and one each for no timestamp delta,
+# By the bytes that are the same for all records: attributes, offset delta, one each for no timestamp delta,
 # no key and no headers. Inside by the bytes of the other fields (or by the length of the value alone).
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
