@@ -1,0 +1,1281 @@
+"""The two-phase journal: every batch from its seal to its commit, decided without I/O.
+
+Theory of operation
+-------------------
+The shell tells the journal what happened (`seal`, `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then
+takes `ready()`: what must be done now. The contract is that of etcd's raft: *persist before you send, send before
+you resolve*.
+
+    1. `ready().persist` holds batches and marks. Write them as one group, make them durable, call `persisted()`.
+       Until then nothing that depends on them is in `sends` or `resolved`.
+    2. Then `ready()` again: `sends` are Produce requests, always the same bytes for the same id; `asks` are
+       questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
+       whose fate is final and durable.
+
+A batch moves through `TRANSITIONS`; an illegal move is a bug and raises.
+
+Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
+without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
+first after a pause in which the broker may have forgotten us: a broker without state accepts *any* base sequence,
+so a second batch could overtake a failed first one. After any failure the partition *settles*: nothing new is sent
+until every request in flight has an outcome; then either all of them are proven absent and go again, in order, or
+the cluster is asked first.
+
+No clock, no randomness, no I/O: `now` (float seconds, any epoch) and everything the cluster said are arguments.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.codes import Action, classify_produce
+from kafkasafe._core.identity import BatchId, Judgement, Verdict, add_sequence
+
+__all__ = [
+    "TRANSITIONS",
+    "UNCHOSEN",
+    "WINDOW",
+    "AckedLoss",
+    "Ask",
+    "Batch",
+    "Divide",
+    "Fate",
+    "IllegalMoveError",
+    "Journal",
+    "Notice",
+    "Parked",
+    "Persist",
+    "Ready",
+    "Refusal",
+    "Resolution",
+    "State",
+    "Wait",
+]
+
+WINDOW: Final = 5
+"""A broker remembers the last five batches of a producer id per partition (`ProducerStateEntry`)."""
+
+UNCHOSEN: Final = -1
+"""Partition of a destination whose partitions are not known yet."""
+
+_PREPARE_AHEAD: Final = 64
+"""How many waiting batches get their id with one mark."""
+
+_MAX_EPOCH: Final = 2**15 - 2
+
+
+class State(enum.Enum):
+    """Where a batch is between `send()` and the end."""
+
+    SEALED = "sealed"
+    PREPARED = "prepared"
+    SENT = "sent"
+    IN_DOUBT = "in_doubt"
+    ACKED = "acked"
+    COMMITTED = "committed"
+    REFUSED = "refused"
+    REJECTED = "rejected"
+    REPLACED = "replaced"
+    UNDECIDABLE = "undecidable"
+
+
+TRANSITIONS: Final[dict[State, frozenset[State]]] = {
+    # Durable with an id (or, for an id given later, once its mark is durable).
+    State.SEALED: frozenset({State.PREPARED, State.REPLACED, State.REJECTED}),
+    # Only a durable batch is ever sent. In doubt: a former life may have sent it. Sealed: its id was taken back.
+    State.PREPARED: frozenset({State.SENT, State.IN_DOUBT, State.SEALED, State.REJECTED}),
+    # Prepared again: the answer proves that it was not appended.
+    State.SENT: frozenset({State.ACKED, State.PREPARED, State.IN_DOUBT, State.REFUSED}),
+    # Sent: as a probe, under the same id, of what the leader says it has.
+    State.IN_DOUBT: frozenset({State.ACKED, State.PREPARED, State.UNDECIDABLE, State.SENT, State.REJECTED}),
+    # Committed: its mark is durable.
+    State.ACKED: frozenset({State.COMMITTED}),
+    # What the broker refused waits until everything sent beside it has its answer.
+    State.REFUSED: frozenset({State.PREPARED, State.REJECTED, State.REPLACED}),
+    # The user decides.
+    State.UNDECIDABLE: frozenset({State.PREPARED, State.ACKED}),
+    State.COMMITTED: frozenset(),
+    State.REJECTED: frozenset(),
+    State.REPLACED: frozenset(),
+}
+
+
+class IllegalMoveError(RuntimeError):
+    """A bug in kafkasafe: a batch was about to do what its state does not allow."""
+
+
+class _Flow(enum.Enum):
+    """What a partition is doing."""
+
+    NEW = "new"
+    """Nothing was ever sent: the end offset is asked first."""
+    FLOWING = "flowing"
+    SETTLING = "settling"
+    """Something failed: nothing is sent until everything in flight has an outcome."""
+    WAITING = "waiting"
+    """For `retry()`."""
+    ASKING = "asking"
+    """For `judged()` or `baseline()`."""
+    PROBING = "probing"
+    """The newest batch that the leader has is sent once more, to learn that replicas have it."""
+    PARKED = "parked"
+    """Behind an undecidable batch, until `decide()`."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One batch of one destination.
+
+    Attributes:
+        handle: Number of the batch in this life, ascending.
+        destination: Destination number.
+        count: Records in it, ≥ 1.
+        size_bytes: Size of the whole batch.
+        max_timestamp: Largest timestamp in it, ms since the epoch.
+        position: In the spool; -1 while it is not there.
+        identity: Its id, None while it has none.
+        state: See `TRANSITIONS`.
+        tries: How often it was sent in this life.
+        durable: It, and the mark that gives it its id, are on disk.
+        former_life: It was recovered: an earlier life may have sent it.
+        base_offset: In the partition, -1 while unknown.
+        code: Why it was refused, Kafka's error code.
+        message: The same for people.
+        bad_records: (index, message) of the records that the broker named.
+        doomed: The broker named every record in it as bad: rejected when its turn comes, without another try.
+    """
+
+    handle: int
+    destination: int
+    count: int
+    size_bytes: int
+    max_timestamp: int
+    position: int = -1
+    identity: BatchId | None = None
+    state: State = State.SEALED
+    tries: int = 0
+    durable: bool = False
+    former_life: bool = False
+    base_offset: int = -1
+    code: int = 0
+    message: str = ""
+    bad_records: tuple[tuple[int, str], ...] = ()
+    doomed: bool = False
+
+    def move(self, to: State) -> None:
+        """Change state; raises IllegalMoveError if `TRANSITIONS` does not allow it."""
+        if to not in TRANSITIONS[self.state]:
+            raise IllegalMoveError(f"{self} cannot become {to.value}")
+        self.state = to
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question to the cluster about one destination.
+
+    Attributes:
+        destination: Destination number.
+        doubt: The batches in doubt, in order, of one producer id and epoch; empty: only the end offset is wanted
+            (answer with `baseline`).
+        from_offset: Where our batches can begin in the log; -1 when not even that is known.
+        read_log: The producer state must not be believed (it may expire any moment): read the log.
+        fenced: A newer epoch of our id is there: what the log does not show is undecidable.
+    """
+
+    destination: int
+    doubt: tuple[BatchId, ...]
+    from_offset: int
+    acked_before: bool
+    read_log: bool
+    fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A destination wants `retry()` after a pause.
+
+    Attributes:
+        destination: Destination number.
+        attempt: How many failures in a row, ≥ 1.
+        refresh_metadata: The leader may have moved.
+        at_least_s: Shortest pause in seconds.
+        reason: For people.
+    """
+
+    destination: int
+    attempt: int
+    refresh_metadata: bool
+    at_least_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Divide:
+    """The batch must become several: its partitions are known now, or the broker finds it too large.
+
+    Attributes:
+        batch: The batch.
+        refused: False: by partition. True: the broker refused it; `bad_records` it named, or halves.
+    """
+
+    batch: Batch
+    refused: bool
+
+
+class Fate(enum.Enum):
+    """How a batch ended."""
+
+    COMMITTED = "committed"
+    REJECTED = "rejected"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A batch whose fate is final and durable.
+
+    Attributes:
+        batch: The batch; `base_offset` is -1 where it is only known to be in the log.
+        fate: How it ended.
+    """
+
+    batch: Batch
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class AckedLoss:
+    """Acknowledged records are gone from the log (design P4)."""
+
+    destination: int
+    first_offset: int
+    last_offset: int
+    detector: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A batch of which nobody knows whether it is in the log."""
+
+    batch: Batch
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The cluster refused a batch."""
+
+    batch: Batch
+
+
+Notice = AckedLoss | Parked | Refusal
+
+
+@dataclass(slots=True)
+class Persist:
+    """One group for the spool.
+
+    Attributes:
+        batches: To be written, in this order.
+        marks: To be written in front of them.
+        atomic: All or nothing.
+        after: What `persisted()` sets in motion.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    marks: list[m.Mark] = field(default_factory=list)
+    atomic: bool = False
+    after: list[Callable[[], None]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.marks or self.after)
+
+
+@dataclass(slots=True)
+class Ready:
+    """What must be done now; see the module's contract."""
+
+    persist: Persist
+    sends: list[Batch]
+    asks: list[Ask]
+    waits: list[Wait]
+    divides: list[Divide]
+    resolved: list[Resolution]
+    notices: list[Notice]
+    wants_producer_id: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Partition:
+    """One destination."""
+
+    number: int
+    topic: str
+    partition: int
+    flow: _Flow = _Flow.NEW
+    queue: deque[Batch] = field(default_factory=deque)
+    """Unfinished, in order. Invariant: SENT, ACKED and REFUSED batches are among the first `window`."""
+    in_flight: int = 0
+    attempt: int = 0
+    doubtful: bool = False
+    """Something in the settling window may have been appended without our knowing."""
+    rested: bool = False
+    """The pause after a failure is over."""
+    refresh: bool = False
+    fenced: bool = False
+    reason: str = ""
+    producer_id: int = -1
+    producer_epoch: int = -1
+    next_sequence: int = 0
+    baseline_offset: int = -1
+    last_acked_offset: int = -1
+    leader_epoch: int = -1
+    topic_id: bytes = m.NO_TOPIC_ID
+    last_acked_id: BatchId | None = None
+    confirmed_id: tuple[int, int] = (-1, -1)
+    confirmed_until: float = 0.0
+    """Until then (seconds) the leader surely remembers this (producer id, epoch): more than one batch of it may be
+    in flight. Before, it would take any base sequence, and a second batch could overtake a failed first."""
+    dead_at: float = 0.0
+    """From then on no request of ours whose answer was lost can still be appended."""
+    missing_since: float = -1.0
+    commits: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Journal:
+    """Decides; see the module.
+
+    Args:
+        durable_first: Send only what is on disk (`spool="always"`). False: `spill()` says what has to go there.
+        window: Batches sent without a durable commit mark, per partition.
+        state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
+        request_timeout_s: After this a request without an answer is dead.
+        missing_topic_s: How long a topic may be unknown to the cluster before its batches are rejected.
+    """
+
+    def __init__(
+        self,
+        *,
+        durable_first: bool = True,
+        window: int = WINDOW,
+        state_age_s: float = 6 * 3600.0,
+        request_timeout_s: float = 30.0,
+        missing_topic_s: float = 60.0,
+    ) -> None:
+        self._durable_first = durable_first
+        self._window = window
+        self._state_age_s = state_age_s
+        self._request_timeout_s = request_timeout_s
+        self._missing_topic_s = missing_topic_s
+        self._partitions: dict[int, _Partition] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._topics: dict[str, m.Topic] = {}
+        self._next_handle = 0
+        self._producer_id = -1
+        self._producer_epoch = -1
+        # Batches that are not finished, by position. An OrderedDict: the first key of a dict that is emptied from
+        # the front costs time linear in what was removed.
+        self._spooled: OrderedDict[int, Batch] = OrderedDict()
+        self._end_position = 0
+        self._parents: list[tuple[Batch, range]] = []
+        self._group_index = 0
+        self._ready = self._fresh()
+        self._touched: dict[int, None] = {}
+
+    @staticmethod
+    def _fresh() -> Ready:
+        return Ready(Persist(), [], [], [], [], [], [], wants_producer_id=False)
+
+    def _touch(self, partition: _Partition) -> None:
+        self._touched[partition.number] = None
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    @property
+    def producer_id(self) -> int:
+        """This life's producer id, -1 until one is granted."""
+        return self._producer_id
+
+    @property
+    def release_position(self) -> int:
+        """Everything before this spool position is finished."""
+        for position in self._spooled:
+            return position
+        return self._end_position
+
+    @property
+    def unfinished(self) -> int:
+        """Batches that are not finished."""
+        return sum(len(p.queue) for p in self._partitions.values())
+
+    def topic(self, name: str) -> m.Topic | None:
+        """What is remembered of a topic."""
+        return self._topics.get(name)
+
+    def address(self, destination: int) -> tuple[str, int]:
+        """Topic and partition (UNCHOSEN: not chosen yet) of a destination number."""
+        partition = self._partitions[destination]
+        return partition.topic, partition.partition
+
+    def last_acked_offset(self, topic: str, partition: int) -> int:
+        """Offset of the last acknowledged record (inclusive), -1 when nothing was."""
+        number = self._numbers.get((topic, partition))
+        return -1 if number is None else self._partitions[number].last_acked_offset
+
+    def waiting(self, topic: str) -> int:
+        """Batches of a topic that wait for their partitions to be chosen."""
+        number = self._numbers.get((topic, UNCHOSEN))
+        return 0 if number is None else len(self._partitions[number].queue)
+
+    def unchosen_topics(self) -> list[str]:
+        """Topics that have batches waiting for their partitions to be chosen."""
+        return [p.topic for p in self._partitions.values() if p.partition == UNCHOSEN and p.queue]
+
+    def batches(self) -> Iterable[tuple[str, int, Batch]]:
+        """Every unfinished batch with its address."""
+        for partition in self._partitions.values():
+            for batch in partition.queue:
+                yield partition.topic, partition.partition, batch
+
+    def snapshot(self) -> list[m.Mark]:
+        """What the first group of a new segment must repeat, so that segments before it can go."""
+        marks: list[m.Mark] = list(self._topics.values())
+        if self._producer_id >= 0:
+            marks.append(m.Granted(self._producer_id, self._producer_epoch))
+        for partition in self._partitions.values():
+            marks.append(m.Destination(partition.number, partition.topic, partition.partition))
+            marks.append(self._state_mark(partition))
+        return marks
+
+    def _state_mark(self, partition: _Partition) -> m.State:
+        return m.State(
+            partition.number,
+            partition.baseline_offset,
+            partition.last_acked_offset,
+            partition.leader_epoch,
+            partition.topic_id,
+        )
+
+    # -- recovery --------------------------------------------------------------------------------------------------
+
+    def recover_batch(
+        self,
+        position: int,
+        destination: int,
+        *,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        identity: BatchId | None,
+    ) -> None:
+        """A data batch found in the log, in log order."""
+        if destination not in self._partitions:
+            raise m.MarkError(
+                f"The batch at position {position} is for destination {destination}, never declared"
+            )
+        self._next_handle += 1
+        batch = Batch(
+            self._next_handle,
+            destination,
+            count,
+            size_bytes,
+            max_timestamp,
+            position,
+            identity,
+            State.SEALED if identity is None else State.PREPARED,
+            durable=True,
+            former_life=True,
+        )
+        queue = self._partitions[destination].queue
+        parent = next((p for p, children in self._parents if self._group_index in children), None)
+        if parent is not None and parent.destination == destination:
+            # Divided because it was too large: its records keep their place.
+            queue.insert(queue.index(parent), batch)
+        else:
+            queue.append(batch)
+        self._group_index += 1
+        self._spooled[position] = batch
+        self._end_position = max(self._end_position, position + count)
+
+    def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
+        """The marks of one group found in the log, in log order.
+
+        A mark about a batch that is not there any more is about a deleted segment, or repeats what is known.
+        """
+        self._end_position = max(self._end_position, position + len(recovered) + 1)
+        self._drop_parents()
+        for mark in recovered:
+            match mark:
+                case m.Topic():
+                    self._topics[mark.topic] = mark
+                case m.Destination(number, topic, partition):
+                    if number not in self._partitions:
+                        self._partitions[number] = _Partition(number, topic, partition)
+                        self._numbers[topic, partition] = number
+                case m.State():
+                    known = self._partitions[mark.destination]
+                    known.baseline_offset = mark.baseline_offset
+                    known.last_acked_offset = mark.last_acked_offset
+                    known.leader_epoch = mark.leader_epoch
+                    known.topic_id = mark.topic_id
+                case m.Granted():
+                    pass  # each life takes its own id: a copied spool must never reuse one
+                case m.Identified():
+                    self._recover_identities(mark)
+                case m.Committed():
+                    known = self._partitions[mark.destination]
+                    for at, base_offset in mark.entries:
+                        done = self._spooled.pop(at, None)
+                        if done is not None:
+                            known.queue.remove(done)
+                            if base_offset >= 0:
+                                known.last_acked_offset = base_offset + done.count - 1
+                            known.last_acked_id = done.identity
+                    known.leader_epoch = mark.leader_epoch
+                case m.Replaced(at, first_child, children):
+                    parent = self._spooled.get(at)
+                    if parent is not None:
+                        self._parents.append((parent, range(first_child, first_child + children)))
+                case m.Rejected(at):
+                    done = self._spooled.pop(at, None)
+                    if done is not None:
+                        self._partitions[done.destination].queue.remove(done)
+                case m.Undecidable() | m.Resolved():
+                    pass  # asked again: the cluster may know more today; a decision is asked for again as well
+
+    def _drop_parents(self) -> None:
+        """The group with their children is read: the parents' records live on in them."""
+        for parent, _ in self._parents:
+            self._spooled.pop(parent.position, None)
+            self._partitions[parent.destination].queue.remove(parent)
+        self._parents.clear()
+        self._group_index = 0
+
+    def _recover_identities(self, mark: m.Identified) -> None:
+        named = {entry.position: entry for entry in mark.entries}
+        for batch in self._partitions[mark.destination].queue:
+            entry = named.get(batch.position)
+            if entry is not None:
+                batch.identity = BatchId(
+                    entry.producer_id, entry.producer_epoch, entry.base_sequence, batch.count
+                )
+                batch.state = State.PREPARED
+            elif 0 <= mark.void_from <= batch.position:
+                batch.identity = None
+                batch.state = State.SEALED
+
+    def recovered(self, now: float) -> None:
+        """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about."""
+        self._drop_parents()
+        for partition in self._partitions.values():
+            doubt = [batch for batch in partition.queue if batch.identity is not None]
+            for batch in doubt:
+                batch.move(State.IN_DOUBT)
+            if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0 or doubt:
+                partition.flow = _Flow.FLOWING
+            if doubt:
+                # An earlier life's last requests may still be on their way into the broker.
+                partition.dead_at = now + self._request_timeout_s
+                partition.doubtful = True
+                partition.rested = True
+                partition.flow = _Flow.SETTLING
+            self._touch(partition)
+
+    # -- events: what happened -------------------------------------------------------------------------------------
+
+    def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
+        """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
+        topic = m.Topic(name, topic_id, partition_count)
+        if self._topics.get(name) == topic:
+            return False
+        self._topics[name] = topic
+        self._ready.persist.marks.append(topic)
+        number = self._numbers.get((name, UNCHOSEN))
+        if number is not None:
+            self._touch(self._partitions[number])
+        return True
+
+    def destination(self, topic: str, partition: int) -> int:
+        """The number of a destination, declared if it is new."""
+        number = self._numbers.get((topic, partition))
+        if number is None:
+            number = len(self._partitions) + 1
+            self._numbers[topic, partition] = number
+            self._partitions[number] = _Partition(number, topic, partition)
+            self._ready.persist.marks.append(m.Destination(number, topic, partition))
+        return number
+
+    def seal(self, destination: int, *, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+        """A new batch, behind all earlier ones of its destination.
+
+        Returns:
+            The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
+        """
+        batch = self._make(destination, count, size_bytes, max_timestamp)
+        partition = self._partitions[destination]
+        # Sequences ascend in queue order: behind a batch without an id there is none with one.
+        if (
+            self._producer_id >= 0
+            and partition.partition != UNCHOSEN
+            and (not partition.queue or partition.queue[-1].identity is not None)
+        ):
+            self._identify(partition, batch)
+        partition.queue.append(batch)
+        if self._durable_first:
+            self._ready.persist.batches.append(batch)
+        elif batch.identity is not None:
+            batch.move(State.PREPARED)
+        return batch
+
+    def _make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+        self._next_handle += 1
+        self._touch(self._partitions[destination])
+        return Batch(self._next_handle, destination, count, size_bytes, max_timestamp)
+
+    def _identify(self, partition: _Partition, batch: Batch) -> None:
+        if partition.producer_id != self._producer_id:
+            partition.producer_id = self._producer_id
+            partition.producer_epoch = self._producer_epoch
+            partition.next_sequence = 0
+        batch.identity = BatchId(
+            partition.producer_id, partition.producer_epoch, partition.next_sequence, batch.count
+        )
+        partition.next_sequence = add_sequence(partition.next_sequence, batch.count)
+
+    def spill(self, batches: Iterable[Batch]) -> None:
+        """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
+        wanted = list(self._ready.persist.batches)
+        for batch in batches:
+            if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
+                continue
+            for earlier in self._partitions[batch.destination].queue:
+                if not earlier.durable and earlier not in wanted:
+                    wanted.append(earlier)
+                if earlier is batch:
+                    break
+        self._ready.persist.batches[:] = wanted
+
+    def granted(self, producer_id: int, producer_epoch: int) -> None:
+        """A producer id of this life's own."""
+        self._producer_id = producer_id
+        self._producer_epoch = producer_epoch
+        self._ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
+        for partition in self._partitions.values():
+            if partition.queue:
+                self._touch(partition)
+
+    def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
+        """The group is durable.
+
+        Args:
+            persist: What `ready()` gave.
+            positions: Position of each of its batches.
+            end_position: The spool's next position.
+        """
+        self._end_position = max(self._end_position, end_position)
+        for batch, position in zip(persist.batches, positions, strict=True):
+            batch.position = position
+            batch.durable = True
+            self._spooled[position] = batch
+            if batch.state is State.SEALED and batch.identity is not None:
+                batch.move(State.PREPARED)
+            self._touch(self._partitions[batch.destination])
+        for then in persist.after:
+            then()
+
+    def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
+        """The cluster acknowledged a batch.
+
+        Args:
+            batch: What was sent.
+            base_offset: Offset of its first record, -1 when the broker does not say.
+            leader_epoch: Of the leader that answered, -1 when unknown.
+            now: Seconds.
+            now_ms: Wall clock, ms since the epoch.
+        """
+        partition = self._partitions[batch.destination]
+        partition.in_flight -= 1
+        batch.move(State.ACKED)
+        batch.base_offset = base_offset
+        partition.missing_since = -1.0
+        partition.leader_epoch = leader_epoch
+        last = partition.last_acked_offset
+        if 0 <= base_offset <= last:
+            self._ready.notices.append(
+                AckedLoss(
+                    partition.number,
+                    base_offset,
+                    last,
+                    "ack",
+                    f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before",
+                )
+            )
+        if partition.flow is _Flow.PROBING:
+            # acks=all answers only when the replicas have the batch, and so all before it.
+            for earlier in list(partition.queue):
+                if earlier is batch:
+                    break
+                if earlier.state is State.IN_DOUBT:
+                    earlier.move(State.ACKED)
+                    self._finish(partition, earlier)
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+            partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
+        elif partition.flow is _Flow.FLOWING:
+            partition.attempt = 0
+        if base_offset >= 0:
+            partition.last_acked_offset = base_offset + batch.count - 1
+        self._finish(partition, batch)
+        if batch.identity is not None:
+            partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
+            # A broker forgets a producer by the timestamp of its last batch, not by the time of its append.
+            age_s = max(0.0, (now_ms - batch.max_timestamp) / 1000)
+            partition.confirmed_until = now + self._state_age_s - age_s
+        self._touch(partition)
+
+    def _finish(self, partition: _Partition, batch: Batch) -> None:
+        """An acknowledged batch is finished when its commit mark is durable."""
+        partition.last_acked_id = batch.identity
+        if batch.position < 0:
+            self._leave(batch, State.COMMITTED, Fate.COMMITTED)
+            return
+        partition.commits.append((batch.position, batch.base_offset))
+        self._ready.persist.after.append(lambda: self._leave(batch, State.COMMITTED, Fate.COMMITTED))
+
+    def _leave(self, batch: Batch, state: State, fate: Fate) -> None:
+        """A batch is finished."""
+        batch.move(state)
+        partition = self._partitions[batch.destination]
+        if partition.queue[0] is batch:
+            partition.queue.popleft()
+        else:
+            partition.queue.remove(batch)
+        self._spooled.pop(batch.position, None)
+        self._ready.resolved.append(Resolution(batch, fate))
+        self._touch(partition)
+
+    def lost(self, batch: Batch, *, sent: bool, code: int, message: str, now: float) -> None:
+        """No answer came.
+
+        Args:
+            batch: What was sent.
+            sent: It may have reached a broker.
+            code: 3, 17 or 29 when the metadata itself says so, else 0.
+            message: For people.
+            now: Seconds.
+        """
+        partition = self._partitions[batch.destination]
+        partition.in_flight -= 1
+        partition.refresh = True
+        if sent:
+            partition.dead_at = now + self._request_timeout_s
+        if sent or partition.flow is _Flow.PROBING:
+            batch.move(State.IN_DOUBT)
+            partition.doubtful = True
+        elif self._must_reject(partition, code, now):
+            self._refuse(batch, code, message)
+        else:
+            batch.move(State.PREPARED)
+        self._settle(partition, message)
+
+    def refused(
+        self,
+        batch: Batch,
+        code: int,
+        message: str,
+        *,
+        bad_records: tuple[tuple[int, str], ...] = (),
+        now: float,
+    ) -> None:
+        """The broker answered with an error.
+
+        Args:
+            batch: What was sent.
+            code: Kafka's error code.
+            message: What the broker said.
+            bad_records: (index, message) of the records it named.
+            now: Seconds.
+        """
+        partition = self._partitions[batch.destination]
+        partition.in_flight -= 1
+        verdict = classify_produce(code)
+        partition.refresh = partition.refresh or verdict.refresh_metadata
+        text = f"{verdict.name} ({code}): {message or verdict.explanation}"
+        final = verdict.action in {Action.REJECT_BATCH, Action.REJECT_DESTINATION}
+        # An answer speaks of its own request. While an older one, whose answer was lost, may still be appended, or
+        # the leader is said to have the batch, it proves nothing.
+        alone = now >= partition.dead_at and partition.flow is not _Flow.PROBING
+        if code in {47, 90}:
+            partition.fenced = True
+        if alone and (final or self._must_reject(partition, code, now)):
+            self._refuse(batch, code, text)
+            batch.bad_records = bad_records
+        elif (alone and verdict.absent) or (alone and code == 45 and self._behind_failure(partition, batch)):
+            batch.move(State.PREPARED)
+        else:
+            batch.move(State.IN_DOUBT)
+            partition.doubtful = True
+        self._settle(partition, text)
+
+    @staticmethod
+    def _refuse(batch: Batch, code: int, message: str) -> None:
+        batch.move(State.REFUSED)
+        batch.code, batch.message = code, message
+
+    @staticmethod
+    def _behind_failure(partition: _Partition, batch: Batch) -> bool:
+        """A 45 for a batch sent once, behind one that is not in the log: the gap is that one's, nothing is missing."""
+        for earlier in partition.queue:
+            if earlier is batch:
+                return False
+            if earlier.tries and earlier.state in {State.PREPARED, State.REFUSED}:
+                return batch.tries == 1 and not batch.former_life
+        return False
+
+    def _must_reject(self, partition: _Partition, code: int, now: float) -> bool:
+        """A topic that is missing may only be new to this broker: it is given time."""
+        if code in {17, 29}:
+            return True
+        if code not in {3, 100}:
+            return False
+        if partition.missing_since < 0:
+            partition.missing_since = now
+        return now - partition.missing_since >= self._missing_topic_s
+
+    def _settle(self, partition: _Partition, reason: str) -> None:
+        if partition.flow in {_Flow.FLOWING, _Flow.PROBING}:
+            partition.flow = _Flow.SETTLING
+            partition.rested = False
+        partition.confirmed_until = 0.0
+        partition.reason = reason
+        self._touch(partition)
+
+    def retry(self, destination: int) -> None:
+        """The pause that a Wait asked for is over."""
+        partition = self._partitions[destination]
+        if partition.flow is _Flow.WAITING:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+            self._touch(partition)
+
+    def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
+        """The end offset of a partition before anything of ours is in it; the first send waits until it is durable."""
+        partition = self._partitions[destination]
+        if partition.flow is not _Flow.ASKING:
+            return
+        partition.baseline_offset = end_offset
+        partition.topic_id = topic_id
+        partition.missing_since = -1.0
+        self._ready.persist.marks.append(self._state_mark(partition))
+
+        def durable() -> None:
+            partition.flow = _Flow.FLOWING
+            partition.attempt = 0
+            self._touch(partition)
+
+        self._ready.persist.after.append(durable)
+
+    def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
+        """The cluster did not answer a question; it is asked again after a pause.
+
+        Args:
+            destination: Destination number.
+            reason: For people.
+            code: Kafka's error code where the cluster gave one, else 0.
+            now: Seconds.
+        """
+        partition = self._partitions[destination]
+        if partition.flow is not _Flow.ASKING:
+            return
+        # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.
+        if self._must_reject(partition, code, now) and not (partition.doubtful and code == 29):
+            self._reject_all(partition, code, reason)
+        else:
+            partition.refresh = True
+            self._pause(partition, reason)
+
+    def reject_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
+        """The metadata says 3, 17 or 29 of a topic whose partitions were never known."""
+        partition = self._partitions[self._numbers[topic, UNCHOSEN]]
+        if partition.queue and self._must_reject(partition, code, now):
+            self._reject_all(partition, code, reason)
+
+    def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:
+        """Nothing of this destination can be delivered."""
+        for batch in list(partition.queue):
+            if batch.durable and batch.state in {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}:
+                batch.code, batch.message = code, reason
+                self._reject(batch)
+        partition.doubtful = False
+        partition.flow = _Flow.SETTLING
+        partition.rested = True
+        self._touch(partition)
+
+    def judged(
+        self, destination: int, judgement: Judgement, *, stable: bool, shrunk_to: int = -1, now: float
+    ) -> None:
+        """The answer to an Ask with batches in doubt.
+
+        Args:
+            destination: Destination number.
+            judgement: About the batches of the Ask, in its order.
+            stable: The present ones were read below the high watermark: no probe is needed.
+            shrunk_to: The log's end, where it is before what was acknowledged; else -1.
+            now: Seconds.
+        """
+        partition = self._partitions[destination]
+        if partition.flow is not _Flow.ASKING:
+            return
+        doubt = self._doubt(partition)
+        present, absent = doubt[: judgement.present], doubt[judgement.present :]
+        if shrunk_to >= 0:
+            self._ready.notices.append(
+                AckedLoss(destination, shrunk_to, partition.last_acked_offset, "log end", judgement.evidence)
+            )
+            partition.last_acked_offset = -1
+        if present and not stable:
+            # Above the high watermark an append can still be undone by a leader change.
+            partition.flow = _Flow.PROBING
+            self._send(partition, present[-1])
+            return
+        for index, batch in enumerate(present):
+            batch.base_offset = judgement.offsets.get(index, -1)
+            batch.move(State.ACKED)
+            if batch.base_offset >= 0:
+                partition.last_acked_offset = batch.base_offset + batch.count - 1
+            self._finish(partition, batch)
+        if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.fenced):
+            self._park(partition, absent[0], judgement.evidence)
+            return
+        if absent and judgement.verdict is Verdict.GAP:
+            if now < partition.dead_at:
+                # No new id while a request under the old one may still be appended.
+                self._pause(partition, judgement.evidence, at_least_s=partition.dead_at - now)
+                return
+            self._ready.notices.append(
+                AckedLoss(
+                    destination,
+                    -1,
+                    partition.last_acked_offset,
+                    "sequence",
+                    f"{judgement.evidence}; the next batch is {absent[0].identity}",
+                )
+            )
+        for batch in absent:
+            batch.move(State.PREPARED)
+        if absent and judgement.verdict is Verdict.GAP:
+            self._reidentify(partition)
+        partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
+        partition.fenced = False
+        partition.flow = _Flow.SETTLING
+        partition.rested = True
+        self._touch(partition)
+
+    def _park(self, partition: _Partition, batch: Batch, evidence: str) -> None:
+        batch.move(State.UNDECIDABLE)
+        batch.message = evidence
+        partition.flow = _Flow.PARKED
+        if batch.position >= 0:
+            self._ready.persist.marks.append(m.Undecidable(batch.position, evidence))
+        self._ready.notices.append(Parked(batch, evidence))
+
+    def decide(self, batch: Batch, *, resend: bool) -> None:
+        """The user's decision about an undecidable batch: send it under a new id, or take it as delivered.
+
+        With `resend` it may be in the log twice.
+        """
+        partition = self._partitions[batch.destination]
+        if batch.position >= 0:
+            decision = m.Decision.RESEND if resend else m.Decision.SKIP
+            self._ready.persist.marks.append(m.Resolved(batch.position, decision))
+        if resend:
+            batch.move(State.PREPARED)
+            self._reidentify(partition)
+        else:
+            batch.move(State.ACKED)
+            self._finish(partition, batch)
+        partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
+        partition.fenced = False
+        partition.flow = _Flow.SETTLING
+        partition.rested = True
+        self._touch(partition)
+
+    def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
+        """A batch was divided (see `Divide`): its children take its place, all or none.
+
+        Args:
+            batch: The divided batch.
+            children: (destination, count, size_bytes, max_timestamp, doomed) of each, in order, ≥ 1.
+
+        Returns:
+            The children as batches, in order.
+        """
+        partition = self._partitions[batch.destination]
+        persist = self._ready.persist
+        made = []
+        first = len(persist.batches)
+        refused = batch.state is State.REFUSED
+        place = partition.queue.index(batch)
+        for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
+            if refused:
+                # They stand where their parent stood, in front of all behind it.
+                child = self._make(destination, count, size_bytes, max_timestamp)
+                child.doomed, child.code, child.message = doomed, batch.code, batch.message
+                partition.queue.insert(place + index, child)
+                if batch.durable:
+                    persist.batches.append(child)
+            else:
+                child = self.seal(
+                    destination, count=count, size_bytes=size_bytes, max_timestamp=max_timestamp
+                )
+            made.append(child)
+        if batch.position >= 0:
+            persist.atomic = True
+            persist.marks.append(m.Replaced(batch.position, first, len(made)))
+        batch.move(State.REPLACED)
+        partition.queue.remove(batch)
+        self._ready.resolved.append(Resolution(batch, Fate.REPLACED))
+        persist.after.append(lambda: self._spooled.pop(batch.position, None) and None)
+        if refused:
+            self._reidentify(partition)
+        partition.rested = True
+        self._touch(partition)
+        return made
+
+    def _reject(self, batch: Batch) -> None:
+        """Refused for good; it is finished when its mark is durable."""
+        batch.move(State.REJECTED)
+        self._ready.notices.append(Refusal(batch))
+        partition = self._partitions[batch.destination]
+        partition.queue.remove(batch)
+        if batch.position >= 0:
+            self._ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
+
+        def durable() -> None:
+            self._spooled.pop(batch.position, None)
+            self._ready.resolved.append(Resolution(batch, Fate.REJECTED))
+
+        self._ready.persist.after.append(durable)
+        self._touch(partition)
+
+    def _reidentify(self, partition: _Partition) -> None:
+        """Every waiting batch gives its id back: each is proven absent, or was never sent.
+
+        What takes their place begins at sequence 0 of the next epoch, which fences this epoch (47) at the broker. Ids
+        of former lives are not bumped but left: two copies of a spool must never make the same new id.
+        """
+        kept = []
+        for batch in partition.queue:
+            if batch.state is State.PREPARED:
+                batch.move(State.SEALED)
+                batch.identity = None
+            elif batch.identity is not None and batch.position >= 0 and batch.state is not State.ACKED:
+                kept.append(m.Identity(batch.position, *_id_fields(batch.identity)))
+            elif batch.state is State.SEALED:
+                batch.identity = None
+        self._ready.persist.marks.append(
+            m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
+        )
+        if partition.producer_id != self._producer_id:
+            return
+        partition.next_sequence = 0
+        if partition.producer_epoch >= _MAX_EPOCH:
+            self._producer_id = -1
+        else:
+            partition.producer_epoch += 1
+
+    # -- what to do now --------------------------------------------------------------------------------------------
+
+    def ready(self, now: float, now_ms: int) -> Ready:
+        """Everything that must be done now; each thing is given once.
+
+        Args:
+            now: Seconds.
+            now_ms: Wall clock, ms since the epoch.
+        """
+        while self._touched:
+            number = next(iter(self._touched))
+            del self._touched[number]
+            self._advance(self._partitions[number], now, now_ms)
+        ready, self._ready = self._ready, self._fresh()
+        for partition in self._partitions.values() if ready.persist.after else ():
+            if partition.commits:
+                ready.persist.marks.append(
+                    m.Committed(partition.number, partition.leader_epoch, tuple(partition.commits))
+                )
+                partition.commits.clear()
+        ready.wants_producer_id = self._producer_id < 0
+        return ready
+
+    def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
+        if partition.partition == UNCHOSEN:
+            topic = self._topics.get(partition.topic)
+            if topic is not None and topic.partition_count > 0:
+                self._ready.divides.extend(
+                    Divide(batch, refused=False)
+                    for batch in partition.queue
+                    if batch.state is State.SEALED and (batch.durable or not self._durable_first)
+                )
+            return
+        self._prepare(partition)
+        if partition.flow is _Flow.SETTLING and not partition.in_flight:
+            self._settled(partition, now_ms)
+        if not partition.queue:
+            return
+        if partition.flow is _Flow.NEW:
+            partition.flow = _Flow.ASKING
+            self._ready.asks.append(
+                Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
+            )
+        elif partition.flow is _Flow.FLOWING:
+            if partition.queue[0].doomed and partition.queue[0].durable:
+                self._reject(partition.queue[0])
+            else:
+                self._flow(partition, now)
+
+    def _prepare(self, partition: _Partition) -> None:
+        """Give ids to the next batches that have none; they may be sent when the mark is durable."""
+        if self._producer_id < 0:
+            return
+        near = list(islice(partition.queue, self._window))
+        if all(batch.identity is not None for batch in near):
+            return
+        entries = []
+        moved = []
+        for batch in islice(partition.queue, _PREPARE_AHEAD):
+            if batch.identity is not None:
+                continue
+            if batch.doomed or (self._durable_first and not batch.durable):
+                break
+            self._identify(partition, batch)
+            if batch.durable and batch.identity is not None:
+                entries.append(m.Identity(batch.position, *_id_fields(batch.identity)))
+                moved.append(batch)
+            else:
+                batch.move(State.PREPARED)
+        if not entries:
+            return
+        self._ready.persist.marks.append(
+            m.Identified(partition.number, m.IdentityReason.FIRST, -1, tuple(entries))
+        )
+
+        def durable() -> None:
+            for batch in moved:
+                if batch.state is State.SEALED and batch.identity is not None:
+                    batch.move(State.PREPARED)
+            self._touch(partition)
+
+        self._ready.persist.after.append(durable)
+
+    def _settled(self, partition: _Partition, now_ms: int) -> None:
+        """Every request in flight has an outcome: what now?"""
+        if not partition.doubtful:
+            head = next((b for b in partition.queue if b.state is not State.ACKED), None)
+            if head is not None and head.state is State.REFUSED:
+                self._handle_refusal(partition, head)
+                return
+            for batch in partition.queue:
+                if batch.state is State.REFUSED:
+                    # What is before it was not appended either: it is sent again in its turn.
+                    batch.move(State.PREPARED)
+        if not partition.rested:
+            self._pause(partition, partition.reason)
+            return
+        partition.rested = False
+        if not partition.doubtful:
+            started = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
+            partition.flow = _Flow.FLOWING if started else _Flow.NEW
+            return
+        doubt = self._doubt(partition)
+        if not doubt:
+            partition.doubtful = False
+            partition.rested = True
+            self._touch(partition)
+            return
+        partition.flow = _Flow.ASKING
+        first = doubt[0].identity
+        last = partition.last_acked_id
+        start = (
+            partition.last_acked_offset + 1 if partition.last_acked_offset >= 0 else partition.baseline_offset
+        )
+        self._ready.asks.append(
+            Ask(
+                partition.number,
+                tuple(batch.identity for batch in doubt if batch.identity is not None),
+                start,
+                acked_before=last is not None
+                and first is not None
+                and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
+                read_log=any(now_ms - batch.max_timestamp > self._state_age_s * 1000 for batch in doubt),
+                fenced=partition.fenced,
+            )
+        )
+
+    @staticmethod
+    def _doubt(partition: _Partition) -> list[Batch]:
+        """The first batches in doubt that share a producer id and epoch."""
+        doubt: list[Batch] = []
+        for batch in partition.queue:
+            if batch.state is State.IN_DOUBT and batch.identity is not None:
+                if (
+                    doubt
+                    and doubt[0].identity is not None
+                    and (
+                        doubt[0].identity.producer_id,
+                        doubt[0].identity.producer_epoch,
+                    )
+                    != (batch.identity.producer_id, batch.identity.producer_epoch)
+                ):
+                    break
+                doubt.append(batch)
+        return doubt
+
+    def _handle_refusal(self, partition: _Partition, head: Batch) -> None:
+        if head.code in {3, 17, 29, 100}:
+            self._reject_all(partition, head.code, head.message)
+            return
+        if head.count > 1 and classify_produce(head.code).splittable:
+            self._ready.divides.append(Divide(head, refused=True))
+            partition.flow = _Flow.SETTLING
+            return
+        self._reject(head)
+        self._reidentify(partition)
+        partition.rested = True
+        self._touch(partition)
+
+    def _pause(self, partition: _Partition, reason: str, *, at_least_s: float = 0.0) -> None:
+        partition.flow = _Flow.WAITING
+        partition.attempt += 1
+        self._ready.waits.append(
+            Wait(partition.number, partition.attempt, partition.refresh, at_least_s, reason)
+        )
+        partition.refresh = False
+
+    def _flow(self, partition: _Partition, now: float) -> None:
+        """Send what the window and the order allow."""
+        for batch in islice(partition.queue, self._window):
+            if batch.state in {State.SENT, State.ACKED}:
+                continue
+            if batch.state is not State.PREPARED or batch.identity is None:
+                break
+            ours = (batch.identity.producer_id, batch.identity.producer_epoch)
+            if partition.in_flight and (partition.confirmed_id != ours or now >= partition.confirmed_until):
+                break
+            self._send(partition, batch)
+
+    def _send(self, partition: _Partition, batch: Batch) -> None:
+        batch.move(State.SENT)
+        batch.tries += 1
+        partition.in_flight += 1
+        self._ready.sends.append(batch)
+
+
+def _id_fields(identity: BatchId) -> tuple[int, int, int]:
+    return identity.producer_id, identity.producer_epoch, identity.base_sequence
