@@ -108,7 +108,10 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     first = doubt[0]
     if view is None:
         return Judgement(Verdict.READ_LOG, 0, f"the leader has no state of producer id {first.producer_id}")
-    seen = f"the leader has producer id {first.producer_id} up to epoch {view.producer_epoch}, sequence {view.last_sequence}"
+    seen = (
+        f"the leader has producer id {first.producer_id} up to epoch {view.producer_epoch},"
+        f" sequence {view.last_sequence}"
+    )
     if view.producer_epoch > first.producer_epoch:
         return Judgement(Verdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
     if view.producer_epoch < first.producer_epoch:

@@ -388,6 +388,7 @@ class Journal:
         self._group_index = 0
         self._ready = self._fresh()
         self._touched: dict[int, None] = {}
+        self._committing: dict[int, None] = {}
 
     @staticmethod
     def _fresh() -> Ready:
@@ -559,17 +560,19 @@ class Journal:
         self._group_index = 0
 
     def _recover_identities(self, mark: m.Identified) -> None:
-        named = {entry.position: entry for entry in mark.entries}
-        for batch in self._partitions[mark.destination].queue:
-            entry = named.get(batch.position)
-            if entry is not None:
-                batch.identity = BatchId(
-                    entry.producer_id, entry.producer_epoch, entry.base_sequence, batch.count
+        if mark.void_from >= 0:
+            named = {entry.position for entry in mark.entries}
+            for batch in self._partitions[mark.destination].queue:
+                if batch.position >= mark.void_from and batch.position not in named:
+                    batch.identity = None
+                    batch.state = State.SEALED
+        for entry in mark.entries:
+            known = self._spooled.get(entry.position)
+            if known is not None:
+                known.identity = BatchId(
+                    entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count
                 )
-                batch.state = State.PREPARED
-            elif 0 <= mark.void_from <= batch.position:
-                batch.identity = None
-                batch.state = State.SEALED
+                known.state = State.PREPARED
 
     def recovered(self, now: float) -> None:
         """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about."""
@@ -651,13 +654,13 @@ class Journal:
 
     def spill(self, batches: Iterable[Batch]) -> None:
         """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
-        wanted = list(self._ready.persist.batches)
+        wanted = dict.fromkeys(self._ready.persist.batches)
         for batch in batches:
             if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
                 continue
             for earlier in self._partitions[batch.destination].queue:
-                if not earlier.durable and earlier not in wanted:
-                    wanted.append(earlier)
+                if not earlier.durable:
+                    wanted[earlier] = None
                 if earlier is batch:
                     break
         self._ready.persist.batches[:] = wanted
@@ -683,6 +686,10 @@ class Journal:
         for batch, position in zip(persist.batches, positions, strict=True):
             batch.position = position
             batch.durable = True
+            if batch.state is State.COMMITTED:
+                # Acknowledged while its spill was still being written.
+                self._commits(self._partitions[batch.destination], batch)
+                continue
             self._spooled[position] = batch
             if batch.state is State.SEALED and batch.identity is not None:
                 batch.move(State.PREPARED)
@@ -746,8 +753,15 @@ class Journal:
         if batch.position < 0:
             self._leave(batch, State.COMMITTED, Fate.COMMITTED)
             return
-        partition.commits.append((batch.position, batch.base_offset))
+        self._commits(partition, batch)
         self._ready.persist.after.append(lambda: self._leave(batch, State.COMMITTED, Fate.COMMITTED))
+
+    def _commits(self, partition: _Partition, batch: Batch) -> None:
+        partition.commits.append((batch.position, batch.base_offset))
+        self._committing[partition.number] = None
+
+    def _forget(self, batch: Batch) -> None:
+        self._spooled.pop(batch.position, None)
 
     def _leave(self, batch: Batch, state: State, fate: Fate) -> None:
         """A batch is finished."""
@@ -1035,6 +1049,8 @@ class Journal:
                 child = self.seal(
                     destination, count=count, size_bytes=size_bytes, max_timestamp=max_timestamp
                 )
+                if batch.durable and not self._durable_first:
+                    persist.batches.append(child)
             made.append(child)
         if batch.position >= 0:
             persist.atomic = True
@@ -1042,7 +1058,7 @@ class Journal:
         batch.move(State.REPLACED)
         partition.queue.remove(batch)
         self._ready.resolved.append(Resolution(batch, Fate.REPLACED))
-        persist.after.append(lambda: self._spooled.pop(batch.position, None) and None)
+        persist.after.append(lambda: self._forget(batch))
         if refused:
             self._reidentify(partition)
         partition.rested = True
@@ -1059,7 +1075,7 @@ class Journal:
             self._ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
 
         def durable() -> None:
-            self._spooled.pop(batch.position, None)
+            self._forget(batch)
             self._ready.resolved.append(Resolution(batch, Fate.REJECTED))
 
         self._ready.persist.after.append(durable)
@@ -1105,12 +1121,11 @@ class Journal:
             del self._touched[number]
             self._advance(self._partitions[number], now, now_ms)
         ready, self._ready = self._ready, self._fresh()
-        for partition in self._partitions.values() if ready.persist.after else ():
-            if partition.commits:
-                ready.persist.marks.append(
-                    m.Committed(partition.number, partition.leader_epoch, tuple(partition.commits))
-                )
-                partition.commits.clear()
+        for number in self._committing:
+            partition = self._partitions[number]
+            ready.persist.marks.append(m.Committed(number, partition.leader_epoch, tuple(partition.commits)))
+            partition.commits.clear()
+        self._committing.clear()
         ready.wants_producer_id = self._producer_id < 0
         return ready
 
@@ -1135,8 +1150,9 @@ class Journal:
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
         elif partition.flow is _Flow.FLOWING:
-            if partition.queue[0].doomed and partition.queue[0].durable:
-                self._reject(partition.queue[0])
+            head = partition.queue[0]
+            if head.doomed and (head.durable or not self._durable_first):
+                self._reject(head)
             else:
                 self._flow(partition, now)
 
@@ -1147,8 +1163,8 @@ class Journal:
         near = list(islice(partition.queue, self._window))
         if all(batch.identity is not None for batch in near):
             return
-        entries = []
-        moved = []
+        entries: list[m.Identity] = []
+        moved: list[Batch] = []
         for batch in islice(partition.queue, _PREPARE_AHEAD):
             if batch.identity is not None:
                 continue
