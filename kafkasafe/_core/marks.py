@@ -441,7 +441,7 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.REJECTED, _REJECTED.pack(position, code) + _str16(_cut(message))
         case Undecidable(position, evidence):
             return _Type.UNDECIDABLE, _POSITION.pack(position) + _str16(_cut(evidence))
-        case Resolved(position, decision):
+        case Resolved(position, decision):  # pragma: no branch
             return _Type.RESOLVED, _RESOLVED.pack(position, decision)
 
 
@@ -473,7 +473,7 @@ def _read_mark(body: _Body) -> Mark:
         case _Type.RESOLVED:
             position, decision = body.take(_RESOLVED)
             mark = Resolved(position, body.member(Decision, decision))
-        case _Type.GROUP:
+        case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
     return mark
@@ -511,7 +511,7 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
             case Replaced(position, first_child, children):
                 valid = group.atomic and 0 <= position < group.position
                 valid = valid and 0 <= first_child < first_child + children <= len(group.manifest)
-            case Rejected(position) | Undecidable(position) | Resolved(position):
+            case Rejected(position) | Undecidable(position) | Resolved(position):  # pragma: no branch
                 valid = position >= 0
         _demand(valid, mark)
 
