@@ -1,0 +1,1984 @@
+"""The network: requests to Kafka brokers, each answered exactly once.
+
+The only module that knows kafka-python's `kafka.net` and `kafka.protocol`. Sockets, TLS, SASL, proxies and the
+event loop are kafka-python's (`NetworkSelector`, `KafkaConnectionManager`, `KafkaConnection`); which request goes
+where and when, metadata, back-off and the encoding of Produce requests are decided here.
+
+Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into `_inbox`
+and wakes that thread. The thread passes each job on: to the `_Link` of one broker, or aside (`_parked`) until the
+next answer about metadata. A link holds what cannot be written yet (connection being made, throttled), in order,
+and lets go of all of it when its connection fails.
+
+A request's journey: (1) `produce` → inbox; (2) `_route_produce` finds leaders and groups by them; (3) `_Link.submit`
+appends it to `waiting`, `_Link.pump` connects, or writes it as soon as the connection takes it; (4) the reply, the
+end of the connection, or its timeout → `reply` is called, once; (5) codes that mean "not here" ask for new metadata.
+
+Non-obvious:
+
+- A request counts as sent from the moment its bytes were handed to the connection's write buffer. Before that it
+  failed with `sent=False`: the broker cannot have seen it.
+- A connection that ends takes everything with it that waited for it, sent or not: a later batch must not overtake
+  an earlier one that was lost. Batches that another thread submits before it has heard of the loss are held off by
+  the *fence* (see `ProduceRequest.fence`).
+- kafka-python's own metadata loop is not used: it knows no way back to the bootstrap servers once all brokers it
+  knew are gone, and logs an error ten times a second for a topic that does not exist. `ClusterMetadata` serves as
+  the address book only.
+- kafka-python's back-off is reset by a connection that fails while it is being initialised (`initialize` swallows
+  the error), and one authentication failure blocks a node for ever. Links keep their own back-off.
+- kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
+  thread and never gives up a TLS handshake: `_Manager._build_transport` replaces that part.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import heapq
+import ipaddress
+import itertools
+import logging
+import os
+import random
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+import kafka.errors as kafka_errors
+from kafka.future import Future
+from kafka.net.connection import KafkaConnection
+from kafka.net.inet import KafkaNetSocket
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector, Task
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.protocol.admin import DescribeProducersRequest
+from kafka.protocol.api_header import RequestHeader
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import InitProducerIdRequest
+from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
+from kafka.util import ensure_valid_topic_name
+
+from kafkasafe._core.batch import BatchHeader, iter_headers
+from kafkasafe.errors import ForkedProcessError
+
+log = logging.getLogger(__name__)
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+NodeId: TypeAlias = int | str
+TopicPartition: TypeAlias = tuple[str, int]
+
+# Newest versions this module speaks. From Produce v13 and Fetch v13 on topics are named by id.
+_MAX_PRODUCE: Final = 12
+_MAX_FETCH: Final = 12
+# Oldest versions that carry RecordBatch v2 (brokers from 0.11).
+_MIN_PRODUCE: Final = 3
+_MIN_FETCH: Final = 4
+_FLEXIBLE_PRODUCE: Final = 9
+
+_NO_TOPIC_ID: Final = bytes(16)
+_UNKNOWN_TOPIC: Final = 3
+_LEADER_NOT_AVAILABLE: Final = 5
+_UNSUPPORTED_VERSION: Final = 35
+
+# UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER, REPLICA_NOT_AVAILABLE, NETWORK_EXCEPTION,
+# KAFKA_STORAGE_ERROR, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID
+_STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
+
+_RECEIVE_BYTES: Final = 256 * 1024
+_MAX_IOVEC: Final = 64
+_METADATA_PATIENCE_S: Final = 3.0  # after that another node is asked
+_SILENCE_S: Final = 2.0  # a node with requests in flight that says nothing for so long is suspected
+_TICK_S: Final = 0.5
+_PAUSE_POLL_S: Final = 0.02
+_LEADERLESS_POLL_MAX_S: Final = 1.0
+_MISSING_TOPIC_POLL_MAX_S: Final = 5.0
+_LOG_EVERY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that has no answer.
+
+    Attributes:
+        error: What happened; a `KafkaError` where Kafka or its client has one for it.
+        sent: False only if the request provably never reached the socket. True leaves open whether the broker
+            has seen it.
+        fence: As `ProduceReply.fence`; 0 for other requests.
+    """
+
+    error: BaseException
+    sent: bool
+    fence: int = 0
+
+    @property
+    def code(self) -> int | None:
+        """Kafka's error code, None if the failure is none of Kafka's errors."""
+        code = getattr(self.error, "errno", None)
+        return code if isinstance(self.error, kafka_errors.KafkaError) and isinstance(code, int) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """Who leads a partition.
+
+    Attributes:
+        leader: Node id, -1 if there is none.
+        leader_epoch: Its epoch, -1 where the broker is too old (< 2.4) to say it reliably.
+    """
+
+    leader: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic in the latest metadata.
+
+    Attributes:
+        name: Topic name.
+        topic_id: Its id, 16 bytes; all zero when unknown (brokers < 2.8).
+        partitions: By number. While `error_code` is not 0: what was known before, if anything.
+        error_code: Kafka's error code for the topic as a whole, 0 for none. 3 is also answered for a moment by a
+            broker that has just started.
+    """
+
+    name: str
+    topic_id: bytes
+    partitions: Mapping[int, PartitionInfo]
+    error_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRefreshed:
+    """An answer to a metadata request.
+
+    Attributes:
+        cluster_id: Id of the cluster that answered, None from old brokers.
+        brokers: Node ids.
+        topics: All watched topics the answer spoke of.
+    """
+
+    cluster_id: str | None
+    brokers: tuple[int, ...]
+    topics: Mapping[str, TopicInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdGranted:
+    """A producer id of the caller's own."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest:
+    """One batch to be appended to one partition.
+
+    Attributes:
+        token: Given back with the reply.
+        topic: Topic name.
+        partition: Partition number.
+        data: Exactly one RecordBatch, base offset 0. Not copied: it must not change before the reply.
+        fence: The newest `fence` that was received for this partition, 0 before the first reply; None for no
+            check. The batch is refused (`Failure`, not sent) if another batch of the partition has failed since
+            then and the caller, who does not know it yet, would let this one overtake it.
+    """
+
+    token: Any
+    topic: str
+    partition: int
+    data: Buffer
+    fence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceReply:
+    """A broker's answer for one batch.
+
+    Attributes:
+        error_code: Kafka's error code, 0 for success.
+        base_offset: Offset of the batch's first record, -1 if unknown.
+        log_append_time: Ms since the epoch, -1 unless the topic uses LogAppendTime.
+        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
+        record_errors: (index in the batch, message) of the records that made the broker refuse it.
+        error_message: What the broker says about the error, if anything.
+        leader_hint: (node id, leader epoch) of the leader the broker points to (KIP-951), else None. Already
+            taken over into the metadata.
+        fence: Number of batches of this partition that have failed so far (see `ProduceRequest.fence`).
+    """
+
+    error_code: int
+    base_offset: int
+    log_append_time: int
+    log_start_offset: int
+    record_errors: tuple[tuple[int, str], ...] = ()
+    error_message: str | None = None
+    leader_hint: tuple[int, int] | None = None
+    fence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What the leader of a partition remembers of one producer.
+
+    Attributes:
+        epoch: Newest epoch seen.
+        last_sequence: Sequence of the last record appended (inclusive), -1 if none.
+        last_timestamp: Its timestamp in ms since the epoch, -1 if none.
+    """
+
+    epoch: int
+    last_sequence: int
+    last_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducersDescribed:
+    """The answer to DescribeProducers for one partition; `producers` is by producer id."""
+
+    error_code: int
+    producers: Mapping[int, ProducerState] = field(default_factory=dict)
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersFetched:
+    """The batch headers of one Fetch answer.
+
+    Attributes:
+        error_code: Kafka's error code, 0 for success.
+        high_watermark: First offset that is not replicated yet, -1 if unknown.
+        last_stable_offset: First offset of an open transaction, -1 if unknown.
+        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
+        headers: Headers of the complete batches, in order. The first may begin before the offset asked for.
+        next_offset: Where to go on: behind the last complete batch; the offset asked for if there was none.
+    """
+
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    headers: list[BatchHeader]
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetListed:
+    """The answer to ListOffsets; `offset` is -1 if there is none, `leader_epoch` -1 if unknown."""
+
+    error_code: int
+    offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The answer to OffsetForLeaderEpoch.
+
+    Attributes:
+        error_code: Kafka's error code, 0 for success.
+        leader_epoch: The largest epoch up to the one asked for, -1 for unknown (which is not data loss).
+        end_offset: Where it ends (exclusive), -1 for unknown.
+    """
+
+    error_code: int
+    leader_epoch: int
+    end_offset: int
+
+
+Reply: TypeAlias = Callable[[Any], None]
+ProduceCallback: TypeAlias = Callable[[Any, ProduceReply | Failure], None]
+
+
+class StaleFenceError(kafka_errors.RetriableError):
+    """An earlier batch of this partition failed, and the caller had not heard of it yet. Nothing was sent."""
+
+
+# --------------------------------------------------------------------------------------------------------------
+# kafka-python's sockets and event loop, with what they lack
+
+
+class _SocketMixin:
+    """Reads in large pieces, tries to write before it waits, and dies of any error instead of staying silent."""
+
+    _sock: Any
+    _net: Any
+    _closed: bool
+    _read: bool
+    _write: bool
+    _writing: bool
+    _protocol: Any
+    _write_buffer: collections.deque[Any]
+    last_read: float
+    last_write: float
+
+    async def _read_from_sock(self) -> None:
+        while self._read and not self._closed:
+            await self._net.wait_read(self._sock)
+            data, error = self._sock_recv()
+            if error is None and data:
+                self.last_read = time.monotonic()
+                sensors = self._protocol._sensors if self._protocol else None
+                if sensors:
+                    sensors.bytes_received.record(len(data))
+                try:
+                    self._protocol.data_received(data)
+                except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
+                    error = decoding
+            if error is not None:
+                self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
+                return
+
+    def _sock_recv(self) -> tuple[bytes, BaseException | None]:
+        chunks = []
+        error: BaseException | None = None
+        while True:
+            try:
+                chunk = self._sock.recv(_RECEIVE_BYTES)
+            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            except Exception as failed:
+                error = kafka_errors.KafkaConnectionError(failed)
+                break
+            if not chunk:
+                error = kafka_errors.KafkaConnectionError("The broker closed the connection")
+                break
+            chunks.append(chunk)
+            # TLS must be read until it is empty: what OpenSSL holds does not make the socket readable.
+            if len(chunk) < _RECEIVE_BYTES and not isinstance(self._sock, ssl.SSLSocket):
+                break
+        if chunks and error is not None:
+            # What arrived before the end still counts; the error shows again at the next read.
+            error = None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks), error
+
+    async def _write_to_sock(self) -> None:
+        try:
+            while self._write_buffer:
+                sent, error = self._sock_send()  # type: ignore[attr-defined]  # the other base class has it
+                if error is not None:
+                    self.abort(error=error)  # type: ignore[attr-defined]
+                    return
+                self.last_write = time.monotonic()
+                sensors = self._protocol._sensors if self._protocol else None
+                if sensors:
+                    sensors.bytes_sent.record(sent)
+                if self._write_buffer:
+                    await self._net.wait_write(self._sock)
+        finally:
+            self._writing = False
+        if self._closed:
+            self._close()  # type: ignore[attr-defined]
+
+
+class _PlainSocket(_SocketMixin, KafkaTCPTransport):
+    async def handshake(self, timeout_at: float | None = None) -> None:
+        """A plain connection has none."""
+
+    def _sock_send(self) -> tuple[int, BaseException | None]:
+        total = 0
+        if self._sock is None:
+            return total, kafka_errors.KafkaConnectionError("Connection closed during send")
+        pending = self._write_buffer
+        while pending:
+            try:
+                # One call for many buffers: no copy, and no tiny packet for a frame's head.
+                sent = self._sock.sendmsg(list(itertools.islice(pending, _MAX_IOVEC)))
+            except (BlockingIOError, InterruptedError):
+                break
+            except Exception as error:
+                return total, kafka_errors.KafkaConnectionError(error)
+            total += sent
+            while pending and sent >= len(pending[0]):
+                sent -= len(pending.popleft())
+            if sent:
+                pending[0] = memoryview(pending[0])[sent:]
+        return total, None
+
+
+class _TlsSocket(_SocketMixin, KafkaSSLTransport):
+    async def handshake(self, timeout_at: float | None = None) -> None:
+        """As kafka-python's, but bounded: a hung broker must not keep a connection attempt for ever."""
+        while True:
+            try:
+                self._sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._net.wait_read(self._sock, timeout_at)
+            except ssl.SSLWantWriteError:
+                await self._net.wait_write(self._sock, timeout_at)
+            else:
+                return
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class _Manager(KafkaConnectionManager):
+    """Makes connections without leaking sockets and without blocking the I/O thread on a name server."""
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        sock = await self._open_socket(node.host, node.port, timeout_at)
+        transport: Any = None
+        kind: Any = _TlsSocket if self.ssl_enabled else _PlainSocket
+        try:
+            options = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
+            transport = kind(self._net, sock, host=node.host, **(options if self.ssl_enabled else {}))
+            await transport.handshake(timeout_at)
+        except BaseException as error:
+            # GeneratorExit as well: that is how the loop ends what is under way when it closes.
+            if transport is not None:
+                transport.close()
+            sock.close()
+            if isinstance(error, Exception):
+                raise kafka_errors.KafkaConnectionError(f"Handshake failed: {error}") from error
+            raise
+        return transport
+
+    async def _open_socket(self, host: str, port: int, timeout_at: float | None) -> Any:
+        factory, addresses = await self._resolve(host, port, timeout_at)
+        failure = kafka_errors.KafkaConnectionError(f"No address found for {host}")
+        opened: list[socket.socket] = []
+        make = factory.socket
+
+        def recorded(*args: Any) -> Any:
+            opened.append(make(*args))
+            return opened[-1]
+
+        factory.socket = recorded
+        for address in addresses:
+            try:
+                return await factory.connect(
+                    self._net, address, self.config["socket_options"], timeout_at=timeout_at
+                )
+            except BaseException as error:
+                for sock in opened:
+                    sock.close()
+                opened.clear()
+                if isinstance(error, kafka_errors.KafkaTimeoutError):
+                    raise kafka_errors.KafkaConnectionError(
+                        f"Connecting to {host}:{port} timed out"
+                    ) from error
+                if not isinstance(error, Exception):
+                    raise
+                failure = kafka_errors.KafkaConnectionError(f"{host}:{port}: {error}")
+        raise failure
+
+    async def _resolve(self, host: str, port: int, timeout_at: float | None) -> tuple[Any, list[Any]]:
+        def look_up() -> tuple[Any, list[Any]]:
+            factory = KafkaNetSocket(self.config["proxy_url"])
+            return factory, factory.dns_lookup(host, port)
+
+        if self.config["proxy_url"] is None and _is_address(host):
+            return look_up()
+        future = Future()
+
+        def settle(result: Any) -> None:
+            if not future.is_done:
+                if isinstance(result, BaseException):
+                    future.failure(result)
+                else:
+                    future.success(result)
+
+        def work() -> None:
+            try:
+                result: Any = look_up()
+            except Exception as error:
+                result = kafka_errors.KafkaConnectionError(f"Looking up {host}: {error}")
+            # A closed loop has nobody left who waits for the answer.
+            with _suppress_closed():
+                self._net.call_soon_threadsafe(lambda: settle(result))
+
+        threading.Thread(target=work, name=f"kafkasafe-lookup-{host}", daemon=True).start()
+        timer = None
+        if timeout_at is not None:
+            late = kafka_errors.KafkaConnectionError(f"Looking up {host} timed out")
+            timer = self._net.call_at(timeout_at, lambda: settle(late))
+        try:
+            result: tuple[Any, list[Any]] = await future
+        finally:
+            if timer is not None:
+                self._net.cancel(timer)
+        return result
+
+
+class _suppress_closed:  # noqa: N801  # reads as contextlib.suppress
+    """Swallows what a closed or crashed event loop raises."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
+        return isinstance(error, Exception)
+
+
+class _Loop(NetworkSelector):
+    """kafka-python's event loop, which says when it ends and closes itself on its own thread."""
+
+    on_exit: Callable[[], None]
+
+    def run_forever(self) -> None:
+        try:
+            super().run_forever()  # type: ignore[no-untyped-call]
+        except Exception:
+            log.exception("The network thread ended by an error: this producer can send nothing any more")
+        finally:
+            self._stop = True  # close() must not try to join its own thread
+            self.on_exit()
+            self.close()  # type: ignore[no-untyped-call]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Frames
+
+
+def _uvarint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def encode_produce(
+    version: int,
+    correlation_id: int,
+    client_id: str,
+    acks: int,
+    timeout_ms: int,
+    batches: Sequence[tuple[str, int, Buffer]],
+) -> list[Buffer]:
+    """A Produce request as a list of buffers, of which the batches are not copies.
+
+    Args:
+        version: 3 to 12.
+        correlation_id: Of the request header.
+        client_id: Of the request header.
+        acks: -1 or 1.
+        timeout_ms: How long the broker may wait for replicas.
+        batches: (topic, partition, batch), at most one for each partition.
+
+    Returns:
+        The frame, size field included. Joined it is what kafka-python's `ProduceRequest` encodes.
+    """
+    flexible = version >= _FLEXIBLE_PRODUCE
+    topics: dict[str, list[tuple[int, Buffer]]] = {}
+    for topic, partition, data in batches:
+        topics.setdefault(topic, []).append((partition, data))
+    name = client_id.encode()
+    head = bytearray(4)  # the size, known at the end
+    head += struct.pack(">hhih", KafkaProduceRequest.API_KEY, version, correlation_id, len(name)) + name
+    if flexible:
+        # No tagged fields; transactional id null.
+        head += b"\x00\x00" + struct.pack(">hi", acks, timeout_ms) + _uvarint(len(topics) + 1)
+    else:
+        head += struct.pack(">hhii", -1, acks, timeout_ms, len(topics))
+    parts: list[Buffer] = []
+    for topic, partitions in topics.items():
+        encoded = topic.encode()
+        if flexible:
+            head += _uvarint(len(encoded) + 1) + encoded + _uvarint(len(partitions) + 1)
+        else:
+            head += struct.pack(">h", len(encoded)) + encoded + struct.pack(">i", len(partitions))
+        for partition, data in partitions:
+            head += struct.pack(">i", partition)
+            head += _uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
+            parts += (head, data)
+            head = bytearray(b"\x00" if flexible else b"")
+        if flexible:
+            head += b"\x00"
+    if flexible:
+        head += b"\x00"
+    parts.append(head)
+    first = parts[0]
+    assert isinstance(first, bytearray)  # noqa: S101  # the head comes first
+    struct.pack_into(">i", first, 0, sum(map(len, parts)) - 4)
+    return [part for part in parts if len(part)]
+
+
+class _Frame:
+    """What `KafkaConnection.send_request` takes for a request.
+
+    It gives the connection its first buffer; the link writes the `rest` behind it, uncopied. `encoded` tells
+    whether the connection has got that far, that is, whether bytes may have been sent.
+    """
+
+    __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")
+
+    def __init__(
+        self, what: str, version: int, encoder: Callable[[int, str], tuple[Any, list[Buffer]]]
+    ) -> None:
+        self.what = what
+        self.API_VERSION = version
+        self.encoder = encoder
+        self.encoded = False
+        self.header: Any = None
+        self.rest: list[Buffer] = []
+
+    def __str__(self) -> str:
+        return f"{self.what} v{self.API_VERSION}"
+
+    def expect_response(self) -> bool:
+        return True
+
+    def with_header(self, correlation_id: int, client_id: str) -> None:
+        self.header, self.rest = self.encoder(correlation_id, client_id)
+
+    def encode(self, *, framed: bool, header: bool) -> Buffer:  # noqa: ARG002  # kafka-python's signature
+        self.encoded = True
+        return self.rest.pop(0)
+
+
+class _Call:
+    """One request to one broker and its single outcome."""
+
+    __slots__ = ("deadline", "done", "targets", "timeout_s")
+
+    def __init__(self, timeout_s: float, targets: tuple[TopicPartition, ...] = ()) -> None:
+        self.timeout_s = timeout_s
+        self.deadline = time.monotonic() + timeout_s
+        self.targets = targets
+        self.done = False
+
+    def frame(self, versions: Any) -> _Frame | None:
+        """The request for a broker of these versions, None if nothing is left to send. Raises what prevents it."""
+        raise NotImplementedError
+
+    def succeed(self, response: Any, frame: _Frame) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:
+        raise NotImplementedError
+
+
+def _safely(reply: Callable[..., None], *args: Any) -> None:
+    try:
+        reply(*args)
+    except Exception:
+        # One callback's error must not cost the others theirs.
+        log.exception("A reply callback raised")
+
+
+class _KafkaCall(_Call):
+    """A request that kafka-python encodes."""
+
+    __slots__ = ("maximum", "minimum", "parse", "reply", "request")
+
+    def __init__(
+        self,
+        request: Any,
+        parse: Callable[[Any], Any],
+        reply: Reply,
+        *,
+        timeout_s: float,
+        targets: tuple[TopicPartition, ...] = (),
+        minimum: int = 0,
+        maximum: int = 32767,
+    ) -> None:
+        super().__init__(timeout_s, targets)
+        self.request = request
+        self.parse = parse
+        self.reply = reply
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def frame(self, versions: Any) -> _Frame:
+        request = self.request
+        version = versions.api_version(request, min_version=self.minimum, max_version=self.maximum)
+
+        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
+            request.API_VERSION = version
+            request.with_header(correlation_id=correlation_id, client_id=client_id)
+            return request.header, [request.encode(framed=True, header=True)]
+
+        return _Frame(request.name, version, encoder)
+
+    def succeed(self, response: Any, frame: _Frame) -> None:  # noqa: ARG002
+        if self.done:
+            return
+        try:
+            result = self.parse(response)
+        except Exception as error:  # whatever a broker sends, the caller hears of it
+            self.fail(error, sent=True)
+            return
+        self.done = True
+        _safely(self.reply, result)
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:
+        if not self.done:
+            self.done = True
+            _safely(self.reply, Failure(error, sent))
+
+
+class _ProduceCall(_Call):
+    """A Produce request: at most one batch for each partition."""
+
+    __slots__ = ("acks", "hub", "reply", "requests", "timeout_ms")
+
+    def __init__(
+        self,
+        hub: Transport,
+        requests: list[tuple[ProduceRequest, memoryview]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback,
+    ) -> None:
+        targets = tuple((request.topic, request.partition) for request, _ in requests)
+        # The broker must be able to say that its replicas were too slow before the connection is given up.
+        super().__init__(max(hub._request_timeout_s, timeout_ms / 1000 + 1), targets)
+        self.hub = hub
+        self.requests = requests
+        self.acks = acks
+        self.timeout_ms = timeout_ms
+        self.reply = reply
+
+    def frame(self, versions: Any) -> _Frame | None:
+        version = versions.api_version(
+            KafkaProduceRequest, min_version=_MIN_PRODUCE, max_version=_MAX_PRODUCE
+        )
+        fences = self.hub._fences
+        fresh = []
+        for entry in self.requests:
+            request = entry[0]
+            fence = fences.get((request.topic, request.partition), 0)
+            if request.fence is None or request.fence == fence:
+                fresh.append(entry)
+            else:
+                error = StaleFenceError(f"fence {request.fence}, now {fence}")
+                _safely(self.reply, request.token, Failure(error, sent=False, fence=fence))
+        self.requests = fresh
+        if not fresh:
+            self.done = True
+            return None
+        batches = [(request.topic, request.partition, data) for request, data in fresh]
+
+        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
+            header = RequestHeader(
+                request_api_key=KafkaProduceRequest.API_KEY,
+                request_api_version=version,
+                correlation_id=correlation_id,
+                client_id=client_id,
+            )
+            return header, encode_produce(
+                version, correlation_id, client_id, self.acks, self.timeout_ms, batches
+            )
+
+        return _Frame(f"ProduceRequest({len(batches)} batches)", version, encoder)
+
+    def succeed(self, response: Any, frame: _Frame) -> None:  # noqa: ARG002
+        if self.done:
+            return
+        try:
+            replies = self._parse(response)
+        except Exception as error:  # whatever a broker sends, the caller hears of it
+            self.fail(error, sent=True)
+            return
+        self.done = True
+        stale = False
+        for request, _ in self.requests:
+            target = request.topic, request.partition
+            answer = replies.get(target)
+            if answer is None:
+                missing = kafka_errors.KafkaProtocolError("The Produce response left this partition out")
+                fence = self.hub._raise_fence(target)
+                _safely(self.reply, request.token, Failure(missing, sent=True, fence=fence))
+                continue
+            if answer.error_code:
+                stale = stale or answer.error_code in _STALE_METADATA
+                fence = self.hub._raise_fence(target)
+            else:
+                fence = self.hub._fences.get(target, 0)
+            if answer.leader_hint is not None:
+                self.hub._take_hint(target, answer.leader_hint)
+            _safely(self.reply, request.token, replace(answer, fence=fence) if fence else answer)
+        if stale:
+            self.hub._want_metadata()
+        self.requests = []
+
+    def _parse(self, response: Any) -> dict[TopicPartition, ProduceReply]:
+        replies = {}
+        for endpoint in response.node_endpoints or ():
+            self.hub._learn_broker(endpoint)
+        for topic in response.responses:
+            for answer in topic.partition_responses:
+                hint = answer.current_leader
+                known = hint is not None and hint.leader_id >= 0
+                replies[topic.name, answer.index] = ProduceReply(
+                    error_code=answer.error_code,
+                    base_offset=answer.base_offset,
+                    log_append_time=answer.log_append_time_ms,
+                    log_start_offset=answer.log_start_offset,
+                    record_errors=tuple(
+                        (record.batch_index, record.batch_index_error_message or "")
+                        for record in answer.record_errors or ()
+                    ),
+                    error_message=answer.error_message,
+                    leader_hint=(hint.leader_id, hint.leader_epoch) if known else None,
+                )
+        return replies
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:
+        if self.done:
+            return
+        self.done = True
+        for request, _ in self.requests:
+            self.hub._fail_produce(request, error, sent, self.reply)
+        self.requests = []
+
+
+# --------------------------------------------------------------------------------------------------------------
+# One broker
+
+
+class _Link:
+    """The way to one broker: its connection, what waits for it, its back-off.
+
+    Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `_drop`.
+    """
+
+    __slots__ = (
+        "conn", "failures", "hub", "in_flight", "node_id", "not_before", "ready_once", "suspect_until", "timer",
+        "timer_at", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, hub: Transport, node_id: NodeId) -> None:
+        self.hub = hub
+        self.node_id = node_id
+        self.conn: KafkaConnection | None = None
+        self.ready_once = False  # whether `conn` has been usable
+        self.waiting: collections.deque[_Call] = collections.deque()
+        self.in_flight: dict[_Call, float] = {}  # in the order they were written, with the time
+        self.failures = 0  # connection attempts that failed since the last success
+        self.not_before = 0.0
+        self.suspect_until = 0.0
+        self.timer: Any = None
+        self.timer_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be written at once."""
+        conn = self.conn
+        return (
+            conn is not None
+            and conn.connected
+            and not conn.paused
+            and not conn._reauth.is_reauthenticating
+            and not self.waiting
+        )
+
+    def alive(self, now: float) -> bool:
+        """Whether there is a usable connection to a broker that is not suspected to hang."""
+        return self.conn is not None and self.conn.connected and self.suspect_until <= now
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.in_flight)
+
+    def submit(self, call: _Call) -> None:
+        """Writes the request, or holds it back until the connection can take it."""
+        self.waiting.append(call)
+        self.pump()
+
+    def pump(self) -> None:
+        now = time.monotonic()
+        while self.waiting:
+            call = self.waiting[0]
+            if call.deadline <= now:
+                self.waiting.popleft()
+                error = kafka_errors.KafkaTimeoutError(f"Node {self.node_id} was not ready in time")
+                call.fail(error, sent=False)
+                continue
+            conn = self.conn
+            if conn is None or conn.closed:
+                if self.not_before > now:
+                    self._arm(min(self.not_before, call.deadline))
+                    return
+                self._connect()
+                continue
+            if not conn.connected:
+                self._arm(call.deadline)
+                return
+            if conn.paused or conn._reauth.is_reauthenticating:
+                # Throttled by the broker, or authenticating again: soon over, and nothing overtakes meanwhile.
+                throttled = conn._throttle_time or 0.0
+                self._arm(min(max(throttled, now + _PAUSE_POLL_S), call.deadline))
+                return
+            self.waiting.popleft()
+            self._write(conn, call, now)
+
+    def _write(self, conn: Any, call: _Call, now: float) -> None:
+        frame: _Frame | None = None
+        try:
+            frame = call.frame(conn.broker_version_data)
+            if frame is None:
+                return
+            future = conn.send_request(frame, request_timeout_ms=call.timeout_s * 1000)
+            if frame.encoded and frame.rest and conn.transport is not None:
+                conn.transport.writelines(frame.rest)
+        except kafka_errors.IncompatibleBrokerVersion as error:
+            call.fail(_unsupported(error), sent=False)
+            return
+        except Exception as error:  # nothing may leave a caller without an answer
+            call.fail(error, sent=frame is not None and frame.encoded)
+            return
+        self.in_flight[call] = now
+        self.hub._watch_silence()
+
+        def done(response: Any) -> None:
+            self.in_flight.pop(call, None)
+            call.succeed(response, frame)
+
+        def failed(error: BaseException) -> None:
+            self.in_flight.pop(call, None)
+            if isinstance(error, kafka_errors.Cancelled):
+                error = kafka_errors.KafkaConnectionError("The connection was closed")
+            call.fail(error, sent=frame.encoded)
+
+        future._add_cb_eb(done, failed)
+
+    def _connect(self) -> None:
+        manager = self.hub._manager
+        # The link's own back-off has passed: kafka-python's, which is wrong in both directions, must not count.
+        manager.reset_backoff(self.node_id)
+        manager._auth_failures.pop(self.node_id, None)
+        try:
+            conn = manager.get_connection(self.node_id, refresh_metadata_on_err=False)
+        except Exception as error:  # no such broker any more, or options that cannot work
+            self._back_off()
+            self.hub._want_metadata()
+            self._drop(error)
+            return
+        self.conn = conn
+        self.ready_once = False
+        conn.init_future.add_callback(lambda _: self._on_ready(conn))
+        conn.close_future.add_both(lambda error: self._on_closed(conn, error))
+
+    def _on_ready(self, conn: KafkaConnection) -> None:
+        if conn is self.conn:
+            self.ready_once = True
+            self.failures = 0
+            self.suspect_until = 0.0
+            self.pump()
+
+    def _on_closed(self, conn: KafkaConnection, error: Any) -> None:
+        if conn is not self.conn:
+            return
+        self.conn = None
+        if not self.ready_once:
+            self._back_off()
+        elif error is not None:
+            # A connection that broke may be made again at once, but not in a tight circle.
+            self.not_before = time.monotonic() + self.hub._backoff_s(1)
+        if error is not None or not self.ready_once:
+            self.hub._want_metadata()
+        cause = error if isinstance(error, BaseException) else None
+        self._drop(
+            cause or kafka_errors.KafkaConnectionError(f"The connection to node {self.node_id} was closed")
+        )
+
+    def _back_off(self) -> None:
+        self.failures += 1
+        self.not_before = time.monotonic() + self.hub._backoff_s(self.failures)
+
+    def _drop(self, error: BaseException) -> None:
+        """All that waits fails, in order: none of it may overtake what was lost with the connection."""
+        waiting, self.waiting = self.waiting, collections.deque()
+        for call in waiting:
+            call.fail(error, sent=False)
+
+    def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
+        """Waiting requests whose partition has another leader by now fail, and later ones of those partitions."""
+        if not self.waiting:
+            return
+        moved: set[TopicPartition] = set()
+        kept: collections.deque[_Call] = collections.deque()
+        waiting, self.waiting = self.waiting, collections.deque()
+        for call in waiting:
+            if any(target in moved or leader_of(target) != self.node_id for target in call.targets):
+                moved.update(call.targets)
+                error = kafka_errors.NotLeaderForPartitionError(
+                    f"Node {self.node_id} is not the leader any more"
+                )
+                call.fail(error, sent=False)
+            else:
+                kept.append(call)
+        kept.extend(self.waiting)
+        self.waiting = kept
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the node should have said something, 0 if it owes nothing."""
+        if not self.in_flight or self.conn is None or self.conn.transport is None:
+            return 0.0
+        oldest = next(iter(self.in_flight.values()))
+        heard: float = self.conn.transport.last_read
+        return max(0.0, now - max(oldest, heard))
+
+    def hang_up(self, error: BaseException | None = None) -> None:
+        """Closes the connection at once; unsent bytes are dropped."""
+        conn = self.conn
+        if conn is None:
+            return
+        if conn.transport is not None and error is None:
+            # Buffered bytes would keep a closed transport open until a broker that may hang has taken them.
+            conn.transport._write_buffer.clear()
+        conn.close(error)
+
+    def _arm(self, at: float) -> None:
+        if self.timer is not None:
+            if self.timer_at <= at:
+                return
+            self.hub._net.cancel(self.timer)
+        self.timer_at = at
+        self.timer = self.hub._net.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self.timer = None
+        self.pump()
+
+
+def _unsupported(error: BaseException) -> BaseException:
+    unsupported: BaseException = kafka_errors.UnsupportedVersionError(str(error))
+    return unsupported
+
+
+def _error(code: int, message: str) -> BaseException:
+    error: BaseException = kafka_errors.for_code(code)(message)
+    return error
+
+
+# --------------------------------------------------------------------------------------------------------------
+
+
+_MANAGER_OPTIONS: Final = frozenset(KafkaConnectionManager.DEFAULT_CONFIG) | {"socks5_proxy"}
+_LOOP_OPTIONS: Final = frozenset(NetworkSelector.DEFAULT_CONFIG)
+
+
+# (route again: whether this is the last try, fail instead)
+_Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A metadata request under way. `waiters` and `parked` are those who asked before it began."""
+
+    link: _Link
+    waiters: list[Reply]
+    parked: list[_Parked]
+    timer: Any = None
+    over: bool = False
+
+
+class Transport:
+    """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply.
+
+    Replies are called on the network thread and must only put the result somewhere: whatever they do there, no
+    broker is spoken to meanwhile. After `close` (and in a forked child) requests fail at once, on the caller's
+    thread. Failures of the network are no errors of a method: they come as `Failure`.
+
+    Not usable in a child after `os.fork`: the thread stays with the parent.
+
+    Args:
+        options: `KafkaProducer`'s options; what does not concern connections or metadata is passed over.
+            `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
+            `max_in_flight_requests_per_connection` is ignored: limits are the caller's.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        settings: dict[str, Any] = {
+            key: value for key, value in options.items() if key in _MANAGER_OPTIONS | _LOOP_OPTIONS
+        }
+        if settings.get("client_id") is None:
+            settings["client_id"] = "kafkasafe"
+        if settings.get("api_version") == "auto":
+            settings["api_version"] = None
+        settings.setdefault("reconnect_backoff_max_ms", 1000)
+        settings.setdefault("receive_message_max_bytes", 100_000_000)
+        # A slow step is no error on a busy machine: kafka-python would log a warning for each.
+        settings.setdefault("slow_task_threshold_secs", 0)
+        # Reply callbacks run before kafka-python lifts its pause, and a paused connection refuses requests.
+        settings["max_in_flight_requests_per_connection"] = 2**31 - 1
+        default_options: Any = KafkaConnectionManager.DEFAULT_CONFIG["socket_options"]
+        sockets = list(settings.get("socket_options") or default_options)
+        for key, option in (
+            ("send_buffer_bytes", socket.SO_SNDBUF),
+            ("receive_buffer_bytes", socket.SO_RCVBUF),
+        ):
+            if options.get(key) is not None:
+                sockets.append((socket.SOL_SOCKET, option, options[key]))
+        settings["socket_options"] = sockets
+        loop_settings = {key: value for key, value in settings.items() if key in _LOOP_OPTIONS}
+
+        self._client_id: str = settings["client_id"]
+        make_loop: Any = _Loop
+        make_manager: Any = _Manager
+        self._net: Any = make_loop(**loop_settings)
+        self._net.on_exit = self._on_loop_exit
+        self._manager: Any = make_manager(self._net, **settings)
+        config: dict[str, Any] = self._manager.config
+        self._request_timeout_s: float = config["request_timeout_ms"] / 1000
+        self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
+        self._reconnect_backoff_s: float = config["reconnect_backoff_ms"] / 1000
+        self._reconnect_backoff_max_s: float = config["reconnect_backoff_max_ms"] / 1000
+        self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
+        self._max_request_bytes: int = options.get("max_request_size", 1048576)
+        self._auto_create: bool = options.get("allow_auto_create_topics", True)
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._start_lock = threading.Lock()
+
+        # Jobs from other threads: (run on the network thread, fail instead).
+        self._inbox: collections.deque[tuple[Callable[[], None], Callable[[BaseException], None]]] = (
+            collections.deque()
+        )
+        self._woken = False
+        self._ended = False  # nobody will look into the inbox any more
+
+        # Everything below belongs to the network thread; readers elsewhere see whole values.
+        self._closing = False
+        self._links: dict[NodeId, _Link] = {}
+        self._fences: dict[TopicPartition, int] = {}
+        self._topics: dict[str, TopicInfo] = {}
+        self._watched: set[str] = set()
+        self._asked: set[str] = set()  # watched topics that some metadata request has named
+        self._cluster_id: str | None = None
+        self._listeners: list[Callable[[MetadataRefreshed], None]] = []
+        self._parked: list[_Parked] = []
+        self._waiters: list[Reply] = []
+        self._wanted = False
+        self._attempt: _Attempt | None = None
+        self._attempted_at = -1e9
+        self._refresh_timer: Any = None
+        self._refresh_at = 0.0
+        self._bad_refreshes = 0
+        self._failed_refreshes = 0
+        self._connected = False
+        self._known = False
+        self._logged_at = -1e9
+        self._ticking = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._ended else "connected" if self._connected else "not connected"
+        return f"<Transport {self._client_id} {state} topics={len(self._topics)}>"
+
+    # -- Lifecycle -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the network thread and goes looking for a broker, for as long as it takes. Idempotent."""
+        with self._start_lock:
+            if self._thread is not None or self._ended:
+                return
+            self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
+            self._net.start()
+            self._thread = self._net._io_thread
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the thread and closes all sockets; everything outstanding gets a `Failure`. Idempotent.
+
+        Args:
+            timeout_s: How long to wait for the thread to end, in seconds.
+
+        Returns:
+            Whether it has ended. If not (it hangs in a callback), it will end by itself as soon as it can.
+        """
+        if os.getpid() != self._pid:
+            return True  # the loop's epoll is shared with the parent: it must not be touched
+        with self._start_lock:
+            if self._thread is None:
+                if not self._ended:
+                    self._shut_down()
+                    self._net._stop = True
+                    self._on_loop_exit()
+                    self._net.close()
+                return True
+        if threading.current_thread() is self._thread:
+            self._shut_down()
+            return False
+        self._post(self._shut_down, lambda _: None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the cluster answered the latest metadata request."""
+        return self._connected
+
+    @property
+    def closed(self) -> bool:
+        """Whether the network thread has ended: by `close`, or by an error it logged."""
+        return self._ended
+
+    @property
+    def broker_version(self) -> tuple[int, ...] | None:
+        """Kafka version, from `api_version` or from the first broker reached; None before that."""
+        version: tuple[int, ...] | None = self._manager.broker_version
+        return version
+
+    @property
+    def cluster_id(self) -> str | None:
+        """Id of the cluster that answered last; None before the first answer and from old brokers."""
+        return self._cluster_id
+
+    # -- Metadata ------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
+        return self._topics.get(name)
+
+    def refresh_metadata(self, topics: Sequence[str], reply: Reply) -> None:
+        """Watches these topics from now on and asks for metadata.
+
+        Topics never seen are asked for at once, others not within `retry_backoff_ms` of the last time.
+
+        Args:
+            topics: Names to watch, besides those that are watched already.
+            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`.
+        """
+        try:
+            for topic in topics:
+                ensure_valid_topic_name(topic)
+        except (TypeError, ValueError) as error:
+            _safely(reply, Failure(kafka_errors.InvalidTopicError(str(error)), sent=False))
+            return
+
+        def run() -> None:
+            self._waiters.append(reply)
+            self._watched.update(topics)
+            self._want_metadata(urgent=not self._asked.issuperset(topics))
+
+        self._post(run, lambda error: _safely(reply, Failure(error, sent=False)))
+
+    def unwatch(self, topic: str) -> None:
+        """Forgets a topic. A request for it watches it again."""
+
+        def run() -> None:
+            self._watched.discard(topic)
+            self._asked.discard(topic)
+            self._topics = {name: info for name, info in self._topics.items() if name != topic}
+
+        self._post(run, lambda _: None)
+
+    def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
+        """Calls `callback` on the network thread after each answer about metadata."""
+        self._listeners.append(callback)
+
+    # -- Requests ------------------------------------------------------------------------------------------------
+
+    def init_producer_id(self, reply: Reply) -> None:
+        """Asks any broker for a producer id.
+
+        Args:
+            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`), and so is
+                a producer id of -1, which a broker answers right after its start.
+        """
+
+        def parse(response: Any) -> ProducerIdGranted:
+            if response.error_code:
+                raise _error(response.error_code, "InitProducerId")
+            if response.producer_id < 0:
+                raise _error(14, "InitProducerId answered no id")
+            return ProducerIdGranted(response.producer_id, response.producer_epoch)
+
+        def make() -> _KafkaCall:
+            request = InitProducerIdRequest(
+                transactional_id=None,
+                transaction_timeout_ms=2**31 - 1,
+                producer_id=-1,
+                producer_epoch=-1,
+                max_version=5,
+            )
+            return _KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s)
+
+        self._post(
+            lambda: self._route_any(make, final=False, reply=reply),
+            lambda error: _safely(reply, Failure(error, sent=False)),
+        )
+
+    def produce(
+        self, requests: Sequence[ProduceRequest], acks: int, timeout_ms: int, reply: ProduceCallback
+    ) -> None:
+        """Appends batches to their partitions.
+
+        Batches of one partition reach its leader in the order of the calls, as long as all succeed. After a
+        failure later ones may already be under way; see `ProduceRequest.fence` for those that are not.
+
+        Args:
+            requests: The batches. Several for one partition go into requests of their own, pipelined.
+            acks: -1 (all in-sync replicas) or 1 (the leader).
+            timeout_ms: How long the broker may wait for its replicas.
+            reply: Gets (token, `ProduceReply`) or (token, `Failure`), once for each request.
+
+        Raises:
+            ValueError: `acks` is neither -1 nor 1. Nothing was accepted.
+        """
+        if acks not in (-1, 1):
+            raise ValueError(f"acks must be -1 or 1, not {acks!r}: without acknowledgements nothing is safe")
+        batches = list(requests)
+
+        def fail(error: BaseException) -> None:
+            for request in batches:
+                _safely(reply, request.token, Failure(error, sent=False))
+
+        self._post(lambda: self._route_produce(batches, acks, timeout_ms, reply, final=False), fail)
+
+    def describe_producers(self, topic: str, partition: int, reply: Reply) -> None:
+        """Asks the leader which producers it remembers (KIP-664).
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            reply: Gets `ProducersDescribed`, or `Failure`; with `UnsupportedVersionError` from brokers < 2.8.
+        """
+
+        def parse(response: Any) -> ProducersDescribed:
+            answer = _only(response.topics, "partitions", "partition_index", topic, partition)
+            producers = {
+                producer.producer_id: ProducerState(
+                    producer.producer_epoch, producer.last_sequence, producer.last_timestamp
+                )
+                for producer in answer.active_producers
+            }
+            return ProducersDescribed(answer.error_code, producers, answer.error_message)
+
+        def make() -> tuple[Any, int, int]:
+            return (
+                DescribeProducersRequest(
+                    topics=[DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[partition])]
+                ),
+                0,
+                0,
+            )
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    def fetch_headers(self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply) -> None:
+        """Reads batch headers from a log, isolation read_uncommitted, without waiting for new ones.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            offset: Where to begin; the batch that holds it comes first.
+            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
+            reply: Gets `HeadersFetched` or `Failure`. A batch that is damaged on its way is a `Failure`.
+        """
+
+        def parse(response: Any) -> HeadersFetched:
+            if response.error_code:
+                return HeadersFetched(response.error_code, -1, -1, -1, [], offset)
+            answer = _only(
+                response.responses, "partitions", "partition_index", topic, partition, name="topic"
+            )
+            headers = [header for _, header in iter_headers(answer.records or b"")]
+            return HeadersFetched(
+                error_code=answer.error_code,
+                high_watermark=answer.high_watermark,
+                last_stable_offset=answer.last_stable_offset,
+                log_start_offset=answer.log_start_offset,
+                headers=headers,
+                next_offset=headers[-1].last_offset + 1 if headers else offset,
+            )
+
+        def make() -> tuple[Any, int, int]:
+            request = FetchRequest
+            wanted = request.FetchTopic.FetchPartition(
+                partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
+            )
+            return (
+                request(
+                    replica_id=-1,
+                    max_wait_ms=0,
+                    min_bytes=0,
+                    max_bytes=max_bytes,
+                    isolation_level=0,
+                    session_id=0,
+                    session_epoch=-1,
+                    topics=[request.FetchTopic(topic=topic, partitions=[wanted])],
+                    forgotten_topics_data=[],
+                ),
+                _MIN_FETCH,
+                _MAX_FETCH,
+            )
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    def list_offset(self, topic: str, partition: int, timestamp: int, reply: Reply) -> None:
+        """Asks the leader for an offset.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: -1 for the end (the high watermark), -2 for the start of the log, else ms since the epoch.
+            reply: Gets `OffsetListed` or `Failure`.
+        """
+
+        def parse(response: Any) -> OffsetListed:
+            answer = _only(response.topics, "partitions", "partition_index", topic, partition)
+            epoch = answer.leader_epoch
+            return OffsetListed(answer.error_code, answer.offset, -1 if epoch is None else epoch)
+
+        def make() -> tuple[Any, int, int]:
+            request = ListOffsetsRequest
+            wanted = request.ListOffsetsTopic.ListOffsetsPartition(
+                partition_index=partition, timestamp=timestamp
+            )
+            topics = [request.ListOffsetsTopic(name=topic, partitions=[wanted])]
+            timeout_ms = int(self._request_timeout_s * 1000)
+            return request(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=timeout_ms), 1, 10
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    def offset_for_leader_epoch(self, topic: str, partition: int, leader_epoch: int, reply: Reply) -> None:
+        """Asks the leader where an epoch ends in its log (KIP-279).
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            leader_epoch: The epoch.
+            reply: Gets `EpochEnd` or `Failure`.
+        """
+
+        def parse(response: Any) -> EpochEnd:
+            answer = _only(response.topics, "partitions", "partition", topic, partition, name="topic")
+            epoch = answer.leader_epoch
+            return EpochEnd(answer.error_code, -1 if epoch is None else epoch, answer.end_offset)
+
+        def make() -> tuple[Any, int, int]:
+            request = OffsetForLeaderEpochRequest
+            wanted = request.OffsetForLeaderTopic.OffsetForLeaderPartition(
+                partition=partition, current_leader_epoch=-1, leader_epoch=leader_epoch
+            )
+            topics = [request.OffsetForLeaderTopic(topic=topic, partitions=[wanted])]
+            return request(replica_id=-1, topics=topics), 0, 4
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    # -- The way in ----------------------------------------------------------------------------------------------
+
+    def _post(self, run: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+        if os.getpid() != self._pid:
+            fail(ForkedProcessError("The connections belong to the parent process"))
+            return
+        self._inbox.append((run, fail))
+        # One wake-up serves all jobs that come before the thread has looked. `_look` clears the flag before it
+        # empties the inbox, so a job that finds it set is seen.
+        if not self._woken:
+            self._woken = True
+            # call_soon_threadsafe without its entry in `_pending_tasks`: made from another thread after the task
+            # may have run already, that entry would stay for ever.
+            self._net._add_ready_task(Task(self._look))
+            self._net.wakeup()
+        if self._ended:
+            self._empty_inbox(_closed_error())
+
+    def _look(self) -> None:
+        self._woken = False
+        while self._inbox:
+            run, fail = self._inbox.popleft()
+            try:
+                if self._closing:
+                    fail(_closed_error())
+                else:
+                    run()
+            except Exception:
+                # A bug, but one that must not take the other jobs with it.
+                log.exception("A request could not be passed on")
+
+    def _empty_inbox(self, error: BaseException) -> None:
+        while True:
+            try:
+                _, fail = self._inbox.popleft()
+            except IndexError:
+                return
+            fail(error)
+
+    def _shut_down(self) -> None:
+        """On the network thread: everything outstanding fails, every connection closes, the loop stops."""
+        if self._closing:
+            return
+        self._closing = True
+        self._connected = False
+        error = _closed_error()
+        self._fail_aside(error)
+        for link in list(self._links.values()):
+            link._drop(error)
+            link.hang_up()
+        self._manager.closed = True
+        self._net._stop = True
+
+    def _fail_aside(self, error: BaseException) -> None:
+        attempt, self._attempt = self._attempt, None
+        parked, self._parked = self._parked, []
+        waiters, self._waiters = self._waiters, []
+        if attempt is not None:
+            attempt.over = True
+            parked = attempt.parked + parked
+            waiters = attempt.waiters + waiters
+        for _, fail in parked:
+            fail(error)
+        for reply in waiters:
+            _safely(reply, Failure(error, sent=False))
+
+    def _on_loop_exit(self) -> None:
+        """The loop has ended, by `close` or by a crash: nobody may be left without an answer."""
+        self._closing = True
+        self._connected = False
+        error = _closed_error()
+        self._fail_aside(error)
+        for link in list(self._links.values()):
+            link._drop(error)
+            in_flight, link.in_flight = list(link.in_flight), {}
+            for call in in_flight:
+                call.fail(error, sent=True)
+            with _suppress_closed():
+                link.hang_up()
+        self._ended = True
+        self._empty_inbox(error)
+
+    # -- Routing -------------------------------------------------------------------------------------------------
+
+    def _link(self, node_id: NodeId) -> _Link:
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = _Link(self, node_id)
+        return link
+
+    def _leader(self, topic: str, partition: int) -> int | BaseException | None:
+        """The leader's node id; why there is none; or None while nothing is known of the topic."""
+        info = self._topics.get(topic)
+        if info is None:
+            return None
+        if info.error_code:
+            return _error(info.error_code, topic)
+        known = info.partitions.get(partition)
+        if known is None:
+            return _error(_UNKNOWN_TOPIC, f"{topic} has no partition {partition}")
+        if known.leader < 0:
+            return _error(_LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader")
+        return known.leader
+
+    def _leader_id(self, target: TopicPartition) -> int | None:
+        leader = self._leader(*target)
+        return leader if isinstance(leader, int) else None
+
+    def _watch(self, topic: str) -> BaseException | None:
+        """Sees to it that metadata of the topic will come. Returns why it cannot."""
+        if topic not in self._watched:
+            try:
+                ensure_valid_topic_name(topic)
+            except (TypeError, ValueError) as error:
+                invalid: BaseException = kafka_errors.InvalidTopicError(str(error))
+                return invalid
+            self._watched.add(topic)
+        self._want_metadata(urgent=topic not in self._asked)
+        return None
+
+    def _ask_leader(
+        self,
+        topic: str,
+        partition: int,
+        make: Callable[[], tuple[Any, int, int]],
+        parse: Callable[[Any], Any],
+        reply: Reply,
+    ) -> None:
+        def parsed(response: Any) -> Any:
+            result = parse(response)
+            if result.error_code in _STALE_METADATA:
+                self._want_metadata()
+            return result
+
+        def fail(error: BaseException) -> None:
+            _safely(reply, Failure(error, sent=False))
+
+        def route(final: bool) -> None:
+            leader = self._leader(topic, partition)
+            if isinstance(leader, int):
+                try:
+                    request, minimum, maximum = make()
+                except Exception as error:  # values no request can carry
+                    fail(error)
+                    return
+                self._link(leader).submit(
+                    _KafkaCall(
+                        request,
+                        parsed,
+                        reply,
+                        timeout_s=self._request_timeout_s,
+                        targets=((topic, partition),),
+                        minimum=minimum,
+                        maximum=maximum,
+                    )
+                )
+                return
+            invalid = self._watch(topic)
+            if invalid is not None:
+                fail(invalid)
+            elif leader is None and not final:
+                self._parked.append((route, fail))
+            else:
+                fail(leader or _error(_LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
+
+        self._post(lambda: route(False), fail)
+
+    def _route_any(self, make: Callable[[], _KafkaCall], *, final: bool, reply: Reply) -> None:
+        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
+        links = [self._link(node) for node in nodes]
+        now = time.monotonic()
+        if links and (self._known or final):
+            best = min(links, key=lambda link: self._preference(link, now))
+            best.submit(make())
+        elif final:
+            _safely(reply, Failure(kafka_errors.NodeNotReadyError("No broker is known yet"), sent=False))
+        else:
+            self._parked.append(
+                (
+                    lambda final: self._route_any(make, final=final, reply=reply),
+                    lambda error: _safely(reply, Failure(error, sent=False)),
+                )
+            )
+            self._want_metadata()
+
+    def _route_produce(
+        self,
+        requests: Sequence[ProduceRequest],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback,
+        *,
+        final: bool,
+    ) -> None:
+        groups: dict[int, _Group] = {}
+        parked: list[ProduceRequest] = []
+        for request in requests:
+            leader = self._leader(request.topic, request.partition)
+            if isinstance(leader, int):
+                try:
+                    data = memoryview(request.data).cast("B")
+                    if not data:
+                        raise ValueError("An empty batch")  # noqa: TRY301
+                except Exception as error:
+                    self._fail_produce(request, error, False, reply)
+                    continue
+                group = groups.get(leader)
+                if group is None:
+                    group = groups[leader] = _Group(self._max_request_bytes)
+                group.add(request, data)
+                continue
+            invalid = self._watch(request.topic)
+            if invalid is None and leader is None and not final:
+                parked.append(request)
+                continue
+            unknown = _error(_LEADER_NOT_AVAILABLE, f"Nothing is known of {request.topic} yet")
+            self._fail_produce(request, invalid or leader or unknown, False, reply)
+        for leader, group in groups.items():
+            link = self._link(leader)
+            for entries in group.frames:
+                link.submit(_ProduceCall(self, entries, acks, timeout_ms, reply))
+        if parked:
+
+            def fail(error: BaseException) -> None:
+                for request in parked:
+                    self._fail_produce(request, error, False, reply)
+
+            self._parked.append(
+                (
+                    lambda final: self._route_produce(parked, acks, timeout_ms, reply, final=final),
+                    fail,
+                )
+            )
+
+    def _fail_produce(
+        self, request: ProduceRequest, error: BaseException, sent: bool, reply: ProduceCallback
+    ) -> None:
+        fence = self._raise_fence((request.topic, request.partition))
+        _safely(reply, request.token, Failure(error, sent=sent, fence=fence))
+
+    def _raise_fence(self, target: TopicPartition) -> int:
+        fence = self._fences.get(target, 0) + 1
+        self._fences[target] = fence
+        return fence
+
+    # -- Back-off, silence ---------------------------------------------------------------------------------------
+
+    def _backoff_s(self, failures: int) -> float:
+        exponential = self._reconnect_backoff_s * 2.0 ** min(failures - 1, 30)
+        return min(exponential, self._reconnect_backoff_max_s) * random.uniform(0.8, 1.2)
+
+    def _watch_silence(self) -> None:
+        if not self._ticking and not self._closing:
+            self._ticking = True
+            self._net.call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """A leader that hangs keeps its connection: only other brokers can tell that it leads no more."""
+        self._ticking = False
+        if self._closing:
+            return
+        now = time.monotonic()
+        busy = False
+        for link in self._links.values():
+            busy = busy or bool(link.in_flight)
+            if link.silent_for(now) > _SILENCE_S:
+                link.suspect_until = now + 2 * _SILENCE_S
+                self._want_metadata()
+        if busy:
+            self._watch_silence()
+
+    def _drop_hung(self) -> None:
+        """Cuts silent connections whose requests have a new leader to go to."""
+        now = time.monotonic()
+        for link in list(self._links.values()):
+            if link.silent_for(now) <= _SILENCE_S:
+                continue
+            leaders = {self._leader_id(target) for call in link.in_flight for target in call.targets}
+            if leaders - {link.node_id, None}:
+                link.hang_up(
+                    kafka_errors.KafkaConnectionError(f"Node {link.node_id} is silent and leads no more")
+                )
+
+    # -- Metadata ------------------------------------------------------------------------------------------------
+
+    def _want_metadata(self, *, urgent: bool = False) -> None:
+        """Asks for a metadata request: as soon as possible, or `retry_backoff_ms` after the last one."""
+        if self._closing:
+            return
+        self._wanted = True
+        if self._attempt is None:
+            now = time.monotonic()
+            self._refresh_no_later(now if urgent else max(now, self._attempted_at + self._retry_backoff_s))
+
+    def _refresh_no_later(self, at: float) -> None:
+        if self._refresh_timer is not None:
+            if self._refresh_at <= at:
+                return
+            self._net.cancel(self._refresh_timer)
+        self._refresh_at = at
+        self._refresh_timer = self._net.call_at(at, self._refresh)
+
+    def _preference(self, link: _Link, now: float) -> tuple[object, ...]:
+        """Orders links: lowest is best to send to."""
+        return (
+            link.suspect_until > now,
+            not link.ready,
+            link.failures,
+            isinstance(link.node_id, str),  # bootstrap servers when known brokers are no better
+            len(link.in_flight),
+            random.random(),
+        )
+
+    def _refresh(self) -> None:
+        self._refresh_timer = None
+        if self._attempt is not None or self._closing:
+            return
+        now = time.monotonic()
+        cluster = self._manager.cluster
+        nodes = [broker.node_id for broker in (*cluster.brokers(), *cluster.bootstrap_brokers())]
+        links = [self._link(node) for node in nodes]
+        able = [link for link in links if link.not_before <= now or link.ready]
+        self._wanted = True
+        if not able:
+            # All are backing off: wait for the first to be over.
+            self._refresh_no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
+            return
+        self._wanted = False
+        self._attempted_at = now
+        link = min(able, key=lambda link: self._preference(link, now))
+        attempt = _Attempt(link, self._waiters, self._parked)
+        self._waiters, self._parked = [], []
+        self._attempt = attempt
+        attempt.timer = self._net.call_later(_METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
+        self._asked = set(self._watched)
+        request = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in sorted(self._watched)],
+            allow_auto_topic_creation=self._auto_create,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        link.submit(
+            _KafkaCall(
+                request,
+                self._parse_metadata,
+                functools.partial(self._on_metadata, attempt),
+                timeout_s=self._request_timeout_s,
+                minimum=1,
+            )
+        )
+
+    def _on_slow_metadata(self, attempt: _Attempt) -> None:
+        attempt.timer = None
+        if not attempt.over:
+            attempt.link.suspect_until = time.monotonic() + 2 * _SILENCE_S
+            error = kafka_errors.KafkaTimeoutError(f"Node {attempt.link.node_id} did not answer in time")
+            self._on_metadata(attempt, Failure(error, sent=True))
+
+    def _on_metadata(self, attempt: _Attempt, result: MetadataRefreshed | Failure) -> None:
+        if attempt.over:
+            return
+        attempt.over = True
+        if attempt.timer is not None:
+            self._net.cancel(attempt.timer)
+        self._attempt = None
+        now = time.monotonic()
+        parked, self._parked = self._parked, []
+        if isinstance(result, Failure):
+            self._failed_refreshes += 1
+            if not any(link.alive(now) for link in self._links.values()):
+                self._connected = False
+                self._log_unreachable(result.error, now)
+            for reply in attempt.waiters:
+                _safely(reply, result)
+            # Those that came later as well: they must not get ahead of the ones that fail now.
+            for _, fail in (*attempt.parked, *parked):
+                fail(result.error)
+            self._want_metadata()
+            return
+        if self._failed_refreshes and not self._connected:
+            log.info("The cluster answers again")
+            self._logged_at = -1e9
+        self._failed_refreshes = 0
+        self._connected = True
+        self._known = True
+        for reply in attempt.waiters:
+            _safely(reply, result)
+        for route, _ in attempt.parked:
+            route(True)
+        for route, _ in parked:
+            route(False)  # the request may have been made before their topic was known of
+        for link in list(self._links.values()):
+            link.drop_moved(self._leader_id)
+        self._drop_hung()
+        for callback in list(self._listeners):
+            _safely(callback, result)
+        for node, link in list(self._links.items()):
+            if isinstance(node, str) and not link.busy:
+                link.hang_up()  # it was for the first contact only
+        self._plan_refresh(now)
+
+    def _plan_refresh(self, now: float) -> None:
+        infos = self._topics.values()
+        missing = any(info.error_code for info in infos)
+        leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
+        self._refresh_no_later(now + self._metadata_max_age_s)
+        if missing or leaderless:
+            delay = self._retry_backoff_s * 2.0 ** min(self._bad_refreshes, 20)
+            self._bad_refreshes += 1
+            slowest = _LEADERLESS_POLL_MAX_S if leaderless else _MISSING_TOPIC_POLL_MAX_S
+            self._refresh_no_later(now + min(delay, slowest))
+        else:
+            self._bad_refreshes = 0
+        if self._wanted or self._waiters:
+            self._want_metadata(urgent=not self._asked.issuperset(self._watched))
+
+    def _log_unreachable(self, error: BaseException, now: float) -> None:
+        if now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            log.warning("No broker answers (%s); trying again until one does", error)
+
+    def _parse_metadata(self, response: Any) -> MetadataRefreshed:
+        code = getattr(response, "error_code", 0)
+        if code:
+            raise _error(code, "Metadata")
+        if not response.brokers:
+            raise kafka_errors.MetadataEmptyBrokerList("The broker does not know its cluster yet")
+        cluster_id = response.cluster_id or None
+        if self._cluster_id is not None and cluster_id is not None and cluster_id != self._cluster_id:
+            log.warning("Another cluster answers: %s, until now %s", cluster_id, self._cluster_id)
+        cluster = self._manager.cluster
+        cluster._brokers = {broker.node_id: broker for broker in response.brokers}
+        # KAFKA-9212: brokers before 2.4 may announce stale leader epochs.
+        reliable = response.API_VERSION >= 9
+        topics = dict(self._topics)
+        told = {}
+        for answer in response.topics:
+            name = answer.name
+            if name is None or name not in self._watched:
+                continue
+            old = topics.get(name)
+            topic_id = _NO_TOPIC_ID if answer.topic_id is None else answer.topic_id.bytes
+            if answer.error_code:
+                info = TopicInfo(
+                    name,
+                    old.topic_id if old else topic_id,
+                    old.partitions if old else {},
+                    answer.error_code,
+                )
+            else:
+                same = old is not None and old.topic_id == topic_id != _NO_TOPIC_ID
+                partitions = {}
+                for partition in answer.partitions:
+                    told_info = PartitionInfo(partition.leader_id, partition.leader_epoch if reliable else -1)
+                    known = (
+                        old.partitions.get(partition.partition_index) if old is not None and same else None
+                    )
+                    # A broker that lags behind must not undo what a newer leader has told.
+                    stale = known is not None and known.leader_epoch > told_info.leader_epoch
+                    partitions[partition.partition_index] = known if stale and known else told_info
+                info = TopicInfo(name, topic_id, partitions, 0)
+            topics[name] = told[name] = info
+        self._cluster_id = cluster_id
+        self._topics = topics
+        return MetadataRefreshed(cluster_id, tuple(cluster._brokers), told)
+
+    def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> None:
+        topic, partition = target
+        leader, epoch = hint
+        info = self._topics.get(topic)
+        known = info.partitions.get(partition) if info is not None else None
+        if info is None or known is None or epoch <= known.leader_epoch:
+            return
+        if self._manager.cluster.broker_metadata(leader) is None:
+            return
+        partitions = {**info.partitions, partition: PartitionInfo(leader, epoch)}
+        self._topics = {**self._topics, topic: replace(info, partitions=partitions)}
+
+    def _learn_broker(self, endpoint: Any) -> None:
+        brokers = self._manager.cluster._brokers
+        if endpoint.node_id not in brokers:
+            broker = self._broker_class()(endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack)
+            self._manager.cluster._brokers = {**brokers, endpoint.node_id: broker}
+
+    def _broker_class(self) -> Any:
+        return type(self._manager.cluster.bootstrap_brokers()[0])
+
+
+class _Group:
+    """Splits the batches for one leader into requests: one batch for each partition, bounded bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.frames: list[list[tuple[ProduceRequest, memoryview]]] = []
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._partitions: set[TopicPartition] = set()
+
+    def add(self, request: ProduceRequest, data: memoryview) -> None:
+        target = request.topic, request.partition
+        if not self.frames or target in self._partitions or self._bytes + len(data) > self._max_bytes:
+            self.frames.append([])
+            self._bytes = 0
+            self._partitions = set()
+        self.frames[-1].append((request, data))
+        self._bytes += len(data)
+        self._partitions.add(target)
+
+
+def _closed_error() -> BaseException:
+    error: BaseException = kafka_errors.KafkaConnectionError("The transport is closed")
+    return error
+
+
+def _only(topics: Any, group: str, number: str, topic: str, partition: int, *, name: str = "name") -> Any:
+    """The answer for one partition among a response's topics."""
+    for entry in topics:
+        if getattr(entry, name) == topic:
+            for answer in getattr(entry, group):
+                if getattr(answer, number) == partition:
+                    return answer
+    raise kafka_errors.KafkaProtocolError(f"The response left {topic}-{partition} out")
