@@ -1,0 +1,463 @@
+"""A TCP proxy that loses responses, cuts connections, delays, stalls or refuses them.
+
+Between a client and a broker it stands in for the network's faults: Kafka knows no difference between a lost
+response and a lost request, and this is where an idempotent producer earns its keep.
+
+```python
+with TcpProxy(target_port=9092) as proxy:
+    producer = SafeProducer(bootstrap_servers=f"127.0.0.1:{proxy.port}")
+    proxy.drop_responses()   # the broker appends, the client never hears of it
+    ...
+    proxy.restore()
+```
+
+Its port listens from construction on, before the target is known, so that a broker can advertise it: clients
+connect to what a broker advertises, not to what they were bootstrapped from.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Self, TypeVar
+
+_T = TypeVar("_T")
+
+_CHUNK_BYTES: Final = 64 * 1024
+_MAX_BUFFERED_BYTES: Final = (
+    4 * 1024 * 1024
+)  # for each direction of a connection; then the sender has to wait
+_CONNECT_TIMEOUT_S: Final = 2.0
+_COMMAND_TIMEOUT_S: Final = 10.0
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
+
+
+class _Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket, *, to_target: bool) -> None:
+        self.source = source
+        self.sink = sink
+        self.to_target = to_target
+        self.queue: collections.deque[tuple[float, memoryview]] = collections.deque()  # when due, bytes
+        self.buffered = 0
+        self.ended = False  # the source has no more
+        self.shut = False  # and the sink has been told so
+
+
+class _Connection:
+    def __init__(self, client: socket.socket, target: socket.socket) -> None:
+        self.client = client
+        self.target = target
+        self.pipes = (_Pipe(client, target, to_target=True), _Pipe(target, client, to_target=False))
+        self.damaged = False  # bytes were swallowed: what follows them would make no sense
+
+
+class TcpProxy:
+    """Forwards TCP connections and breaks them on command. Thread-safe.
+
+    A command has taken effect when it returns. Faults add up until `restore`.
+
+    Args:
+        target_port: Where to connect to. May be given later (`target_port` attribute); until then connections
+            are reset.
+        port: Port to listen on, 0 for any free one.
+        host: Address to listen on.
+        target_host: Host of the target.
+
+    Attributes:
+        port: The port it listens on, valid from construction on.
+        target_port: Port of the target; a change holds for new connections.
+
+    Raises:
+        OSError: The port is in use.
+    """
+
+    def __init__(
+        self,
+        target_port: int = 0,
+        *,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        target_host: str = "127.0.0.1",
+    ) -> None:
+        self.target_port = target_port
+        self._host = host
+        self._target_host = target_host
+        self._listener: socket.socket | None = self._listen(port)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._masks: dict[socket.socket, int] = {}
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._commands: collections.deque[Callable[[], None]] = collections.deque()
+        self._connections: set[_Connection] = set()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+        # Owned by the proxy's thread, like everything it forwards.
+        self._drop_requests = False
+        self._drop_responses = False
+        self._stalled = False
+        self._request_delay_s = 0.0
+        self._response_delay_s = 0.0
+        self._cut_after: int | None = None
+        self._accepted = 0
+        self._request_bytes = 0
+        self._response_bytes = 0
+        self._dropped_bytes = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        faults = [
+            name
+            for name, active in (
+                ("drops requests", self._drop_requests),
+                ("drops responses", self._drop_responses),
+                ("stalled", self._stalled),
+                ("refuses", self._listener is None),
+            )
+            if active
+        ]
+        return f"<TcpProxy {self.port} -> {self.target_port}{''.join(', ' + fault for fault in faults)}>"
+
+    def start(self) -> None:
+        """Begins to accept connections. Idempotent."""
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name=f"tcp-proxy-{self.port}", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Resets all connections and stops listening. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._wake()
+            self._thread.join(_COMMAND_TIMEOUT_S)
+        else:
+            self._close_all()
+
+    # -- Faults --------------------------------------------------------------------------------------------------
+
+    def drop_responses(self, on: bool = True) -> None:
+        """Swallows what the target sends. Connections that lost bytes are reset when this is switched off."""
+        self._do(lambda: self._set_drop(responses=on))
+
+    def drop_requests(self, on: bool = True) -> None:
+        """Swallows what clients send. Connections that lost bytes are reset when this is switched off."""
+        self._do(lambda: self._set_drop(requests=on))
+
+    def stall(self, on: bool = True) -> None:
+        """Forwards nothing, keeps connections open, accepts new ones; switched off, it goes on where it was."""
+        self._do(lambda: setattr(self, "_stalled", on))
+
+    def delay(self, response_s: float = 0.0, request_s: float = 0.0) -> None:
+        """Holds back each piece of data by so many seconds, without limiting how much is under way."""
+
+        def run() -> None:
+            self._response_delay_s = response_s
+            self._request_delay_s = request_s
+
+        self._do(run)
+
+    def cut(self) -> int:
+        """Resets all connections (new ones are accepted). Returns how many there were."""
+        return self._do(self._cut)
+
+    def cut_after(self, request_bytes: int) -> None:
+        """Resets all connections once, when so many more bytes of requests were forwarded: in mid-request."""
+        self._do(lambda: setattr(self, "_cut_after", request_bytes))
+
+    def refuse(self, on: bool = True) -> None:
+        """Resets all connections and stops listening: connecting is refused. Switched off, it listens again."""
+
+        def run() -> None:
+            if on and self._listener is not None:
+                self._selector.unregister(self._listener)
+                self._listener.close()
+                self._listener = None
+                self._cut()
+            elif not on and self._listener is None:
+                self._listener = self._listen(self.port)
+                self._selector.register(self._listener, selectors.EVENT_READ)
+
+        self._do(run)
+
+    def restore(self) -> None:
+        """Ends all faults. Connections that lost bytes are reset."""
+
+        def run() -> None:
+            self._stalled = False
+            self._request_delay_s = self._response_delay_s = 0.0
+            self._cut_after = None
+            self._set_drop(requests=False, responses=False)
+
+        self._do(run)
+        self.refuse(on=False)
+
+    # -- What it saw ---------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._connections)
+
+    @property
+    def accepted(self) -> int:
+        """Number of connections accepted so far."""
+        return self._accepted
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes that came from clients."""
+        return self._request_bytes
+
+    @property
+    def response_bytes(self) -> int:
+        """Bytes that came from the target."""
+        return self._response_bytes
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes swallowed, in both directions."""
+        return self._dropped_bytes
+
+    # -- The proxy's thread --------------------------------------------------------------------------------------
+
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, port))
+            listener.listen(128)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # woken already
+            self._waker.send(b"\0")
+
+    def _do(self, command: Callable[[], _T]) -> _T:
+        """Runs a command on the proxy's thread and waits for it."""
+        if self._closed:
+            raise RuntimeError("The proxy is closed")
+        self.start()
+        done = threading.Event()
+        outcome: list[_T] = []
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                outcome.append(command())
+            except BaseException as error:  # the caller gets it
+                failure.append(error)
+            finally:
+                done.set()
+
+        self._commands.append(run)
+        self._wake()
+        if not done.wait(_COMMAND_TIMEOUT_S):
+            raise TimeoutError("The proxy does not react")
+        if failure:
+            raise failure[0]
+        return outcome[0]
+
+    def _run(self) -> None:
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        try:
+            while not self._closed:
+                for key, events in self._selector.select(self._plan()):
+                    if key.fileobj is self._woken:
+                        self._obey()
+                    elif key.fileobj is self._listener:
+                        self._accept()
+                    elif key.data in self._connections:
+                        self._serve(key.data, key.fileobj, events)
+        finally:
+            self._close_all()
+
+    def _close_all(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+        self._cut()
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def _obey(self) -> None:
+        try:
+            self._woken.recv(4096)
+        except BlockingIOError:
+            return
+        while self._commands:
+            self._commands.popleft()()
+
+    def _plan(self) -> float | None:
+        """Registers for what can be done now. Returns how long until a delayed piece is due, in seconds."""
+        now = time.monotonic()
+        soonest: float | None = None
+        for connection in list(self._connections):
+            masks = {connection.client: 0, connection.target: 0}
+            for pipe in connection.pipes:
+                if self._stalled:
+                    continue
+                if not pipe.ended and pipe.buffered < _MAX_BUFFERED_BYTES:
+                    masks[pipe.source] |= selectors.EVENT_READ
+                if pipe.queue:
+                    due = pipe.queue[0][0]
+                    if due <= now:
+                        masks[pipe.sink] |= selectors.EVENT_WRITE
+                    else:
+                        soonest = due if soonest is None else min(soonest, due)
+            for sock, mask in masks.items():
+                self._register(sock, mask, connection)
+        return None if soonest is None else max(0.0, soonest - now)
+
+    def _register(self, sock: socket.socket, mask: int, connection: _Connection) -> None:
+        old = self._masks.get(sock, 0)
+        if mask == old:
+            return
+        if not old:
+            self._selector.register(sock, mask, connection)
+        elif not mask:
+            self._selector.unregister(sock)
+        else:
+            self._selector.modify(sock, mask, connection)
+        self._masks[sock] = mask
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return  # the client has gone again
+        self._accepted += 1
+        try:
+            target = socket.create_connection((self._target_host, self.target_port), _CONNECT_TIMEOUT_S)
+        except OSError:
+            _reset(client)
+            return
+        for sock in (client, target):
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections.add(_Connection(client, target))
+
+    def _serve(self, connection: _Connection, fileobj: object, events: int) -> None:
+        try:
+            for pipe in connection.pipes:
+                if pipe.source is fileobj and events & selectors.EVENT_READ:
+                    self._read(connection, pipe)
+                if pipe.sink is fileobj and events & selectors.EVENT_WRITE:
+                    self._write(pipe)
+            for pipe in connection.pipes:
+                if pipe.ended and not pipe.queue and not pipe.shut:
+                    pipe.shut = True
+                    pipe.sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._close(connection)
+            return
+        if connection in self._connections and all(pipe.shut for pipe in connection.pipes):
+            self._close(connection)
+
+    def _read(self, connection: _Connection, pipe: _Pipe) -> None:
+        try:
+            data = pipe.source.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            pipe.ended = True
+            return
+        if pipe.to_target:
+            self._request_bytes += len(data)
+            dropped, delay_s = self._drop_requests, self._request_delay_s
+        else:
+            self._response_bytes += len(data)
+            dropped, delay_s = self._drop_responses, self._response_delay_s
+        if dropped:
+            connection.damaged = True
+            self._dropped_bytes += len(data)
+            return
+        if pipe.to_target and self._cut_after is not None:
+            if len(data) >= self._cut_after:
+                # What may pass must arrive before the reset does.
+                pipe.sink.setblocking(True)
+                pipe.sink.settimeout(_CONNECT_TIMEOUT_S)
+                pipe.sink.sendall(b"".join(piece for _, piece in pipe.queue) + data[: self._cut_after])
+                self._cut_after = None
+                self._cut(gently=True)
+                return
+            self._cut_after -= len(data)
+        # A piece never overtakes an earlier one, whatever the delay was then.
+        due = max(time.monotonic() + delay_s, pipe.queue[-1][0] if pipe.queue else 0.0)
+        pipe.queue.append((due if delay_s or pipe.queue else 0.0, memoryview(data)))
+        pipe.buffered += len(data)
+        if not delay_s:
+            self._write(pipe)
+
+    def _write(self, pipe: _Pipe) -> None:
+        now = time.monotonic()
+        while pipe.queue and pipe.queue[0][0] <= now:
+            due, data = pipe.queue[0]
+            try:
+                sent = pipe.sink.send(data)
+            except BlockingIOError:
+                return
+            pipe.buffered -= sent
+            if sent == len(data):
+                pipe.queue.popleft()
+            else:
+                pipe.queue[0] = (due, data[sent:])
+
+    def _set_drop(self, *, requests: bool | None = None, responses: bool | None = None) -> None:
+        if requests is not None:
+            self._drop_requests = requests
+        if responses is not None:
+            self._drop_responses = responses
+        if not self._drop_requests and not self._drop_responses:
+            for connection in [connection for connection in self._connections if connection.damaged]:
+                self._close(connection)
+
+    def _cut(self, *, gently: bool = False) -> int:
+        cut = len(self._connections)
+        for connection in list(self._connections):
+            self._close(connection, gently=gently)
+        return cut
+
+    def _close(self, connection: _Connection, *, gently: bool = False) -> None:
+        self._connections.discard(connection)
+        for sock in (connection.client, connection.target):
+            if self._masks.pop(sock, 0):
+                self._selector.unregister(sock)
+        _reset(connection.client)
+        if gently:
+            connection.target.close()  # a reset could overtake what the target has not read yet
+        else:
+            _reset(connection.target)
+
+
+def _reset(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
