@@ -1,0 +1,270 @@
+"""Options: KafkaProducer's own, and the spool's. One `validate()`; an unknown option names the nearest known one."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import platformdirs
+from kafka import KafkaProducer
+from kafka.partitioner import DefaultPartitioner
+
+from kafkasafe._core.batch import Compression
+from kafkasafe.errors import ConfigError
+
+__all__ = ["DeadLetter", "ProducerConfig", "validate"]
+
+log = logging.getLogger("kafkasafe")
+
+DeadLetter: TypeAlias = Callable[..., object]
+
+_COMPRESSION: Final = {
+    None: Compression.NONE,
+    "none": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
+
+MIB: Final = 1024 * 1024
+MIN_SPOOL_BYTES: Final = 16 * MIB
+
+# KafkaProducer's defaults, where ours are the same; then where they differ, and why.
+_KAFKA: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
+_OURS: Final[dict[str, Any]] = {
+    # Nothing gives up by itself: a record that waits on disk is safe.
+    "delivery_timeout_ms": None,
+    # As Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` do not wait for it.
+    "linger_ms": 5,
+    # A batch is one fsync, one checksum and one request: large ones cost least.
+    "batch_size": 1_000_000,
+    "reconnect_backoff_max_ms": 1000,
+    "acks": -1,
+}
+_SPOOL: Final[dict[str, Any]] = {
+    "spool_dir": None,
+    "spool": "always",
+    "spool_lane": None,
+    "spool_max_bytes": 1024 * MIB,
+    "spool_segment_bytes": None,
+    "spool_sync": "group",
+    "spool_after_ms": 1000,
+    "retain_acked_bytes": 0,
+    "on_corrupt": "raise",
+    "on_undecidable": "raise",
+    "dead_letter": None,
+    "on_event": None,
+    "missing_topic_timeout_ms": 60_000,
+    "producer_id_expiration_ms": 86_400_000,
+}
+_DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
+_DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
+
+# Volatile file systems: what they hold does not survive a restart of the machine.
+_VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """Validated options of a SafeProducer.
+
+    Attributes:
+        kafka: KafkaProducer's options, all of them, for the connections.
+        client_id: Never empty.
+        spool_dir: Absolute path.
+        spool: "always": on disk before it is sent. "on_error": on disk when the cluster does not acknowledge it
+            within `spool_after_s`, when the buffer fills, and at close.
+        batch_bytes: Largest batch, headers included.
+        linger_s: How long a batch waits for company.
+        max_block_s: How long `send` waits for room.
+        state_age_s: How long after a batch's timestamp the broker surely remembers its producer.
+    """
+
+    kafka: Mapping[str, Any]
+    client_id: str
+    acks: int
+    compression: Compression
+    batch_bytes: int
+    max_record_bytes: int
+    linger_s: float
+    max_block_s: float
+    delivery_timeout_s: float | None
+    request_timeout_s: float
+    retry_backoff_s: float
+    window: int
+    partitioner: Any
+    custom_partitioner: bool
+    key_serializer: Any
+    value_serializer: Any
+    spool_dir: Path
+    spool_dir_is_default: bool
+    spool: Literal["always", "on_error"]
+    spool_lane: int | None
+    spool_max_bytes: int
+    spool_segment_bytes: int
+    spool_sync: Literal["group", "each", "os"]
+    spool_after_s: float
+    retain_acked_bytes: int
+    on_corrupt: Literal["raise", "quarantine"]
+    on_undecidable: Literal["raise", "resend", "skip"]
+    dead_letter: DeadLetter | None
+    on_event: Callable[[Any], object] | None
+    missing_topic_s: float
+    state_age_s: float
+
+
+def validate(options: Mapping[str, Any]) -> ProducerConfig:
+    """The options of a SafeProducer, checked.
+
+    Raises:
+        ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
+    """
+    for name in options:
+        if name in _DEPRECATED:
+            continue
+        if name not in _DEFAULTS:
+            near = difflib.get_close_matches(name, _DEFAULTS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "see the README for the list of options"
+            raise ConfigError(f"Unknown option {name!r}: {hint}")
+    merged = {**_DEFAULTS, **options}
+    acks = {"all": -1, "-1": -1, "1": 1}.get(merged["acks"], merged["acks"])
+    if acks == 0:
+        raise ConfigError(
+            "acks=0 asks for no acknowledgement, so nothing could ever be known to be safe; use 'all'"
+        )
+    if acks not in {-1, 1}:
+        raise ConfigError(f"acks must be 'all', -1 or 1, not {merged['acks']!r}")
+    if acks == 1:
+        log.warning(
+            "acks=1: what only the leader has can be lost with it; 'all' is what makes delivery lossless"
+        )
+    if merged["transactional_id"] is not None:
+        raise ConfigError(
+            "transactional_id is not supported: SafeProducer is exactly-once without transactions; for atomic writes"
+            " to several partitions use KafkaProducer"
+        )
+    if not merged["enable_idempotence"]:
+        raise ConfigError("enable_idempotence=False would make every retry a possible duplicate; leave it on")
+    compression = _COMPRESSION.get(merged["compression_type"])
+    if compression is None:
+        known = ", ".join(str(name) for name in _COMPRESSION)
+        raise ConfigError(f"compression_type must be one of {known}, not {merged['compression_type']!r}")
+    if merged["retries"] not in {float("inf"), 2147483647}:
+        log.warning(
+            "retries=%s has no effect: a record that waits on disk is never given up", merged["retries"]
+        )
+    window = _number(merged, "max_in_flight_requests_per_connection", least=1)
+    max_request = _number(merged, "max_request_size", least=1024)
+    spool_max = _number(merged, "spool_max_bytes", least=MIN_SPOOL_BYTES)
+    segment = merged["spool_segment_bytes"]
+    if segment is None:
+        segment = max(min(64 * MIB, spool_max // 8), 2 * MIB)
+    else:
+        segment = _number(merged, "spool_segment_bytes", least=MIB)
+    if segment * 4 > spool_max:
+        raise ConfigError(
+            f"spool_segment_bytes={segment} must be at most a quarter of spool_max_bytes={spool_max}"
+        )
+    if max_request > segment - 64 * 1024:
+        raise ConfigError(
+            f"max_request_size={max_request} must fit into a segment ({segment} bytes) of the spool"
+        )
+    timeout = merged["delivery_timeout_ms"]
+    client_id = merged["client_id"] or "kafkasafe"
+    spool_dir, is_default = _spool_dir(merged["spool_dir"], client_id, merged["bootstrap_servers"])
+    partitioner = merged["partitioner"]
+    return ProducerConfig(
+        kafka={**{name: merged[name] for name in _KAFKA}, "client_id": client_id, "acks": acks},
+        client_id=client_id,
+        acks=acks,
+        compression=compression,
+        batch_bytes=min(max(_number(merged, "batch_size", least=0), 1), max_request),
+        max_record_bytes=max_request,
+        linger_s=_number(merged, "linger_ms", least=0) / 1000,
+        max_block_s=_number(merged, "max_block_ms", least=0) / 1000,
+        delivery_timeout_s=None
+        if timeout is None or timeout == float("inf")
+        else _number(merged, "delivery_timeout_ms", least=1) / 1000,
+        request_timeout_s=_number(merged, "request_timeout_ms", least=1) / 1000,
+        retry_backoff_s=_number(merged, "retry_backoff_ms", least=1) / 1000,
+        window=min(5, window),
+        partitioner=partitioner,
+        custom_partitioner=type(partitioner) is not DefaultPartitioner,
+        key_serializer=merged["key_serializer"],
+        value_serializer=merged["value_serializer"],
+        spool_dir=spool_dir,
+        spool_dir_is_default=is_default,
+        spool=_choice(merged, "spool", ("always", "on_error")),
+        spool_lane=merged["spool_lane"],
+        spool_max_bytes=spool_max,
+        spool_segment_bytes=segment,
+        spool_sync=_choice(merged, "spool_sync", ("group", "each", "os")),
+        spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
+        retain_acked_bytes=_number(merged, "retain_acked_bytes", least=0),
+        on_corrupt=_choice(merged, "on_corrupt", ("raise", "quarantine")),
+        on_undecidable=_choice(merged, "on_undecidable", ("raise", "resend", "skip")),
+        dead_letter=merged["dead_letter"],
+        on_event=merged["on_event"],
+        missing_topic_s=_number(merged, "missing_topic_timeout_ms", least=0) / 1000,
+        state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
+    )
+
+
+def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+        raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
+    return int(value)
+
+
+def _choice(options: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> Any:
+    value = options[name]
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+    return value
+
+
+def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any) -> tuple[Path, bool]:
+    """The spool directory: as given, else by environment, else the user's state directory.
+
+    The default is one per client id and cluster address: what one cluster's producer left behind must never be
+    delivered to another.
+    """
+    chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
+    if chosen is not None:
+        return Path(chosen).expanduser().absolute(), False
+    names = [servers] if isinstance(servers, str) else list(servers)
+    address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))
+    digest = hashlib.sha256(address.encode()).hexdigest()[:8]
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in client_id)
+    return platformdirs.user_state_path("kafkasafe") / f"{safe}-{digest}", True
+
+
+def volatile_reason(path: Path) -> str | None:
+    """Why what is written to `path` would not survive a restart of the machine; None if nothing speaks for that."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        mounts = []
+    best = ("", "")
+    for line in mounts:
+        fields = line.split(" ")
+        if len(fields) > 2:
+            point = fields[1].replace("\\040", " ")
+            if path.is_relative_to(point) and len(point) >= len(best[0]):
+                best = (point, fields[2])
+    if best[1] in _VOLATILE:
+        return f"{best[0]} is a {best[1]}: its files live in memory"
+    if path.is_relative_to(tempfile.gettempdir()):
+        return f"{tempfile.gettempdir()} is cleared at a restart on many systems"
+    return None
