@@ -17,6 +17,8 @@ Non-obvious:
 
 - A request counts as sent from the moment its bytes were handed to the connection's write buffer. Before that it
   failed with `sent=False`: the broker cannot have seen it.
+- Nothing is sent to a partition's new leader while batches for it are outstanding at the old one: whoever answers
+  first would decide the order.
 - A connection that ends takes everything with it that waited for it, sent or not: a later batch must not overtake
   an earlier one that was lost. Batches that another thread submits before it has heard of the loss are held off by
   the *fence* (see `ProduceRequest.fence`).
@@ -79,6 +81,11 @@ _MAX_FETCH: Final = 12
 _MIN_PRODUCE: Final = 3
 _MIN_FETCH: Final = 4
 _FLEXIBLE_PRODUCE: Final = 9
+
+# Of a batch: offset and length, then what `length` counts; the magic byte; the last offset's delta (v2).
+_LOG_OVERHEAD: Final = 12
+_MAGIC_AT: Final = 16
+_LAST_DELTA_AT: Final = 23
 
 _NO_TOPIC_ID: Final = bytes(16)
 _UNKNOWN_TOPIC: Final = 3
@@ -723,11 +730,12 @@ class _KafkaCall(_Call):
 class _ProduceCall(_Call):
     """A Produce request: at most one batch for each partition."""
 
-    __slots__ = ("acks", "hub", "reply", "requests", "timeout_ms")
+    __slots__ = ("acks", "hub", "reply", "requests", "timeout_ms", "views")
 
     def __init__(
         self,
         hub: Transport,
+        node_id: NodeId,
         requests: list[tuple[ProduceRequest, memoryview]],
         acks: int,
         timeout_ms: int,
@@ -737,30 +745,35 @@ class _ProduceCall(_Call):
         # The broker must be able to say that its replicas were too slow before the connection is given up.
         super().__init__(max(hub._request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.hub = hub
-        self.requests = requests
+        self.requests = [request for request, _ in requests]
+        # Views keep a bytearray from being resized, so they are let go of as soon as they can be.
+        self.views = [view for _, view in requests]
         self.acks = acks
         self.timeout_ms = timeout_ms
         self.reply = reply
+        for target in targets:
+            hub._enter(target, node_id)
 
     def frame(self, versions: Any) -> _Frame | None:
         version = versions.api_version(
             KafkaProduceRequest, min_version=_MIN_PRODUCE, max_version=_MAX_PRODUCE
         )
         fences = self.hub._fences
-        fresh = []
-        for entry in self.requests:
-            request = entry[0]
+        fresh: list[ProduceRequest] = []
+        batches: list[tuple[str, int, Buffer]] = []
+        for request, view in zip(self.requests, self.views, strict=True):
             fence = fences.get((request.topic, request.partition), 0)
             if request.fence is None or request.fence == fence:
-                fresh.append(entry)
+                fresh.append(request)
+                batches.append((request.topic, request.partition, view))
             else:
                 error = StaleFenceError(f"fence {request.fence}, now {fence}")
-                _safely(self.reply, request.token, Failure(error, sent=False, fence=fence))
+                self._answer(request, Failure(error, sent=False, fence=fence))
         self.requests = fresh
+        self.views = []
         if not fresh:
             self.done = True
             return None
-        batches = [(request.topic, request.partition, data) for request, data in fresh]
 
         def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
             header = RequestHeader(
@@ -769,11 +782,11 @@ class _ProduceCall(_Call):
                 correlation_id=correlation_id,
                 client_id=client_id,
             )
-            return header, encode_produce(
-                version, correlation_id, client_id, self.acks, self.timeout_ms, batches
-            )
+            parts = encode_produce(version, correlation_id, client_id, self.acks, self.timeout_ms, batches)
+            batches.clear()
+            return header, parts
 
-        return _Frame(f"ProduceRequest({len(batches)} batches)", version, encoder)
+        return _Frame(f"ProduceRequest({len(fresh)} batches)", version, encoder)
 
     def succeed(self, response: Any, frame: _Frame) -> None:  # noqa: ARG002
         if self.done:
@@ -784,26 +797,24 @@ class _ProduceCall(_Call):
             self.fail(error, sent=True)
             return
         self.done = True
-        stale = False
-        for request, _ in self.requests:
+        hub = self.hub
+        stale = moved = False
+        for request in self.requests:
             target = request.topic, request.partition
             answer = replies.get(target)
             if answer is None:
                 missing = kafka_errors.KafkaProtocolError("The Produce response left this partition out")
-                fence = self.hub._raise_fence(target)
-                _safely(self.reply, request.token, Failure(missing, sent=True, fence=fence))
+                self._answer(request, Failure(missing, sent=True, fence=hub._raise_fence(target)))
                 continue
-            if answer.error_code:
-                stale = stale or answer.error_code in _STALE_METADATA
-                fence = self.hub._raise_fence(target)
-            else:
-                fence = self.hub._fences.get(target, 0)
+            fence = hub._raise_fence(target) if answer.error_code else hub._fences.get(target, 0)
+            stale = stale or answer.error_code in _STALE_METADATA
             if answer.leader_hint is not None:
-                self.hub._take_hint(target, answer.leader_hint)
-            _safely(self.reply, request.token, replace(answer, fence=fence) if fence else answer)
+                moved = hub._take_hint(target, answer.leader_hint) or moved
+            self._answer(request, replace(answer, fence=fence) if fence else answer)
         if stale:
-            self.hub._want_metadata()
-        self.requests = []
+            hub._want_metadata()
+        if moved:
+            hub._drop_moved()
 
     def _parse(self, response: Any) -> dict[TopicPartition, ProduceReply]:
         replies = {}
@@ -831,9 +842,14 @@ class _ProduceCall(_Call):
         if self.done:
             return
         self.done = True
-        for request, _ in self.requests:
-            self.hub._fail_produce(request, error, sent, self.reply)
-        self.requests = []
+        self.views = []
+        for request in self.requests:
+            fence = self.hub._raise_fence((request.topic, request.partition))
+            self._answer(request, Failure(error, sent=sent, fence=fence))
+
+    def _answer(self, request: ProduceRequest, result: ProduceReply | Failure) -> None:
+        self.hub._leave((request.topic, request.partition))
+        _safely(self.reply, request.token, result)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -925,6 +941,7 @@ class _Link:
             future = conn.send_request(frame, request_timeout_ms=call.timeout_s * 1000)
             if frame.encoded and frame.rest and conn.transport is not None:
                 conn.transport.writelines(frame.rest)
+                frame.rest.clear()
         except kafka_errors.IncompatibleBrokerVersion as error:
             call.fail(_unsupported(error), sent=False)
             return
@@ -1147,6 +1164,8 @@ class Transport:
         self._closing = False
         self._links: dict[NodeId, _Link] = {}
         self._fences: dict[TopicPartition, int] = {}
+        # Where the unanswered batches of a partition went, and how many. Invariant: all to one node.
+        self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
         self._topics: dict[str, TopicInfo] = {}
         self._watched: set[str] = set()
         self._asked: set[str] = set()  # watched topics that some metadata request has named
@@ -1377,14 +1396,15 @@ class Transport:
             answer = _only(
                 response.responses, "partitions", "partition_index", topic, partition, name="topic"
             )
-            headers = [header for _, header in iter_headers(answer.records or b"")]
+            records = answer.records or b""
+            headers = [header for _, header in iter_headers(records)]
             return HeadersFetched(
                 error_code=answer.error_code,
                 high_watermark=answer.high_watermark,
                 last_stable_offset=answer.last_stable_offset,
                 log_start_offset=answer.log_start_offset,
                 headers=headers,
-                next_offset=headers[-1].last_offset + 1 if headers else offset,
+                next_offset=_next_offset(records, offset),
             )
 
         def make() -> tuple[Any, int, int]:
@@ -1660,12 +1680,21 @@ class Transport:
         for request in requests:
             leader = self._leader(request.topic, request.partition)
             if isinstance(leader, int):
+                elsewhere = self._pending.get((request.topic, request.partition), (leader, 0))[0]
+                if elsewhere != leader:
+                    # Batches on their way to the old leader: this one would overtake them.
+                    moving = (
+                        f"{request.topic}-{request.partition} has requests outstanding at node {elsewhere}"
+                    )
+                    error: BaseException = kafka_errors.NotLeaderForPartitionError(moving)
+                    self._fail_produce(request, error, False, reply)
+                    continue
                 try:
                     data = memoryview(request.data).cast("B")
                     if not data:
                         raise ValueError("An empty batch")  # noqa: TRY301
-                except Exception as error:
-                    self._fail_produce(request, error, False, reply)
+                except Exception as unusable:
+                    self._fail_produce(request, unusable, False, reply)
                     continue
                 group = groups.get(leader)
                 if group is None:
@@ -1681,7 +1710,7 @@ class Transport:
         for leader, group in groups.items():
             link = self._link(leader)
             for entries in group.frames:
-                link.submit(_ProduceCall(self, entries, acks, timeout_ms, reply))
+                link.submit(_ProduceCall(self, leader, entries, acks, timeout_ms, reply))
         if parked:
 
             def fail(error: BaseException) -> None:
@@ -1705,6 +1734,16 @@ class Transport:
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
         return fence
+
+    def _enter(self, target: TopicPartition, node_id: NodeId) -> None:
+        self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
+
+    def _leave(self, target: TopicPartition) -> None:
+        node_id, count = self._pending[target]
+        if count == 1:
+            del self._pending[target]
+        else:
+            self._pending[target] = (node_id, count - 1)
 
     # -- Back-off, silence ---------------------------------------------------------------------------------------
 
@@ -1731,6 +1770,10 @@ class Transport:
                 self._want_metadata()
         if busy:
             self._watch_silence()
+
+    def _drop_moved(self) -> None:
+        for link in list(self._links.values()):
+            link.drop_moved(self._leader_id)
 
     def _drop_hung(self) -> None:
         """Cuts silent connections whose requests have a new leader to go to."""
@@ -1852,8 +1895,7 @@ class Transport:
             route(True)
         for route, _ in parked:
             route(False)  # the request may have been made before their topic was known of
-        for link in list(self._links.values()):
-            link.drop_moved(self._leader_id)
+        self._drop_moved()
         self._drop_hung()
         for callback in list(self._listeners):
             _safely(callback, result)
@@ -1927,17 +1969,18 @@ class Transport:
         self._topics = topics
         return MetadataRefreshed(cluster_id, tuple(cluster._brokers), told)
 
-    def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> None:
+    def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
         topic, partition = target
         leader, epoch = hint
         info = self._topics.get(topic)
         known = info.partitions.get(partition) if info is not None else None
         if info is None or known is None or epoch <= known.leader_epoch:
-            return
+            return False
         if self._manager.cluster.broker_metadata(leader) is None:
-            return
+            return False
         partitions = {**info.partitions, partition: PartitionInfo(leader, epoch)}
         self._topics = {**self._topics, topic: replace(info, partitions=partitions)}
+        return True
 
     def _learn_broker(self, endpoint: Any) -> None:
         brokers = self._manager.cluster._brokers
@@ -1967,6 +2010,21 @@ class _Group:
         self.frames[-1].append((request, data))
         self._bytes += len(data)
         self._partitions.add(target)
+
+
+def _next_offset(records: Buffer, offset: int) -> int:
+    """Where complete batches, of old formats as well, end."""
+    at = 0
+    while len(records) - at > _MAGIC_AT:
+        base, length = struct.unpack_from(">qi", records, at)
+        if length < 0 or length > len(records) - at - _LOG_OVERHEAD:
+            break
+        last_delta = (
+            struct.unpack_from(">i", records, at + _LAST_DELTA_AT)[0] if records[at + _MAGIC_AT] > 1 else 0
+        )
+        offset = max(offset, base + last_delta + 1)
+        at += _LOG_OVERHEAD + length
+    return offset
 
 
 def _closed_error() -> BaseException:

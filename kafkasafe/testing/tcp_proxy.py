@@ -24,7 +24,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final, Self, TypeVar
 
 _T = TypeVar("_T")
@@ -379,7 +379,7 @@ class TcpProxy:
             self._close(connection)
             return
         if connection in self._connections and all(pipe.shut for pipe in connection.pipes):
-            self._close(connection)
+            self._close(connection, reset=())
 
     def _read(self, connection: _Connection, pipe: _Pipe) -> None:
         try:
@@ -406,7 +406,9 @@ class TcpProxy:
                 pipe.sink.settimeout(_CONNECT_TIMEOUT_S)
                 pipe.sink.sendall(b"".join(piece for _, piece in pipe.queue) + data[: self._cut_after])
                 self._cut_after = None
-                self._cut(gently=True)
+                # A reset could overtake what the target has not read yet.
+                self._close(connection, reset=(connection.client,))
+                self._cut()
                 return
             self._cut_after -= len(data)
         # A piece never overtakes an earlier one, whatever the delay was then.
@@ -439,22 +441,22 @@ class TcpProxy:
             for connection in [connection for connection in self._connections if connection.damaged]:
                 self._close(connection)
 
-    def _cut(self, *, gently: bool = False) -> int:
+    def _cut(self) -> int:
         cut = len(self._connections)
         for connection in list(self._connections):
-            self._close(connection, gently=gently)
+            self._close(connection)
         return cut
 
-    def _close(self, connection: _Connection, *, gently: bool = False) -> None:
+    def _close(self, connection: _Connection, *, reset: Container[socket.socket] | None = None) -> None:
+        """Closes both sockets. Those in `reset`, all by default, lose what they have not delivered yet."""
         self._connections.discard(connection)
         for sock in (connection.client, connection.target):
             if self._masks.pop(sock, 0):
                 self._selector.unregister(sock)
-        _reset(connection.client)
-        if gently:
-            connection.target.close()  # a reset could overtake what the target has not read yet
-        else:
-            _reset(connection.target)
+            if reset is None or sock in reset:
+                _reset(sock)
+            else:
+                sock.close()
 
 
 def _reset(sock: socket.socket) -> None:

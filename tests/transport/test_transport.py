@@ -1,0 +1,1022 @@
+"""The transport against a real cluster behind TCP proxies, and against servers that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import queue
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kafka.errors
+import pytest
+from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
+
+from kafkasafe._core import batch
+from kafkasafe._io import transport as module
+from kafkasafe._io.transport import (
+    EpochEnd,
+    Failure,
+    HeadersFetched,
+    MetadataRefreshed,
+    OffsetListed,
+    ProduceReply,
+    ProduceRequest,
+    ProducerIdGranted,
+    ProducersDescribed,
+    StaleFenceError,
+    Transport,
+    encode_produce,
+)
+from kafkasafe.errors import ForkedProcessError
+from kafkasafe.testing.broker import KafkaCluster
+from kafkasafe.testing.tcp_proxy import TcpProxy
+
+TIMEOUT_S = 15.0
+NOW_MS = int(time.time() * 1000)
+
+
+class Replies:
+    """Collects replies; a second one for the same token is an error."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self.counts: Counter[Any] = Counter()
+        self.threads: set[str] = set()
+
+    def produced(self, token: Any, result: Any) -> None:
+        self.counts[token] += 1
+        self.threads.add(threading.current_thread().name)
+        self.queue.put((token, result))
+
+    def __call__(self, result: Any) -> None:
+        self.produced(None, result)
+
+    def get(self, timeout_s: float = TIMEOUT_S) -> Any:
+        return self.queue.get(timeout=timeout_s)[1]
+
+    def take(self, count: int, timeout_s: float = TIMEOUT_S) -> list[tuple[Any, Any]]:
+        deadline = time.monotonic() + timeout_s
+        return [self.queue.get(timeout=max(0.01, deadline - time.monotonic())) for _ in range(count)]
+
+    def nothing_more(self, for_s: float = 0.2) -> None:
+        with pytest.raises(queue.Empty):
+            self.queue.get(timeout=for_s)
+
+
+@contextlib.contextmanager
+def opened(servers: Any, **options: Any) -> Iterator[Transport]:
+    transport = Transport({"bootstrap_servers": servers, **options})
+    transport.start()
+    try:
+        yield transport
+    finally:
+        assert transport.close(10.0)
+        gc.collect()  # a socket left open shows here
+
+
+def until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+def ask(call: Callable[..., None], *args: Any, retry_for_s: float = TIMEOUT_S) -> Any:
+    """Calls until the answer is no retriable failure or code."""
+    deadline = time.monotonic() + retry_for_s
+    while True:
+        replies = Replies()
+        call(*args, replies)
+        result = replies.get()
+        code = getattr(result, "error_code", 0)
+        if (not isinstance(result, Failure) and not code) or time.monotonic() > deadline:
+            return result
+        time.sleep(0.1)
+
+
+def plain_batch(count: int = 3, value: bytes = b"value") -> bytearray:
+    return batch.encode(None, [value] * count, timestamps=NOW_MS)
+
+
+class Producer:
+    """The least a caller must do: keep the order, remember the fence, resend in order."""
+
+    def __init__(self, transport: Transport, topic: str, partition: int = 0) -> None:
+        self.transport = transport
+        self.topic = topic
+        self.partition = partition
+        granted = ask(transport.init_producer_id)
+        assert isinstance(granted, ProducerIdGranted)
+        self.granted = granted
+        self.fence = 0
+        self.sequence = 0
+        self.tokens = 0
+        self.replies = Replies()
+
+    def make(self, count: int = 3) -> bytearray:
+        data = plain_batch(count)
+        batch.stamp_identity(data, self.granted.producer_id, self.granted.epoch, self.sequence)
+        self.sequence += count
+        return data
+
+    def request(self, token: Any, data: bytearray) -> ProduceRequest:
+        return ProduceRequest(token, self.topic, self.partition, data, self.fence)
+
+    def send(self, *requests: ProduceRequest) -> None:
+        self.transport.produce(requests, -1, 5000, self.replies.produced)
+
+    def deliver(self, batches: list[bytearray], timeout_s: float = 30.0) -> list[int]:
+        """Sends all, one request after another, again where it failed. Returns base offsets."""
+        offsets: list[int] = []
+        deadline = time.monotonic() + timeout_s
+        while len(offsets) < len(batches):
+            assert time.monotonic() < deadline, "not delivered in time"
+            self.tokens += 1
+            self.send(self.request(("token", self.tokens), batches[len(offsets)]))
+            result = self.replies.get()
+            self.fence = result.fence
+            if isinstance(result, ProduceReply) and result.error_code == 0:
+                offsets.append(result.base_offset)
+            else:
+                time.sleep(0.05)
+        return offsets
+
+
+# --- without a broker ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+def test_produce_frames_are_what_kafka_python_encodes(version: int) -> None:
+    batches = [("a", 0, b"x" * 200), ("long-topic-name" * 10, 7, b"yy"), ("a", 200, bytearray(70000))]
+    topics: dict[str, list[Any]] = {}
+    data_of = KafkaProduceRequest.TopicProduceData
+    for topic, partition, data in batches:
+        topics.setdefault(topic, []).append(
+            data_of.PartitionProduceData(index=partition, records=bytes(data))
+        )
+    request = KafkaProduceRequest(
+        transactional_id=None,
+        acks=-1,
+        timeout_ms=1234,
+        topic_data=[data_of(name=topic, partition_data=found) for topic, found in topics.items()],
+        version=version,
+    )
+    request.with_header(correlation_id=77, client_id="c-ü")
+    frame = encode_produce(version, 77, "c-ü", -1, 1234, batches)
+    assert b"".join(frame) == bytes(request.encode(framed=True, header=True))
+    assert any(part is batches[0][2] for part in frame), "the batch was copied"
+
+
+@pytest.mark.parametrize("acks", [0, 2, "all"])
+def test_other_acks_are_refused_at_once(acks: Any) -> None:
+    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    with pytest.raises(ValueError, match="acks"):
+        transport.produce([], acks, 1000, lambda *_: None)
+    transport.close(1.0)
+
+
+def test_requests_before_start_wait_and_close_answers_them() -> None:
+    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    replies = Replies()
+    transport.init_producer_id(replies)
+    transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
+    replies.nothing_more(0.1)
+    assert transport.close(1.0)
+    assert all(isinstance(result, Failure) and not result.sent for _, result in replies.take(2))
+    assert transport.close(1.0), "a repeated close does nothing"
+    transport.init_producer_id(replies)
+    assert isinstance(replies.get(), Failure), "and later requests fail at once"
+    transport.start()
+    assert transport.closed
+
+
+def test_nobody_listens_everything_fails_unsent_without_hurry(free_port: int) -> None:
+    started = time.monotonic()
+    with opened(f"127.0.0.1:{free_port}") as transport:
+        assert time.monotonic() - started < 0.5, "start() waited"
+        answers = 0
+        until_s = time.monotonic() + 1.2
+        while time.monotonic() < until_s:  # a caller without any back-off of its own
+            replies = Replies()
+            transport.init_producer_id(replies)
+            transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
+            for _, result in replies.take(2, 5.0):
+                assert isinstance(result, Failure)
+                assert not result.sent
+            answers += 1
+        assert answers < 25, "busy loop"
+        assert not transport.connected
+        assert transport.topic("t") is None
+
+
+def test_close_answers_what_is_parked(free_port: int) -> None:
+    replies = Replies()
+    with opened(
+        f"127.0.0.1:{free_port}", reconnect_backoff_ms=60000, reconnect_backoff_max_ms=60000
+    ) as transport:
+        until(lambda: transport._failed_refreshes)
+        transport.init_producer_id(replies)
+        transport.list_offset("t", 0, -1, replies)
+        transport.refresh_metadata(["u"], replies)
+        transport.produce(
+            [ProduceRequest(i, "t", 0, plain_batch()) for i in range(3)], -1, 1000, replies.produced
+        )
+        replies.nothing_more(0.1)
+    assert [isinstance(result, Failure) and not result.sent for _, result in replies.take(6)] == [True] * 6
+
+
+def test_callbacks_that_raise_cost_nobody_else_an_answer(free_port: int) -> None:
+    replies = Replies()
+
+    def bad(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    with opened(f"127.0.0.1:{free_port}") as transport:
+        transport.init_producer_id(bad)
+        transport.produce([ProduceRequest("a", "t", 0, b"x")], -1, 1000, bad)
+        transport.init_producer_id(replies)
+        assert isinstance(replies.get(), Failure)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda t, r: t.refresh_metadata(["no/such"], r), kafka.errors.InvalidTopicError),
+        (lambda t, r: t.list_offset("", 0, -1, r), kafka.errors.InvalidTopicError),
+        (lambda t, r: t.describe_producers("x" * 300, 0, r), kafka.errors.InvalidTopicError),
+    ],
+)
+def test_impossible_topics_fail_and_do_not_spoil_metadata(free_port: int, call: Any, error: Any) -> None:
+    replies = Replies()
+    with opened(f"127.0.0.1:{free_port}") as transport:
+        call(transport, replies)
+        result = replies.get()
+        assert isinstance(result, Failure)
+        assert isinstance(result.error, error)
+        assert result.code == 17
+        assert not result.sent
+        assert not transport._watched
+
+
+def test_a_forked_child_is_told(free_port: int) -> None:
+    with opened(f"127.0.0.1:{free_port}") as transport:
+        pid = os.fork()
+        if not pid:
+            replies = Replies()
+            transport.init_producer_id(replies)
+            ok = isinstance(replies.get(1.0).error, ForkedProcessError) and transport.close(1.0)
+            os._exit(0 if ok else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+class Server:
+    """Accepts connections and treats each as `behaviour` says."""
+
+    def __init__(self, behaviour: Callable[[socket.socket], None]) -> None:
+        self.accepted = 0
+        self._behaviour = behaviour
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+        for conn in self._open:
+            conn.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                conn, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            self._open.append(conn)
+            with contextlib.suppress(OSError):
+                self._behaviour(conn)
+
+
+def hang_up(conn: socket.socket) -> None:
+    conn.close()
+
+
+def answer_garbage(conn: socket.socket) -> None:
+    conn.recv(4096)
+    conn.sendall(struct.pack(">i", 40) + os.urandom(40))
+
+
+def answer_endlessly(conn: socket.socket) -> None:
+    conn.recv(4096)
+    conn.sendall(struct.pack(">i", 2**31 - 1) + bytes(1000))
+
+
+@pytest.mark.parametrize("behaviour", [hang_up, answer_garbage, answer_endlessly])
+def test_servers_that_are_no_brokers_are_not_hammered(behaviour: Any) -> None:
+    with Server(behaviour) as server, opened(f"127.0.0.1:{server.port}") as transport:
+        until_s = time.monotonic() + 1.0
+        while time.monotonic() < until_s:
+            replies = Replies()
+            transport.init_producer_id(replies)
+            assert isinstance(replies.get(), Failure)
+        assert 1 <= server.accepted <= 10
+
+
+def test_tls_to_a_server_that_hangs_ends_in_time() -> None:
+    with (
+        Server(lambda _: None) as server,
+        opened(
+            f"127.0.0.1:{server.port}",
+            security_protocol="SSL",
+            ssl_check_hostname=False,
+            socket_connection_setup_timeout_ms=300,
+        ) as transport,
+    ):
+        replies = Replies()
+        transport.init_producer_id(replies)
+        result = replies.get(3.0)
+        assert isinstance(result, Failure)
+        assert not result.sent
+
+
+def test_names_are_looked_up_beside_the_network_thread(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    threads = set()
+    real = socket.getaddrinfo
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        time.sleep(0.3)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with opened(f"localhost:{free_port}") as transport:
+        replies = Replies()
+        transport.init_producer_id(replies)
+        assert isinstance(replies.get(), Failure)
+        assert threads
+        assert all("lookup" in name for name in threads)
+        transport.init_producer_id(replies)  # closing while a look-up is under way
+
+
+def test_split_into_requests_by_partition_and_size() -> None:
+    group = module._Group(1000)
+    for token, partition, size in (("a", 0, 400), ("b", 1, 400), ("c", 0, 10), ("d", 2, 5000), ("e", 3, 10)):
+        request = ProduceRequest(token, "t", partition, bytes(size))
+        group.add(request, memoryview(request.data))
+    assert [[request.token for request, _ in frame] for frame in group.frames] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+        ["e"],
+    ]
+
+
+# --- a cluster behind proxies -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Site:
+    cluster: KafkaCluster
+    proxies: dict[int, TcpProxy]
+    topics: Iterator[str]
+
+    def topic(self, partitions: int = 1, leader: int = 1, copies: int = 3) -> str:
+        name = next(self.topics)
+        nodes = [leader, *(node for node in (1, 2, 3) if node != leader)][:copies]
+        self.cluster.create_topic(name, assignments=dict.fromkeys(range(partitions), nodes))
+        return name
+
+    @property
+    def servers(self) -> list[str]:
+        return self.cluster.bootstrap_servers
+
+    def transport(self, **options: Any) -> contextlib.AbstractContextManager[Transport]:
+        return opened(self.servers, **options)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def _site() -> Iterator[Site]:
+    with contextlib.ExitStack() as stack:
+        proxies = {node: stack.enter_context(TcpProxy()) for node in (1, 2, 3)}
+        cluster = KafkaCluster(3, proxy_ports={node: proxy.port for node, proxy in proxies.items()})
+        for node, proxy in proxies.items():
+            proxy.target_port = cluster.client_address(node)[1]
+        stack.enter_context(cluster)
+        yield Site(cluster, proxies, (f"topic-{number}" for number in range(1000)))
+
+
+@pytest.fixture
+def site(_site: Site) -> Iterator[Site]:
+    """All brokers up and all proxies clean, whatever the test before did."""
+    yield _site
+    for proxy in _site.proxies.values():
+        proxy.restore()
+    for node in _site.cluster.brokers:
+        _site.cluster.resume(node)
+    _site.cluster.start_all()
+
+
+@pytest.mark.kafka
+class TestRequests:
+    def test_every_method(self, site: Site) -> None:
+        topic = site.topic(partitions=2)
+        with site.transport() as transport:
+            heard: list[MetadataRefreshed] = []
+            transport.on_metadata(heard.append)
+            producer = Producer(transport, topic)
+            assert transport.connected
+            assert transport.broker_version == (4, 3)
+            assert transport.cluster_id == site.cluster.cluster_id
+            assert producer.deliver([producer.make(3), producer.make(2)]) == [0, 3]
+
+            info = transport.topic(topic)
+            assert info is not None
+            assert info.error_code == 0
+            assert len(info.topic_id) == 16
+            assert any(info.topic_id)
+            assert info.partitions[0].leader == 1
+            assert info.partitions[0].leader_epoch >= 0
+            assert set(info.partitions) == {0, 1}
+
+            described = ask(transport.describe_producers, topic, 0)
+            assert isinstance(described, ProducersDescribed)
+            state = described.producers[producer.granted.producer_id]
+            assert (state.epoch, state.last_sequence, state.last_timestamp) == (0, 4, NOW_MS)
+
+            fetched = ask(transport.fetch_headers, topic, 0, 0, 1)
+            assert isinstance(fetched, HeadersFetched)
+            assert [header.base_offset for header in fetched.headers] == [0], "the first batch, whole"
+            assert (fetched.next_offset, fetched.high_watermark, fetched.log_start_offset) == (3, 5, 0)
+            fetched = ask(transport.fetch_headers, topic, 0, fetched.next_offset, 100_000)
+            assert [(h.base_offset, h.base_sequence, h.count) for h in fetched.headers] == [(3, 3, 2)]
+            assert fetched.headers[0].producer_id == producer.granted.producer_id
+            fetched = ask(transport.fetch_headers, topic, 0, 5, 100_000)
+            assert (fetched.headers, fetched.next_offset) == ([], 5)
+            replies = Replies()
+            transport.fetch_headers(topic, 0, 99, 1000, replies)
+            assert replies.get().error_code == 1
+
+            assert ask(transport.list_offset, topic, 0, -1) == OffsetListed(
+                0, 5, info.partitions[0].leader_epoch
+            )
+            assert ask(transport.list_offset, topic, 0, -2).offset == 0
+            assert ask(transport.list_offset, topic, 0, NOW_MS).offset == 0
+            assert ask(transport.list_offset, topic, 0, NOW_MS + 1).offset == -1
+            epoch = info.partitions[0].leader_epoch
+            assert ask(transport.offset_for_leader_epoch, topic, 0, epoch) == EpochEnd(0, epoch, 5)
+            assert ask(transport.offset_for_leader_epoch, topic, 0, epoch + 5) == EpochEnd(0, -1, -1)
+
+            refreshed = ask(transport.refresh_metadata, [topic])
+            assert isinstance(refreshed, MetadataRefreshed)
+            assert refreshed.topics[topic].partitions == transport.topic(topic).partitions  # type: ignore[union-attr]
+            assert sorted(refreshed.brokers) == [1, 2, 3]
+            assert heard
+            assert heard[-1].topics[topic].topic_id == info.topic_id
+            transport.unwatch(topic)
+            until(lambda: transport.topic(topic) is None)
+            assert producer.replies.threads == {"kafka-io-kafkasafe"}
+
+    def test_acks_one_and_several_partitions_in_one_request(self, site: Site) -> None:
+        topic = site.topic(partitions=4)
+        with site.transport() as transport:
+            ask(transport.refresh_metadata, [topic])
+            replies = Replies()
+            requests = [ProduceRequest((p, n), topic, p, plain_batch()) for n in range(3) for p in range(4)]
+            transport.produce(requests, 1, 5000, replies.produced)
+            offsets = dict(replies.take(12))
+            assert {token: reply.base_offset for token, reply in offsets.items()} == {
+                (p, n): 3 * n for n in range(3) for p in range(4)
+            }
+            assert set(replies.counts.values()) == {1}
+
+    def test_large_batches_of_many_kinds_of_buffer(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport(max_request_size=5_000_000) as transport:
+            value = random.Random(1).randbytes(1000)
+            data = batch.encode(None, [value] * 1000, timestamps=NOW_MS)
+            replies = Replies()
+            kinds = [bytes(data), data, memoryview(data), memoryview(bytes(data)).cast("b")]
+            transport.produce(
+                [ProduceRequest(n, topic, 0, kind) for n, kind in enumerate(kinds)],
+                -1,
+                9000,
+                replies.produced,
+            )
+            assert [reply.base_offset for _, reply in replies.take(4)] == [0, 1000, 2000, 3000]
+            kinds.clear()
+            data.clear()  # nothing holds on to the caller's buffer
+            fetched = ask(transport.fetch_headers, topic, 0, 0, 10_000_000)
+            assert [header.count for header in fetched.headers] == [1000] * 4
+            assert fetched.next_offset == 4000
+
+    def test_what_the_broker_refuses(self, site: Site) -> None:
+        topic = site.topic()
+        site.cluster.alter_topic(topic, {"max.message.bytes": 2000})
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            damaged = producer.make(1)
+            damaged[-1] ^= 1
+            wrong_base = plain_batch()
+            batch.stamp_address(wrong_base, 7, -1)
+            requests = [
+                ProduceRequest("large", topic, 0, plain_batch(1000)),
+                ProduceRequest("damaged", topic, 0, damaged),
+                ProduceRequest("base", topic, 0, wrong_base),
+                ProduceRequest("empty", topic, 0, b""),
+                ProduceRequest("no buffer", topic, 0, "text"),  # type: ignore[arg-type]
+                ProduceRequest("partition", topic, 9, plain_batch()),
+                ProduceRequest("good", topic, 0, plain_batch()),
+            ]
+            replies = Replies()
+            transport.produce(requests, -1, 5000, replies.produced)
+            results = dict(replies.take(len(requests)))
+            assert results["large"].error_code == 10
+            assert results["damaged"].error_code in (2, 87)
+            assert results["base"].error_code == 87
+            for token in ("empty", "no buffer", "partition"):
+                assert isinstance(results[token], Failure)
+                assert not results[token].sent
+            assert results["partition"].code == 3
+            assert results["good"].error_code == 0
+            assert results["good"].base_offset == 1
+            assert set(replies.counts.values()) == {1}
+
+    def test_a_topic_that_is_made_later(self, site: Site) -> None:
+        with site.transport(allow_auto_create_topics=False) as transport:
+            replies = Replies()
+            transport.produce([ProduceRequest("a", "later", 0, plain_batch())], -1, 5000, replies.produced)
+            result = replies.get()
+            assert isinstance(result, Failure)
+            assert result.code == 3
+            assert not result.sent
+            info = transport.topic("later")
+            assert info is not None
+            assert info.error_code == 3
+            site.cluster.create_topic("later")
+            replies = Replies()
+            until(lambda: _produced(transport, "later"))
+
+    def test_a_fence_holds_off_what_would_overtake(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make()]) == [0]
+            bad = producer.make()
+            bad[-1] ^= 1
+            producer.send(producer.request("bad", bad))
+            refused = producer.replies.get()
+            assert refused.error_code in (2, 87)
+            assert refused.fence == 1
+            # A caller that has not read that reply yet:
+            producer.send(ProduceRequest("early", topic, 0, plain_batch(), fence=0))
+            result = producer.replies.get()
+            assert isinstance(result.error, StaleFenceError)
+            assert not result.sent
+            assert result.fence == 1
+            producer.send(ProduceRequest("later", topic, 0, plain_batch(), fence=result.fence))
+            assert producer.replies.get().base_offset == 3
+
+    def test_thousands_of_requests_from_many_threads(self, site: Site) -> None:
+        topic = site.topic(partitions=4)
+        with site.transport() as transport:
+            ask(transport.refresh_metadata, [topic])
+            replies = Replies()
+            data = bytes(plain_batch(1))
+
+            def work(partition: int) -> None:
+                for n in range(300):
+                    transport.produce(
+                        [ProduceRequest((partition, n), topic, partition, data)], 1, 5000, replies.produced
+                    )
+
+            threads = [threading.Thread(target=work, args=(p,)) for p in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            results = replies.take(1200)
+            assert all(reply.base_offset == token[1] for token, reply in results), "in call order"
+
+
+def _produced(
+    transport: Transport, topic: str, partition: int = 0, timeout_ms: int = 5000
+) -> ProduceReply | None:
+    replies = Replies()
+    transport.produce(
+        [ProduceRequest(None, topic, partition, plain_batch(1))], -1, timeout_ms, replies.produced
+    )
+    result = replies.get()
+    return result if isinstance(result, ProduceReply) and not result.error_code else None
+
+
+@pytest.mark.kafka
+class TestFaults:
+    def test_lost_responses_are_failures_that_may_have_been_sent(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport(request_timeout_ms=1000) as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            batches = [producer.make(1) for _ in range(5)]
+            proxy = site.proxies[1]
+            proxy.drop_responses()
+            transport.produce(
+                [producer.request(n, data) for n, data in enumerate(batches)],
+                -1,
+                100,
+                producer.replies.produced,
+            )
+            lost = producer.replies.take(5)
+            assert [token for token, _ in lost] == [0, 1, 2, 3, 4], "in order"
+            assert all(isinstance(result, Failure) and result.sent for _, result in lost)
+            assert [result.fence for _, result in lost] == [1, 2, 3, 4, 5]
+            assert proxy.dropped_bytes
+            proxy.restore()
+            producer.fence = 5
+            assert producer.deliver(batches) == [1, 2, 3, 4, 5], "deduplicated: they were there"
+            assert ask(transport.list_offset, topic, 0, -1).offset == 6
+            assert set(producer.replies.counts.values()) == {1}
+
+    def test_cut_connections_under_load(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            batches = [producer.make(2) for _ in range(120)]
+            done = threading.Event()
+
+            def cutter() -> None:
+                while not done.wait(0.05):
+                    site.proxies[1].cut()
+
+            thread = threading.Thread(target=cutter)
+            thread.start()
+            try:
+                offsets = producer.deliver(batches)
+            finally:
+                done.set()
+                thread.join()
+            assert offsets == list(range(0, 240, 2))
+            assert ask(transport.list_offset, topic, 0, -1).offset == 240
+
+    def test_a_request_cut_in_half_is_not_appended(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            data = producer.make(2000)
+            site.proxies[1].cut_after(len(data) // 2)
+            producer.send(producer.request("half", data))
+            result = producer.replies.get()
+            assert isinstance(result, Failure)
+            assert result.sent
+            producer.fence = result.fence
+            assert producer.deliver([data]) == [1]
+
+    def test_waiting_requests_go_down_with_their_connection(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport() as transport:
+            ask(transport.refresh_metadata, [topic])
+            ask(transport.list_offset, topic, 0, -1)
+            site.proxies[1].refuse()
+            replies = Replies()
+            requests = [ProduceRequest(n, topic, 0, plain_batch(1)) for n in range(20)]
+            for request in requests:
+                transport.produce([request], -1, 5000, replies.produced)
+            results = replies.take(20)
+            assert [token for token, _ in results] == list(range(20))
+            assert all(isinstance(result, Failure) for _, result in results)
+            replies.nothing_more()
+
+    def test_responses_that_come_late_change_nothing(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            site.proxies[1].delay(response_s=0.15)
+            started = time.monotonic()
+            producer.send(*(producer.request(n, producer.make(1)) for n in range(5)))
+            assert [reply.base_offset for _, reply in producer.replies.take(5)] == [0, 1, 2, 3, 4]
+            assert 0.1 < time.monotonic() - started < 5.0, "pipelined, not one after another"
+
+    def test_close_answers_what_is_in_flight(self, site: Site) -> None:
+        topic = site.topic()
+        replies = Replies()
+        with site.transport() as transport:
+            ask(transport.refresh_metadata, [topic])
+            ask(transport.list_offset, topic, 0, -1)
+            site.proxies[1].stall()
+            # More than socket buffers hold: some of it is still in the connection's own buffer.
+            data = batch.encode(None, [bytes(1000)] * 900, timestamps=NOW_MS)
+            for n in range(20):
+                transport.produce([ProduceRequest(n, topic, 0, data)], -1, 5000, replies.produced)
+            replies.nothing_more(0.2)
+            started = time.monotonic()
+        assert time.monotonic() - started < 3.0
+        results = replies.take(20)
+        assert all(isinstance(result, Failure) for _, result in results)
+        assert results[0][1].sent
+        data.clear()
+        assert transport.closed
+
+    def test_the_leader_is_killed_and_another_takes_over(self, site: Site) -> None:
+        topic = site.topic(leader=2)
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            site.cluster.kill(2)
+            assert producer.deliver([producer.make(1) for _ in range(3)], 20) == [1, 2, 3]
+            info = transport.topic(topic)
+            assert info is not None
+            assert info.partitions[0].leader in (1, 3)
+            assert transport.connected
+            site.cluster.start(2)
+
+    def test_a_leader_that_hangs_is_left_for_the_new_one(self, site: Site) -> None:
+        topic = site.topic(leader=3)
+        with site.transport() as transport:  # with the default request timeout of 30 s
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            site.cluster.pause(3)
+            started = time.monotonic()
+            assert producer.deliver([producer.make(1)], 20) == [1]
+            assert time.monotonic() - started < 12.0
+            site.cluster.resume(3)
+
+    def test_a_moved_leader_is_found_by_its_own_hint(self, site: Site) -> None:
+        topic = site.topic(leader=1)
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            info = transport.topic(topic)
+            assert info is not None
+            # As if metadata were stale: the follower is taken for the leader.
+            follower = dataclasses.replace(info, partitions={0: module.PartitionInfo(2, -1)})
+            transport._topics = {**transport._topics, topic: follower}
+            producer.send(producer.request("a", producer.make(1)))
+            reply = producer.replies.get()
+            assert reply.error_code == 6
+            assert reply.leader_hint == (1, info.partitions[0].leader_epoch)
+            assert transport.topic(topic).partitions[0].leader == 1  # type: ignore[union-attr]
+
+    def test_a_new_leader_gets_nothing_while_the_old_one_owes_an_answer(self, site: Site) -> None:
+        topic = site.topic(leader=1)
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            site.proxies[1].stall()
+            producer.send(producer.request("first", producer.make(1)))
+            producer.replies.nothing_more(0.1)
+            info = transport.topic(topic)
+            assert info is not None
+            moved = dataclasses.replace(info, partitions={0: module.PartitionInfo(2, 99)})
+            transport._topics = {**transport._topics, topic: moved}
+            producer.send(producer.request("second", producer.make(1)))
+            token, result = producer.replies.take(1)[0]
+            assert token == "second"
+            assert isinstance(result, Failure)
+            assert not result.sent
+            assert result.fence == 1
+            site.proxies[1].restore()
+            token, result = producer.replies.take(1)[0]
+            assert token == "first"
+            assert result.base_offset == 1
+
+    def test_idle_connections_close_and_come_back(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport(connections_max_idle_ms=200) as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            until(lambda: not any(proxy.connections for proxy in site.proxies.values()))
+            assert transport.connected
+            producer.send(producer.request("a", producer.make(1)))
+            assert producer.replies.get().base_offset == 1
+
+    def test_all_brokers_die_and_come_back(self, site: Site) -> None:
+        topic = site.topic()
+        # A bootstrap server that is never there must not matter.
+        with opened(["127.0.0.1:1", *site.servers]) as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            site.cluster.kill_all()
+            until(lambda: not transport.connected, 5.0)
+            producer.send(producer.request("down", producer.make(1)))
+            result = producer.replies.get()
+            assert isinstance(result, Failure)
+            producer.fence = result.fence
+            producer.sequence -= 1
+            data = producer.make(1)
+            site.cluster.start_all()
+            back = time.monotonic()
+            assert producer.deliver([data], 20) == [1]
+            assert time.monotonic() - back < 4.0
+            assert transport.connected
+            assert isinstance(ask(transport.init_producer_id), ProducerIdGranted)
+
+    def test_the_cluster_comes_up_after_the_client(self, site: Site) -> None:
+        for proxy in site.proxies.values():
+            proxy.refuse()
+        topic = site.topic()
+        with site.transport() as transport:
+            replies = Replies()
+            transport.produce([ProduceRequest("a", topic, 0, plain_batch())], -1, 5000, replies.produced)
+            assert isinstance(replies.get(), Failure)
+            time.sleep(1.0)
+            assert not transport.connected
+            for proxy in site.proxies.values():
+                proxy.refuse(on=False)
+            back = time.monotonic()
+            until(lambda: transport.connected, 5.0)
+            assert time.monotonic() - back < 2.5
+            until(lambda: _produced(transport, topic))
+
+    def test_stale_addresses_are_left_for_the_bootstrap_servers(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport() as transport:
+            ask(transport.refresh_metadata, [topic])
+            # As if all brokers had moved: none of the addresses in the metadata is right any more.
+            brokers = transport._manager.cluster._brokers
+            moved = {
+                node: type(broker)(broker.node_id, broker.host, 1, broker.rack)
+                for node, broker in brokers.items()
+            }
+            transport._manager.cluster._brokers = moved
+            for proxy in site.proxies.values():
+                proxy.cut()
+            until(lambda: _produced(transport, topic), 6.0)
+            assert transport.connected
+
+
+@pytest.mark.kafka
+def test_an_old_broker(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """0.11: Produce v3 without a log start offset, ZooKeeper, no DescribeProducers."""
+    with KafkaCluster(1, version="0.11.0.3") as cluster, opened(cluster.bootstrap_servers) as transport:
+        cluster.create_topic("t")
+        producer = Producer(transport, "t")
+        assert transport.broker_version == (0, 11)
+        assert producer.deliver([producer.make(3), producer.make(2)]) == [0, 3]
+        info = transport.topic("t")
+        assert info is not None
+        assert not any(info.topic_id)
+        fetched = ask(transport.fetch_headers, "t", 0, 0, 100_000)
+        assert [header.base_sequence for header in fetched.headers] == [0, 3]
+        assert ask(transport.list_offset, "t", 0, -1) == OffsetListed(0, 5, -1)
+        assert ask(transport.offset_for_leader_epoch, "t", 0, 0).end_offset == 5
+        replies = Replies()
+        transport.describe_producers("t", 0, replies)
+        result = replies.get()
+        assert isinstance(result, Failure)
+        assert isinstance(result.error, kafka.errors.UnsupportedVersionError)
+        assert result.code == 35
+        assert not result.sent
+
+
+# --- the proxy itself ---------------------------------------------------------------------------------------------
+
+
+class TestProxy:
+    @pytest.fixture
+    def echo(self) -> Iterator[Server]:
+        def serve(conn: socket.socket) -> None:
+            def run() -> None:
+                with contextlib.suppress(OSError):
+                    while data := conn.recv(65536):
+                        conn.sendall(data)
+                with contextlib.suppress(OSError):
+                    conn.shutdown(socket.SHUT_WR)
+
+            threading.Thread(target=run, daemon=True).start()
+
+        with Server(serve) as server:
+            yield server
+
+    @staticmethod
+    def connect(proxy: TcpProxy) -> socket.socket:
+        conn = socket.create_connection(("127.0.0.1", proxy.port), 5)
+        conn.settimeout(5)
+        return conn
+
+    @staticmethod
+    def assert_ended(conn: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            while conn.recv(65536):
+                pass
+
+    @staticmethod
+    def read(conn: socket.socket, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            chunk = conn.recv(65536)
+            if not chunk:
+                break
+            data += chunk
+        return data
+
+    def test_passes_everything_and_the_end(self, echo: Server) -> None:
+        with TcpProxy(echo.port) as proxy, self.connect(proxy) as conn:
+            payload = random.Random(2).randbytes(9_000_000)
+            writer = threading.Thread(target=lambda: (conn.sendall(payload), conn.shutdown(socket.SHUT_WR)))
+            writer.start()
+            assert self.read(conn, len(payload)) == payload
+            assert conn.recv(1) == b"", "the end comes through as well"
+            writer.join()
+            assert proxy.request_bytes == proxy.response_bytes == len(payload)
+            assert proxy.accepted == 1
+            assert "->" in repr(proxy)
+
+    def test_its_port_is_known_before_its_target(self, echo: Server) -> None:
+        proxy = TcpProxy()
+        with proxy:
+            with self.connect(proxy) as conn:
+                self.assert_ended(conn)
+            proxy.target_port = echo.port
+            with self.connect(proxy) as conn:
+                conn.sendall(b"x")
+                assert conn.recv(1) == b"x"
+        proxy.close()
+        with pytest.raises(RuntimeError):
+            proxy.cut()
+
+    def test_a_proxy_never_started_leaves_nothing_open(self) -> None:
+        TcpProxy().close()
+        gc.collect()
+
+    def test_drops(self, echo: Server) -> None:
+        with TcpProxy(echo.port) as proxy, self.connect(proxy) as conn:
+            proxy.drop_responses()
+            conn.sendall(b"abc")
+            until(lambda: proxy.dropped_bytes == 3)
+            proxy.drop_responses(on=False)
+            self.assert_ended(conn)
+            with self.connect(proxy) as second:
+                proxy.drop_requests()
+                second.sendall(b"abcd")
+                until(lambda: proxy.dropped_bytes == 7)
+                assert proxy.response_bytes == 3
+
+    def test_stall_and_delay(self, echo: Server) -> None:
+        with TcpProxy(echo.port) as proxy, self.connect(proxy) as conn:
+            proxy.stall()
+            conn.sendall(b"abc")
+            conn.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                conn.recv(1)
+            assert "stalled" in repr(proxy)
+            proxy.stall(on=False)
+            conn.settimeout(5)
+            assert self.read(conn, 3) == b"abc"
+            proxy.delay(response_s=0.2, request_s=0.1)
+            started = time.monotonic()
+            conn.sendall(b"def")
+            assert self.read(conn, 3) == b"def"
+            assert 0.25 < time.monotonic() - started < 3
+
+    def test_cuts(self, echo: Server) -> None:
+        with TcpProxy(echo.port) as proxy:
+            with self.connect(proxy) as conn:
+                conn.sendall(b"a")
+                assert conn.recv(1) == b"a"
+                assert proxy.connections == 1
+                assert proxy.cut() == 1
+                self.assert_ended(conn)
+            with self.connect(proxy) as conn:
+                proxy.cut_after(5)
+                conn.sendall(b"0123456789")
+                self.assert_ended(conn)
+            assert proxy.connections == 0
+
+    def test_refuses(self, echo: Server) -> None:
+        with TcpProxy(echo.port) as proxy:
+            proxy.refuse()
+            with pytest.raises(ConnectionRefusedError):
+                self.connect(proxy)
+            proxy.restore()
+            with self.connect(proxy) as conn:
+                conn.sendall(b"a")
+                assert conn.recv(1) == b"a"
