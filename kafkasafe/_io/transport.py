@@ -540,8 +540,12 @@ class _Loop(NetworkSelector):
             log.exception("The network thread ended by an error: this producer can send nothing any more")
         finally:
             self._stop = True  # close() must not try to join its own thread
-            self.on_exit()
-            self.close()  # type: ignore[no-untyped-call]
+            try:
+                self.on_exit()
+            finally:
+                # After a crash close() would run what is ready once more, crash again and leave sockets open.
+                self._ready.clear()
+                self.close()  # type: ignore[no-untyped-call]
 
 
 # --------------------------------------------------------------------------------------------------------------
