@@ -46,7 +46,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from kafka import KafkaAdminClient, TopicPartition
-from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from kafkasafe.errors import KafkaSafeError, UsageError
@@ -378,11 +378,11 @@ class KafkaCluster:
     # --- stop and start -----------------------------------------------------------------------------------------
 
     def kill(self, node: int) -> None:
-        """kill -9; returns when the process is gone. Does nothing to a node that is not running."""
+        """SIGKILL; returns when the process is gone. Does nothing to a node that is not running."""
         self._kill([self._node(node)])
 
     def kill_all(self, *, controller: bool = False) -> None:
-        """kill -9 of all brokers at once (with `controller=True` of the controller too). Data stays."""
+        """SIGKILL to all brokers at once (with `controller=True` to the controller too). Data stays."""
         self._kill([node for node in self._nodes.values() if node.serves or controller])
 
     def stop(self, node: int, timeout_s: float = 30.0) -> None:
@@ -493,13 +493,12 @@ class KafkaCluster:
             kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
             ClusterError: Not ready in time.
         """
-        topic = NewTopic(
-            name,
-            num_partitions=-1 if assignments else partitions,
-            replication_factor=-1 if assignments else (replication_factor or min(3, len(self.brokers))),
-            replica_assignments={} if assignments is None else {p: list(r) for p, r in assignments.items()},
-            topic_configs={key: _text(value) for key, value in (config or {}).items()},
-        )
+        options: dict[str, object] = {"configs": {key: _text(value) for key, value in (config or {}).items()}}
+        if assignments is None:
+            options["num_partitions"] = partitions
+            options["replication_factor"] = replication_factor or min(3, len(self.brokers))
+        else:
+            options["assignments"] = {number: list(nodes) for number, nodes in assignments.items()}
         count = len(assignments) if assignments else partitions
         tries = 0
 
@@ -507,7 +506,7 @@ class KafkaCluster:
             nonlocal tries
             tries += 1
             try:
-                admin.create_topics([topic], timeout_ms=10_000)
+                admin.create_topics({name: options}, timeout_ms=10_000)
             except TopicAlreadyExistsError:
                 if tries == 1:
                     raise
@@ -585,6 +584,202 @@ class KafkaCluster:
         finally:
             client.close()
 
+    # --- disasters ----------------------------------------------------------------------------------------------
+
+    def move_leader(
+        self, topic: str, partition: int = 0, to: int | None = None, timeout_s: float = 30.0
+    ) -> int:
+        """Moves a partition's leadership to another in-sync replica, orderly: nothing is lost, no node stops.
+
+        Args:
+            topic: Topic name.
+            partition: Its number.
+            to: The new leader's node id; by default the next in-sync replica.
+            timeout_s: Seconds it may take.
+
+        Returns:
+            The new leader's node id.
+
+        Raises:
+            UnsupportedByVersionError: Kafka before 2.4.
+            UsageError: There is no such in-sync replica, or no other one.
+            ClusterError: Not moved in time.
+        """
+        self._require((2, 4), "move_leader")
+        deadline = time.monotonic() + timeout_s
+        state = self.wait_in_sync(topic, partition, timeout_s)
+        others = [node for node in state.replicas if node != state.leader]
+        target = to if to is not None else next(iter(others), -1)
+        if target not in state.replicas:
+            raise UsageError(f"{topic}-{partition} has no other replica to move to; it is {state}")
+        order = [target, *(node for node in state.replicas if node != target)]
+        where = TopicPartition(topic, partition)
+
+        def move(admin: KafkaAdminClient) -> None:
+            if problem := admin.alter_partition_reassignments({where: order})[where]:
+                raise problem
+            admin.elect_leaders(0, {topic: [partition]})
+
+        if target != state.leader:
+            self._admin(move, deadline, f"move {topic}-{partition} to broker {target}")
+
+        def moved(states: Mapping[int, PartitionState]) -> bool:
+            now = states.get(partition)
+            return now is not None and now.leader == target and now.replicas[0] == target
+
+        self._until_topic(topic, moved, deadline, live_leader=False)
+        return target
+
+    def unclean_failover(
+        self,
+        topic: str,
+        partition: int = 0,
+        during: Callable[[], object] | None = None,
+        timeout_s: float = 60.0,
+    ) -> int:
+        """Makes a replica leader that missed writes: acknowledged records are lost, the log is truncated.
+
+        Kills the followers, calls `during` (what it writes is acknowledged by the leader alone), kills the leader,
+        starts a follower, which is elected uncleanly, and then all the others, which truncate their logs to its.
+        For the time of the call the topic has `min.insync.replicas=1` and `unclean.leader.election.enable=true`;
+        other partitions on the same brokers suffer the same kills, but not the election.
+
+        Args:
+            topic: Topic name; at least two replicas.
+            partition: Its number.
+            during: Called once while the leader is the only in-sync replica. Without it nothing is lost, only
+                the leader epoch moves.
+            timeout_s: Seconds it may take, `during` included.
+
+        Returns:
+            The new leader's node id. All replicas are in sync with it again.
+
+        Raises:
+            UsageError: The partition has one replica.
+            ClusterError: A step did not happen in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        before = self.wait_in_sync(topic, partition, timeout_s)
+        followers = [node for node in before.replicas if node != before.leader]
+        if not followers:
+            raise UsageError(f"{topic}-{partition} has one replica: there is nobody to fail over to")
+        former = self._settings_of(ConfigResourceType.TOPIC, topic, deadline)
+        self._alter(ConfigResourceType.TOPIC, topic, {_UNCLEAN: "true", _MIN_ISR: "1"}, deadline)
+        self._kill([self._node(node) for node in followers])
+
+        def alone(states: Mapping[int, PartitionState]) -> bool:
+            return partition in states and states[partition].in_sync == (before.leader,)
+
+        self._until_topic(topic, alone, deadline, live_leader=False)
+        if during is not None:
+            during()
+        self.kill(before.leader)
+        self.start(followers[0], max(1.0, deadline - time.monotonic()))
+
+        def taken(states: Mapping[int, PartitionState]) -> bool:
+            return partition in states and states[partition].leader == followers[0]
+
+        self._until_topic(topic, taken, deadline, live_leader=False)
+        self.start_all(max(1.0, deadline - time.monotonic()))
+        self.wait_in_sync(topic, partition, max(1.0, deadline - time.monotonic()))
+        restored = {key: former.get(key) for key in (_UNCLEAN, _MIN_ISR)}
+        self._alter(ConfigResourceType.TOPIC, topic, restored, deadline)
+        return self.leader(topic, partition)
+
+    def lose_log(self, topic: str, partition: int = 0, timeout_s: float = 60.0) -> None:
+        """Wipes a partition on all its replicas, as a lost disk would: it starts again at offset 0.
+
+        Kills the brokers that hold it, removes the partition's directory on each, starts them again. No client
+        is told of this by an error code; an acknowledgement with a lower offset is all there is to see.
+        """
+        deadline = time.monotonic() + timeout_s
+        replicas = self.wait_in_sync(topic, partition, timeout_s).replicas
+        self._kill([self._node(node) for node in replicas])
+        for node in replicas:
+            shutil.rmtree(self.data_dir(node) / f"{topic}-{partition}")
+        self._start([self._node(node) for node in replicas], deadline, wait=True)
+        self.wait_in_sync(topic, partition, max(1.0, deadline - time.monotonic()))
+
+    def expire_producers(self, topics: Iterable[str] | None = None, timeout_s: float = 30.0) -> None:
+        """Makes the brokers forget all idempotent producers, as they do after 24 h without a write.
+
+        Afterwards a batch sent again is appended again: the deduplication state is gone, the records stay.
+        Returns when no replica of the topics knows a producer any more and the 24 h are in force again; what is
+        written meanwhile may be forgotten too.
+
+        Args:
+            topics: Topics to wait for (default: all but the internal ones). Expiry itself is cluster-wide.
+            timeout_s: Seconds it may take: one or two are usual.
+
+        Raises:
+            UnsupportedByVersionError: Kafka before 3.5 can change the setting only at start: pass
+                `config={"transactional.id.expiration.ms": …}` there.
+            ClusterError: Producers were still known in the end: an open transaction keeps its producer, and so
+                does a `producer.id.expiration.check.interval.ms` that you set longer than `timeout_s`.
+        """
+        self._require((3, 5), "expire_producers")
+        deadline = time.monotonic() + timeout_s
+        up = [node for node in self.brokers if self._lives(node)]
+        normal = {
+            node: self._settings_of(ConfigResourceType.BROKER, str(node), deadline, "all")[_EXPIRATION]
+            for node in up
+        }
+        for node in up:
+            self._alter(ConfigResourceType.BROKER, str(node), {_EXPIRATION: "1"}, deadline)
+        try:
+            self._admin(
+                lambda admin: self._until_forgotten(admin, topics, deadline), deadline, "expire producers"
+            )
+        finally:
+            deadline = max(deadline, time.monotonic() + 10)
+            for node in up:
+                self._alter(ConfigResourceType.BROKER, str(node), {_EXPIRATION: normal[node]}, deadline)
+            for node in up:
+                while (
+                    self._settings_of(ConfigResourceType.BROKER, str(node), deadline, "all")[_EXPIRATION]
+                    != normal[node]
+                ):
+                    if time.monotonic() > deadline:
+                        raise self._error(
+                            f"broker {node} did not take {_EXPIRATION} back", [self._node(node)]
+                        )
+                    time.sleep(_POLL_S)
+
+    def _until_forgotten(
+        self, admin: KafkaAdminClient, topics: Iterable[str] | None, deadline: float
+    ) -> None:
+        wanted = None if topics is None else list(topics)
+        hosted: dict[int, list[TopicPartition]] = {}
+        for topic in admin.describe_topics(wanted):
+            if wanted is None and topic["is_internal"]:
+                continue
+            for row in topic["partitions"]:
+                for node in row["replica_nodes"]:
+                    if self._lives(node):
+                        where = TopicPartition(topic["name"], row["partition_index"])
+                        hosted.setdefault(node, []).append(where)
+        for node, partitions in hosted.items():
+            while any(
+                s.active_producers for s in admin.describe_producers(partitions, broker_id=node).values()
+            ):
+                if time.monotonic() > deadline:
+                    raise self._error(f"broker {node} still knows producers", [])
+                time.sleep(_POLL_S)
+
+    def heal(self, timeout_s: float = 60.0) -> None:
+        """Resumes what is paused, starts what is down, and returns when all brokers serve. Cheap if all do."""
+        for node in self._nodes.values():
+            if node.paused:
+                self.resume(node.id)
+        if not all(node.running for node in self._nodes.values()):
+            self.start_all(timeout_s)
+
+    def _require(self, version: tuple[int, ...], what: str) -> None:
+        if self._number < version:
+            raise UnsupportedByVersionError(
+                f"{what} needs Kafka {'.'.join(map(str, version))} or later; this is {self.version}"
+            )
+
     # --- Java ---------------------------------------------------------------------------------------------------
 
     def run_java_tool(self, main_class: str, *args: str | os.PathLike[str], timeout_s: float = 60.0) -> str:
@@ -597,7 +792,7 @@ class KafkaCluster:
             ClusterError: Its exit code was not 0, or it took longer than `timeout_s` (it is killed then).
         """
         self._work_dir  # noqa: B018 - raises when not open
-        command = [*self._java_command("warn"), main_class, *map(os.fspath, args)]
+        command = [*self._java_command("warn"), main_class, *(os.fspath(arg) for arg in args)]
         try:
             done = subprocess.run(
                 command,
@@ -734,7 +929,7 @@ class KafkaCluster:
                 f"version=1\ncluster.id={self._cluster_id}\nnode.id={node}\ndirectory.id={_random_id()}\n"
             )
         identity = {"broker.id" if self._zookeeper else "node.id": str(node), "log.dirs": str(data)}
-        merged = self._settings() | identity | own | self._user_config
+        merged = {**self._settings(), **identity, **own, **self._user_config}
         properties = directory / "server.properties"
         properties.write_text("".join(f"{name}={_escape(value)}\n" for name, value in merged.items()))
         command = [*self._java_command("info"), "kafka.Kafka", str(properties)]
@@ -938,13 +1133,42 @@ class KafkaCluster:
 
         return self._admin(poll, deadline, f"read the metadata of {topic}")
 
-    def _alter(self, kind: ConfigResourceType, name: str, values: Mapping[str, str], deadline: float) -> None:
-        resource = ConfigResource(kind, name, dict(values))
-        self._admin(
-            lambda admin: admin.alter_configs([resource], raise_on_unknown=False),
+    def _alter(
+        self, kind: ConfigResourceType, name: str, values: Mapping[str, str | None], deadline: float
+    ) -> None:
+        """Sets settings of a topic or broker; None takes one back to its default."""
+        settings = {key: value for key, value in values.items() if value is not None}
+        defaults = [key for key, value in values.items() if value is None]
+
+        def alter(admin: KafkaAdminClient) -> None:
+            answers = []
+            if settings:
+                answers.append(
+                    admin.alter_configs([ConfigResource(kind, name, settings)], raise_on_unknown=False)
+                )
+            if defaults:
+                answers.append(
+                    admin.reset_configs([ConfigResource(kind, name, defaults)], raise_on_unknown=False)
+                )
+            for answer in answers:
+                for result in answer[kind.name.lower()].values():
+                    if result != "OK":
+                        raise ClusterError(
+                            f"could not set {dict(values)} on {name}: {result}", log_dir=self.log_dir
+                        )
+
+        self._admin(alter, deadline, f"set {dict(values)} on {name}")
+
+    def _settings_of(
+        self, kind: ConfigResourceType, name: str, deadline: float, which: str = "modified"
+    ) -> dict[str, str]:
+        resource = ConfigResource(kind, name)
+        answer = self._admin(
+            lambda admin: admin.describe_configs([resource], config_filter=which),
             deadline,
-            f"set {dict(values)} on {name or 'all brokers'}",
+            f"read the settings of {name}",
         )
+        return {key: row["value"] for rows in answer[kind.name.lower()].values() for key, row in rows.items()}
 
 
 # --- resources: what must be gone in the end -----------------------------------------------------------------------

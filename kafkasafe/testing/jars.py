@@ -251,7 +251,8 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
             " conf='default->default'>"
         )
         if classifier:
-            dependencies += f"<artifact name={quoteattr(name)} type='jar' ext='jar' m:classifier={quoteattr(classifier)}/>"
+            extra = f"type='jar' ext='jar' m:classifier={quoteattr(classifier)}"
+            dependencies += f"<artifact name={quoteattr(name)} {extra}/>"
         dependencies += "</dependency>"
     description = scratch / "ivy.xml"
     description.write_text(
