@@ -1443,7 +1443,24 @@ class Transport:
             timestamp: -1 for the end (the high watermark), -2 for the start of the log, else ms since the epoch.
             reply: Gets `OffsetListed` or `Failure`.
         """
+        self._list_offset(topic, partition, timestamp, reply, replica_id=-1)
 
+    def log_end_offset(self, topic: str, partition: int, reply: Reply) -> None:
+        """Asks the leader where its log ends, which may be beyond the high watermark.
+
+        Asked as a debugging replica (-2), which a broker answers whether it leads or not. From Kafka 2.4 on the
+        leader epoch in the request makes one that leads no more answer 74 instead.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            reply: Gets `OffsetListed` or `Failure`.
+        """
+        self._list_offset(topic, partition, -1, reply, replica_id=-2)
+
+    def _list_offset(
+        self, topic: str, partition: int, timestamp: int, reply: Reply, *, replica_id: int
+    ) -> None:
         def parse(response: Any) -> OffsetListed:
             answer = _only(response.topics, "partitions", "partition_index", topic, partition)
             epoch = answer.leader_epoch
@@ -1451,12 +1468,20 @@ class Transport:
 
         def make() -> tuple[Any, int, int]:
             request = ListOffsetsRequest
+            info = self._topics.get(topic)
+            known = info.partitions.get(partition) if info is not None and replica_id == -2 else None
             wanted = request.ListOffsetsTopic.ListOffsetsPartition(
-                partition_index=partition, timestamp=timestamp
+                partition_index=partition,
+                current_leader_epoch=-1 if known is None else known.leader_epoch,
+                timestamp=timestamp,
             )
             topics = [request.ListOffsetsTopic(name=topic, partitions=[wanted])]
             timeout_ms = int(self._request_timeout_s * 1000)
-            return request(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=timeout_ms), 1, 10
+            return (
+                request(replica_id=replica_id, isolation_level=0, topics=topics, timeout_ms=timeout_ms),
+                1,
+                10,
+            )
 
         self._ask_leader(topic, partition, make, parse, reply)
 

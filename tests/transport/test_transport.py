@@ -559,6 +559,29 @@ class TestRequests:
             until(lambda: transport.topic(topic) is None)
             assert producer.replies.threads == {"kafka-io-kafkasafe"}
 
+    def test_the_log_may_end_behind_the_high_watermark(self, site: Site) -> None:
+        topic = site.topic()
+        with site.transport() as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(3)]) == [0]
+            site.cluster.pause(3)
+            transport.produce([producer.request("a", producer.make(2))], 1, 5000, producer.replies.produced)
+            assert producer.replies.get().base_offset == 3
+            ends, watermarks = Replies(), Replies()
+            transport.log_end_offset(topic, 0, ends)
+            transport.list_offset(topic, 0, -1, watermarks)
+            assert ends.get().offset == 5
+            assert watermarks.get().offset == 3
+            site.cluster.resume(3)
+            # A broker says so when it does not lead in the epoch it is asked for.
+            info = transport.topic(topic)
+            assert info is not None
+            epoch = info.partitions[0].leader_epoch
+            stale = dataclasses.replace(info, partitions={0: module.PartitionInfo(1, epoch + 1)})
+            transport._topics = {**transport._topics, topic: stale}
+            transport.log_end_offset(topic, 0, ends)
+            assert ends.get().error_code == 75
+
     def test_acks_one_and_several_partitions_in_one_request(self, site: Site) -> None:
         topic = site.topic(partitions=4)
         with site.transport() as transport:
@@ -972,6 +995,7 @@ def test_an_old_broker(tmp_path_factory: pytest.TempPathFactory) -> None:
         fetched = ask(transport.fetch_headers, "t", 0, 0, 100_000)
         assert [header.base_sequence for header in fetched.headers] == [0, 3]
         assert ask(transport.list_offset, "t", 0, -1) == OffsetListed(0, 5, -1)
+        assert ask(transport.log_end_offset, "t", 0) == OffsetListed(0, 5, -1)
         assert ask(transport.offset_for_leader_epoch, "t", 0, 0).end_offset == 5
         replies = Replies()
         transport.describe_producers("t", 0, replies)
