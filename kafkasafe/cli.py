@@ -1,0 +1,254 @@
+"""The `kafkasafe` command."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from kafka.errors import KafkaError
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from kafkasafe.testing.demo import Demo, Run
+
+__all__ = ["app", "main"]
+
+EXIT_BROKEN: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+_CODES = "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 it could not be carried out."
+
+app = typer.Typer(
+    name="kafkasafe",
+    help="Lossless Kafka producers: durable before promised, exactly once and in order.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain: help that can be piped, an error that is one line.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+spool_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at spool directories. Nothing is changed."
+)
+app.add_typer(spool_app, name="spool")
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of kafkasafe and of what it stands on."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    print(f"kafkasafe {importlib.metadata.version('kafkasafe')}")
+    print(f"kafka-python {importlib.metadata.version('kafka-python')}, Python {python}")
+
+
+# --- demo -----------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog=_CODES.format(
+        broken="kafkasafe lost a record that it had promised, or has one twice or out of order in the topic"
+    )
+)
+def demo(
+    records: Annotated[
+        int | None,
+        typer.Option(min=100, max=5_000_000, help="Records per client. [default: 40000; with --quick 12000]"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="All faults in 40 s on two cores.")] = False,
+    controls: Annotated[
+        bool,
+        typer.Option(
+            "--controls/--no-controls", help="kafka-python and confluent-kafka beside SafeProducer."
+        ),
+    ] = True,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write the result as JSON: a list with one object per run."
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="For the moments of the faults.")] = None,
+) -> None:
+    """A real Kafka of 3 brokers on this machine, and kill -9 of everything.
+
+    SafeProducer and, as controls, kafka-python and confluent-kafka stream numbered records while the leader of a
+    partition, the producing processes, all brokers, and brokers and producers together are killed and come back.
+    Then a plain consumer reads the topics: what was lost, duplicated, out of order?
+
+    The first time Kafka's jars are fetched into a cache (about 45 MB); Java 17 or later is needed.
+    """
+    from kafkasafe.testing.demo import CLIENTS, Demo, Settings
+
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{json_file.absolute().parent} is not a directory", param_hint="--json")
+    clients = CLIENTS if controls else CLIENTS[:1]
+    settings = Settings.quick(clients=clients) if quick else Settings(clients=clients)
+    settings = dataclasses.replace(settings, records=records or settings.records, seed=seed)
+    console = Console(highlight=False)
+    screen = _DemoScreen(console)
+    with Demo(settings, screen.say) as shown, screen.live(shown):
+        runs = shown.run()
+    if json_file is not None:
+        rows = [dataclasses.asdict(run) for run in runs]
+        json_file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    _print_runs(console, runs)
+    if not all(run.kept_its_promise for run in runs if run.client == "kafkasafe"):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+class _DemoScreen:
+    """One line per event; below them, on a terminal, a table that is alive."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+
+    def say(self, line: str) -> None:
+        style = "bold red" if line.startswith("FAULT") else ""
+        stamp = f"{time.monotonic() - self._started:6.1f} s"
+        # Not wrapped: where it is not a terminal, one event is one line.
+        self._console.print(f"[dim]{stamp}[/dim]  {escape(line)}", style=style, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def live(self, shown: Demo) -> Iterator[None]:
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(
+            console=self._console,
+            get_renderable=lambda: self._table(shown),
+            refresh_per_second=8,
+            transient=True,
+        ):
+            yield
+
+    @staticmethod
+    def _table(shown: Demo) -> Group:
+        table = Table(box=None, pad_edge=False)
+        for name in ("", "send() took", "on disk", "acknowledged", "of"):
+            table.add_column(name, justify="left" if not name else "right")
+        for row in shown.progress():
+            durable = f"{row.durable:,}" if row.client == "kafkasafe" else "–"
+            name = f"[bold]{row.client}[/bold]" if row.alive else f"[red]{row.client} (killed)[/red]"
+            table.add_row(name, f"{row.accepted:,}", durable, f"{row.acked:,}", f"{shown.total:,}")
+        return Group("", table)
+
+
+_FAULTS: Final = {
+    "leader": "leader kill -9",
+    "producer": "producer kill -9",
+    "brokers": "all brokers kill -9",
+    "everything": "brokers, then producer",
+}
+
+
+def _print_runs(console: Console, runs: Sequence[Run]) -> None:
+    table = Table(title="What a plain consumer found", title_justify="left", pad_edge=False)
+    columns = (
+        "client",
+        "fault",
+        "sent",
+        "acked",
+        "spooled",
+        "in log",
+        "lost",
+        "duplicated",
+        "out of order",
+        "s",
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name in {"client", "fault"} else "right", no_wrap=True)
+    previous = ""
+    for run in runs:
+        if previous and run.client != previous:
+            table.add_section()
+        bad = [
+            f"[bold red]{count:,}[/bold red]" if count else "[green]0[/green]"
+            for count in (run.lost, run.duplicated, run.out_of_order)
+        ]
+        table.add_row(
+            run.client if run.client != previous else "",
+            _FAULTS.get(run.fault, run.fault),
+            f"{run.sent:,}",
+            f"{run.acked:,}",
+            f"{run.spooled:,}" if run.client == "kafkasafe" else "–",
+            f"{run.in_log:,}",
+            *bad,
+            f"{run.seconds:.1f}",
+        )
+        previous = run.client
+    console.print()
+    # A table is not cut where there is no terminal to measure.
+    console.print(table, width=None if console.is_terminal else 120)
+    console.print(_explain(runs), soft_wrap=True)
+
+
+def _explain(runs: Sequence[Run]) -> str:
+    ours = [run for run in runs if run.client == "kafkasafe"]
+    others = [run for run in runs if run.client != "kafkasafe"]
+    unpromised = sum(run.unpromised for run in ours)
+    arrived = sum(run.unpromised_in_log for run in ours)
+    lines = [
+        "",
+        "sent: what the application may rely on. For kafkasafe what is fsynced in the spool or acknowledged, since",
+        "that is what it promises (future.durable(), flush_spool()).",
+    ]
+    if unpromised:
+        lines += [
+            f"When kill -9 came, send() had taken {unpromised:,} more records in the milliseconds before that were not",
+            f"promised yet: {arrived:,} of them are in the topic, once; nobody was told to rely on the others.",
+        ]
+    if others:
+        lost, acked_lost = sum(run.lost for run in others), sum(run.acked_lost for run in others)
+        lines += [
+            "For the controls sent is what send() or produce() took: an application knows no more that keeps no copy",
+            f"of its own. They lost {lost:,} of these; {acked_lost:,} of the lost had been acknowledged. An application",
+            "that keeps each record itself until it is acknowledged, and sends it again after a crash, avoids the",
+            "loss, but not the duplicates. Keeping them, and knowing what not to send again, is what the spool does.",
+        ]
+    verdict = (
+        "[bold green]kafkasafe: 0 lost, 0 duplicated, 0 out of order.[/bold green]"
+        if all(run.kept_its_promise for run in ours)
+        else "[bold red]kafkasafe broke its promise.[/bold red]"
+    )
+    return "\n".join([*lines, verdict])
+
+
+# --- start ----------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `kafkasafe` command. Does not return: ends the process by `SystemExit`.
+
+    Args:
+        arguments: Instead of the command line's.
+    """
+    # What the libraries would say of an outage is said by the commands.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    try:
+        app(args=arguments, prog_name="kafkasafe")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except (KafkaError, OSError) as error:
+        text = str(error) or type(error).__name__
+        print(f"kafkasafe: {text}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The command line without a broker: help, versions, errors that are one line, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from kafkasafe import cli
+from kafkasafe.testing import demo
+from kafkasafe.testing.jars import JarError
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def test_the_installed_command_prints_its_version():
+    done = subprocess.run(
+        [sys.executable, "-m", "kafkasafe.cli", "version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[0] == f"kafkasafe {version('kafkasafe')}"
+    assert done.stderr == ""
+
+
+def test_without_arguments_the_commands_are_listed(capsys):
+    _, out, err = run(capsys)
+    assert all(name in out + err for name in ("demo", "spool", "version"))
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("demo",), ("spool",), ("spool", "ls"), ("spool", "verify"), ("version",)]
+)
+def test_every_command_has_help(capsys, command):
+    code, out, _ = run(capsys, *command, "--help")
+    assert code == 0
+    assert "Usage: kafkasafe" in out
+
+
+@pytest.mark.parametrize("command", [("demo",), ("spool", "ls"), ("spool", "verify")])
+def test_exit_codes_are_documented(capsys, command):
+    assert "Exit codes: 0" in run(capsys, *command, "--help")[1]
+
+
+def test_a_wrong_command_is_a_usage_error_with_the_nearest_name(capsys):
+    code, out, err = run(capsys, "dem")
+    assert (code, out) == (2, "")
+    assert "demo" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--records", "1"), ("--records", "many"), ("--json", "/does/not/exist/x.json")]
+)
+def test_a_wrong_option_of_demo_is_told_before_anything_starts(capsys, arguments):
+    code, out, err = run(capsys, "demo", *arguments)
+    assert (code, out) == (2, "")
+    assert arguments[0] in err
+    assert "Traceback" not in err
+
+
+def fake_demo(monkeypatch, runs=(), error=None):
+    def run(self):
+        self._say("FAULT producer: not really [at all]")
+        if error is not None:
+            raise error
+        return list(runs)
+
+    monkeypatch.setattr(demo.Demo, "run", run)
+
+
+def result(client="kafkasafe", **changes):
+    counts = dict.fromkeys(
+        ("lost", "acked_lost", "duplicated", "out_of_order", "unpromised", "unpromised_in_log", "failed"), 0
+    )
+    values = {
+        "fault": "leader",
+        "sent": 100,
+        "acked": 100,
+        "spooled": 100,
+        "in_log": 100,
+        "seconds": 1.5,
+        **counts,
+    }
+    return demo.Run(client=client, **(values | changes))
+
+
+def test_demo_writes_its_runs_as_json_and_ends_with_0(capsys, monkeypatch, tmp_path):
+    fake_demo(monkeypatch, [result(), result("kafka-python", in_log=90, lost=10)])
+    code, out, _ = run(capsys, "demo", "--json", str(tmp_path / "runs.json"))
+    assert code == 0
+    assert "0 lost, 0 duplicated, 0 out of order" in out
+    assert "not really [at all]" in out
+    rows = json.loads((tmp_path / "runs.json").read_text())
+    assert [row["client"] for row in rows] == ["kafkasafe", "kafka-python"]
+    wanted = {"client", "fault", "sent", "acked", "in_log", "lost", "duplicated", "out_of_order", "seconds"}
+    assert all(wanted <= row.keys() for row in rows)
+
+
+@pytest.mark.parametrize("broken", ["lost", "duplicated", "out_of_order"])
+def test_demo_ends_with_1_when_kafkasafe_broke_its_promise_and_the_json_is_written_all_the_same(
+    capsys, monkeypatch, tmp_path, broken
+):
+    fake_demo(monkeypatch, [result(), result(fault="brokers", **{broken: 1})])
+    code, out, _ = run(capsys, "demo", "--json", str(tmp_path / "runs.json"))
+    assert code == 1
+    assert "broke its promise" in out
+    assert json.loads((tmp_path / "runs.json").read_text())[1][broken] == 1
+
+
+def test_demo_options_reach_the_settings(capsys, monkeypatch):
+    seen = []
+
+    def run_(self):
+        seen.append(self.settings)
+        return [result()]
+
+    monkeypatch.setattr(demo.Demo, "run", run_)
+    assert run(capsys, "demo", "--quick", "--no-controls", "--records", "4000", "--seed", "7")[0] == 0
+    assert (seen[0].records, seen[0].clients, seen[0].seed) == (4000, ("kafkasafe",), 7)
+    assert seen[0].stream_s < demo.Settings().stream_s
+
+
+@pytest.mark.parametrize(
+    "error", [demo.DemoError("it hung"), JarError("no jars"), OSError(28, "No space left")]
+)
+def test_what_cannot_be_carried_out_is_one_line_and_exit_code_3(capsys, monkeypatch, error):
+    fake_demo(monkeypatch, error=error)
+    code, _, err = run(capsys, "demo")
+    assert code == 3
+    assert err == f"kafkasafe: {error}\n"
+
+
+def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
+    fake_demo(monkeypatch, error=KeyboardInterrupt())
+    code, _, err = run(capsys, "demo")
+    assert code == 130
+    assert "Traceback" not in err

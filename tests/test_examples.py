@@ -1,0 +1,71 @@
+"""Every example runs, by itself and on a cluster that is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SAYS = {
+    "drop_in.py": "orders holds 1000 records",
+    "outage.py": "the topic holds 3001 records: each once, in order",
+    "dead_letter.py": "dead letter: key 'large', 50000 bytes",
+}
+
+
+def run(tmp_path, name, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def test_no_example_is_forgotten():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == SAYS.keys()
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_runs_by_itself(tmp_path, name):
+    assert SAYS[name] in run(tmp_path, name)
+
+
+def test_drop_in_runs_on_a_given_cluster(tmp_path, kafka):
+    kafka.create_topic("drop-in-orders", partitions=3)
+    out = run(
+        tmp_path,
+        "drop_in.py",
+        "--bootstrap",
+        ",".join(kafka.bootstrap_servers),
+        "--topic",
+        "drop-in-orders",
+        "--count",
+        "50",
+    )
+    assert "drop-in-orders holds 50 records" in out
+
+
+def test_dead_letter_runs_on_a_given_cluster(tmp_path, kafka):
+    assert SAYS["dead_letter.py"] in run(
+        tmp_path, "dead_letter.py", "--bootstrap", ",".join(kafka.bootstrap_servers)
+    )
+
+
+def test_outage_runs_on_a_given_cluster(tmp_path, kafka):
+    kafka.create_topic("outage-topic")
+    servers = ",".join(kafka.bootstrap_servers)
+    out = run(tmp_path, "outage.py", "--bootstrap", servers, "--topic", "outage-topic", "--seconds", "2")
+    assert "records are in outage-topic" in out
