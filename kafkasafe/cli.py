@@ -217,7 +217,7 @@ def _explain(runs: Sequence[Run]) -> str:
         lost, acked_lost = sum(run.lost for run in others), sum(run.acked_lost for run in others)
         lines += [
             "For the controls sent is what send() or produce() took: an application knows no more that keeps no copy",
-            f"of its own. They lost {lost:,} of these; {acked_lost:,} of the lost had been acknowledged. An application",
+            f"of its own. They lost {lost:,}; {acked_lost:,} of these after they were acknowledged. An application",
             "that keeps each record itself until it is acknowledged, and sends it again after a crash, avoids the",
             "loss, but not the duplicates. Keeping them, and knowing what not to send again, is what the spool does.",
         ]

@@ -1,0 +1,217 @@
+"""The seam between the spool and the disk: one small protocol, and the real thing behind it.
+
+Everything a spool does to a disk goes through `Files`, so that tests can swap the disk for one that loses power,
+runs full or lies (`kafkasafe.testing.disk`). Errors are `OSError`s; what they mean is decided by the spool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+__all__ = ["IOV_MAX", "Buffer", "Files", "OsFiles"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+IOV_MAX: Final = 1024
+"""Most buffers in one `writev`: Linux's limit, and what POSIX systems in use have at least."""
+
+_FILE_MODE: Final = 0o600  # records are nobody else's business
+_DIRECTORY_MODE: Final = 0o700
+_FALLOC_FL_KEEP_SIZE: Final = 1
+
+
+class Files(Protocol):
+    """A disk. A handle is an int; all sizes and offsets are bytes. Not thread-safe per handle.
+
+    Nothing is durable before the `sync_data` of the file, and no name before the `sync_directory` of its
+    directory. After a failed `sync_data` what was written since the last good one is in an unknown state for
+    ever: the kernel marks the pages clean, so a later success proves nothing about them.
+    """
+
+    def create(self, path: Path) -> int:
+        """A new, empty file, open for reading and writing. FileExistsError if there is one."""
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        """An existing file (with `create`: or a new one). FileNotFoundError if there is none."""
+
+    def close(self, handle: int) -> None:
+        """Close; releases the handle's lock."""
+
+    def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write at most `IOV_MAX` buffers at an offset, as one system call; how much was written, maybe less."""
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from an offset: fewer only at the end of the file."""
+
+    def sync_data(self, handle: int) -> None:
+        """fdatasync: contents and size are durable on return."""
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Cut at `size`; also gives back space reserved behind it."""
+
+    def preallocate(self, handle: int, size: int) -> bool:
+        """Reserve space without changing the file's size; False where that cannot be done. Never raises."""
+
+    def size(self, handle: int) -> int:
+        """Size of an open file."""
+
+    def list(self, directory: Path) -> list[str]:
+        """Names in a directory, in no order."""
+
+    def make_directory(self, path: Path) -> bool:
+        """Make a directory and its parents, durably; False if it was there."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Makes the names in a directory durable."""
+
+    def unlink(self, path: Path) -> None:
+        """Delete a file."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename within a directory; replaces the target atomically."""
+
+    def lock(self, handle: int) -> bool:
+        """flock(2), exclusive, without waiting; False if somebody else has it."""
+
+    def free_bytes(self, path: Path) -> int:
+        """Space that is left for us on the file system of `path`."""
+
+
+class OsFiles:
+    """The operating system's files."""
+
+    __slots__ = ()
+
+    def create(self, path: Path) -> int:
+        """See `Files`."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        """See `Files`."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return os.open(path, flags, _FILE_MODE)
+
+    def close(self, handle: int) -> None:
+        """See `Files`."""
+        os.close(handle)
+
+    def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """See `Files`."""
+        return os.pwritev(handle, buffers, offset)
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """See `Files`."""
+        content = os.pread(handle, size, offset)
+        if len(content) in {0, size}:
+            return content
+        pieces = [content]
+        missing = size - len(content)
+        while missing and (content := os.pread(handle, missing, offset + size - missing)):
+            pieces.append(content)
+            missing -= len(content)
+        return b"".join(pieces)
+
+    def sync_data(self, handle: int) -> None:
+        """See `Files`."""
+        _fdatasync(handle)
+
+    def truncate(self, handle: int, size: int) -> None:
+        """See `Files`."""
+        os.ftruncate(handle, size)
+
+    def preallocate(self, handle: int, size: int) -> bool:
+        """See `Files`. 1 MB writes with fdatasync are 10–20 % faster into reserved space (ext4, measured).
+
+        posix_fallocate() cannot be used: it changes the size, and Kafka's tools stop at a tail of zeros.
+        """
+        if _fallocate is None:
+            return False
+        while _fallocate(handle, _FALLOC_FL_KEEP_SIZE, 0, size):
+            code = ctypes.get_errno()
+            if code == errno.EINTR:
+                continue
+            if code == errno.ENOSPC:
+                # What was reserved before space ran out would be missing elsewhere.
+                os.ftruncate(handle, os.fstat(handle).st_size)
+            return False
+        return True
+
+    def size(self, handle: int) -> int:
+        """See `Files`."""
+        return os.fstat(handle).st_size
+
+    def list(self, directory: Path) -> list[str]:
+        """See `Files`."""
+        return os.listdir(directory)
+
+    def make_directory(self, path: Path) -> bool:
+        """See `Files`."""
+        missing = []
+        at = path
+        while not at.is_dir():
+            missing.append(at)
+            at = at.parent
+        made = False
+        for directory in reversed(missing):
+            try:
+                directory.mkdir(mode=_DIRECTORY_MODE)
+            except FileExistsError:
+                if not directory.is_dir():
+                    raise
+                continue
+            self.sync_directory(directory.parent)
+            made = True
+        return made
+
+    def sync_directory(self, path: Path) -> None:
+        """See `Files`."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def unlink(self, path: Path) -> None:
+        """See `Files`."""
+        os.unlink(path)  # noqa: PTH108 - one style in this class: what the kernel calls it
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Files`."""
+        os.rename(source, target)  # noqa: PTH104
+
+    def lock(self, handle: int) -> bool:
+        """See `Files`."""
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def free_bytes(self, path: Path) -> int:
+        """See `Files`."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+
+# macOS has no fdatasync; its fsync is at least as strong.
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+def _load_fallocate() -> Any:
+    """glibc's fallocate(2), None where there is none (musl has it, macOS has not)."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).fallocate
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    return function
+
+
+_fallocate: Final = _load_fallocate()

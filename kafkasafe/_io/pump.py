@@ -1,0 +1,1251 @@
+"""The pump: one thread that owns journals and spools, and carries out what the journal decides.
+
+Callers hand it sealed batches (`Parcel`) through a queue; the network thread hands it replies through the same
+queue. Nobody else touches a journal or a spool. A turn of the loop takes everything that is there, lets the journal
+decide, sends what may be sent, writes what must be written as one group with one fsync, and sleeps until something
+comes or a timer is due. Group commit is nothing but that: whatever came during the last fsync shares the next one.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+import numpy as np
+import numpy.typing as npt
+
+from kafkasafe import events
+from kafkasafe._core import batch as codec
+from kafkasafe._core import journal as j
+from kafkasafe._core.identity import (
+    BatchId,
+    Judgement,
+    ProducerView,
+    Scan,
+    Verdict,
+    judge_by_log,
+    judge_by_state,
+)
+from kafkasafe._io import transport as t
+from kafkasafe._io.files import Files
+from kafkasafe._io.retry import Backoff
+from kafkasafe._io.spool import BatchEntry, LaneLock, MarksEntry, Spool, SpoolDirectory, SpoolLimits
+from kafkasafe.config import ProducerConfig
+from kafkasafe.errors import (
+    DeliveryTimeoutError,
+    RejectedError,
+    SpoolError,
+    SpoolWriteError,
+    UndecidableError,
+)
+
+__all__ = ["UNCHOSEN", "Parcel", "Pump"]
+
+log = logging.getLogger("kafkasafe")
+
+UNCHOSEN: Final = j.UNCHOSEN
+
+_MEMORY_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of durable, unfinished batches that are kept in memory; others are read back when they are sent."""
+_BACKLOG_BYTES: Final = 32 * 1024 * 1024
+"""Bytes that may wait to be written."""
+_ADOPT_EVERY_S: Final = 2.0
+_TOPIC_POLL_S: Final = 1.0
+_SPILL_EVERY_S: Final = 0.05
+_SCAN_BYTES: Final = 1024 * 1024
+_SCAN_PATIENCE: Final = 100  # polls of a log whose replicas lag, 0.1 s apart
+_LOG_EVERY_S: Final = 10.0
+
+Indexes = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One encoded batch on its way: what callers see of it.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition, UNCHOSEN while it is not known.
+        data: The batch; None while it is only in the spool.
+        size_bytes: Its size.
+        count: Records.
+        max_timestamp: Ms since the epoch.
+        durable: It is on disk (or in the cluster).
+        done: Its fate is final: see `error`, `base_offset`, `children`.
+        error: Why it was not delivered.
+        base_offset: In the partition; -1 if only known to be in the log.
+        log_append_time: Ms, -1 unless the broker set it.
+        children: It was divided: (child, indexes of its records in this one).
+        parent: What it was divided from.
+        watchers: Called when it is done, on the pump's thread.
+    """
+
+    topic: str
+    partition: int
+    data: bytearray | None
+    size_bytes: int
+    count: int
+    max_timestamp: int
+    sealed_at: float = 0.0
+    number: int = 0
+    durable: bool = False
+    done: bool = False
+    expired: bool = False
+    error: BaseException | None = None
+    base_offset: int = -1
+    log_append_time: int = -1
+    children: list[tuple[Parcel, Indexes]] | None = None
+    parent: Parcel | None = None
+    watchers: list[Callable[[Parcel], None]] = field(default_factory=list)
+    batch: j.Batch | None = None
+    loose: bool = False
+    """Its bytes may still be in a socket's queue: changed only in a copy."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One lane of the spool: its lock, log, journal, and the parcels in it."""
+
+    name: str
+    lock: LaneLock
+    spool: Spool
+    journal: j.Journal
+    own: bool
+    parcels: dict[int, Parcel] = field(default_factory=dict)
+    producer_id_wanted: bool = False
+    producer_id_failures: int = 0
+    known: dict[str, int] = field(default_factory=dict)
+    released_at: int = -1
+
+
+Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], Indexes]
+
+
+class Pump:
+    """See the module.
+
+    Args:
+        config: Options.
+        transport: The network, started by the pump.
+        directory: The opened spool directory.
+        files: The disk.
+        choose: (topic, partitions, keys, values) → partition of each record: for records that came before the
+            topic was known.
+        seal_due: Called each turn with the time; seals what lingered long enough and returns when to be called next.
+        on_topic: Called when a topic's partition count is known and nothing waits for it any more.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        transport: t.Transport,
+        directory: SpoolDirectory,
+        files: Files,
+        *,
+        choose: Choose,
+        seal_due: Callable[[float], float],
+        on_topic: Callable[[str, int], None],
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._directory = directory
+        self._files = files
+        self._choose = choose
+        self._seal_due = seal_due
+        self._on_topic = on_topic
+        self._inbox: collections.deque[Callable[[], None]] = collections.deque()
+        self._wake = threading.Event()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_numbers = itertools.count()
+        self._backoff = Backoff(config.retry_backoff_s, 1.0)
+        self._stop = False
+        self._closing = False
+        self._abandon = False
+        self._fences: dict[tuple[str, int], int] = {}
+        self._complained: dict[str, float] = {}
+        self._memory = 0
+        self._own: Lane
+        self._lanes: list[Lane] = []
+        # Shared with callers, under `cond`: what they wait for.
+        self.cond = threading.Condition(threading.Lock())
+        self._waiters = 0
+        self._numbers = itertools.count(1)
+        self._open: OrderedDict[int, Parcel] = OrderedDict()
+        self._undurable: OrderedDict[int, Parcel] = OrderedDict()
+        self._backlog = 0
+        self._used = 0
+        self.failure: BaseException | None = None
+        self.parked: UndecidableError | None = None
+        self.counters: collections.Counter[str] = collections.Counter()
+        self.last_progress = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkasafe-pump-{config.client_id}", daemon=True
+        )
+
+    # -- callers' side ---------------------------------------------------------------------------------------------
+
+    def start(self, lock: LaneLock) -> None:
+        """Open the own lane, on the caller's thread so that its errors are the caller's; then the threads.
+
+        Raises:
+            SpoolError: The lane cannot be opened.
+        """
+        self._own = self._open_lane(lock, own=True)
+        self._lanes.append(self._own)
+        self._publish_used()
+        self._transport.on_metadata(lambda refreshed: self._post(lambda: self._on_metadata(refreshed)))
+        self._transport.start()
+        self._thread.start()
+
+    @property
+    def lane(self) -> str:
+        """Name of the own lane."""
+        return self._own.name
+
+    def remembered_topics(self) -> dict[str, int]:
+        """Partition counts remembered from an earlier life, for topics nothing waits for."""
+        journal = self._own.journal
+        return {
+            name: topic.partition_count
+            for name, topic in journal._topics.items()
+            if topic.partition_count > 0 and not journal.waiting(name)
+        }
+
+    def poke(self) -> None:
+        """Wake the pump."""
+        self._wake.set()
+
+    def _post(self, job: Callable[[], None]) -> None:
+        self._inbox.append(job)
+        self._wake.set()
+
+    def room(self, needed: int) -> bool:
+        """Whether `needed` more bytes can be accepted now. Call with `cond` held."""
+        limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
+        return self._backlog + needed <= _BACKLOG_BYTES and self._used + self._backlog + needed <= limit
+
+    def submit(self, parcels: Sequence[Parcel]) -> None:
+        """Accept parcels, in order. Never blocks; `room` was asked before."""
+        now = time.monotonic()
+        with self.cond:
+            for parcel in parcels:
+                parcel.number = next(self._numbers)
+                parcel.sealed_at = now
+                self._open[parcel.number] = parcel
+                self._undurable[parcel.number] = parcel
+                self._backlog += parcel.size_bytes
+            self._inbox.append(lambda: self._take(parcels))
+        self._wake.set()
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until `ready()`, which is evaluated with `cond` held; False when the time ended first."""
+        with self.cond:
+            self._waiters += 1
+            try:
+                return self.cond.wait_for(lambda: ready() or self.failure is not None, timeout) and ready()
+            finally:
+                self._waiters -= 1
+
+    def flushed(self, number: int) -> bool:
+        """Every parcel up to this number has its fate. Call with `cond` held."""
+        return all(first > number for first in itertools.islice(self._open, 1))
+
+    def spooled(self, number: int) -> bool:
+        """Every parcel up to this number is durable. Call with `cond` held."""
+        return all(first > number for first in itertools.islice(self._undurable, 1))
+
+    def last_number(self) -> int:
+        """Number of the newest parcel. Call with `cond` held."""
+        return next(reversed(self._open), 0)
+
+    def last_undurable(self) -> int:
+        """Number of the newest parcel that is not durable. Call with `cond` held."""
+        return next(reversed(self._undurable), 0)
+
+    def spill_all(self) -> None:
+        """Put everything that is accepted on disk now (`spool="on_error"`)."""
+        self._post(lambda: self._spill(0.0))
+
+    def refresh_topic(self, topic: str) -> None:
+        """Ask for a topic's metadata."""
+        self._transport.refresh_metadata([topic], lambda _: None)
+
+    def idle(self) -> bool:
+        """Nothing unfinished, in any lane. Call with `cond` held; exact only for the own lane's parcels."""
+        return not self._open
+
+    def resume_parked(self, *, resend: bool) -> None:
+        """Decide every undecidable batch: send it again (it may be twice in the log), or take it as delivered."""
+
+        def decide() -> None:
+            for lane in self._lanes:
+                for _, _, batch in list(lane.journal.batches()):
+                    if batch.state is j.State.UNDECIDABLE:
+                        lane.journal.decide(batch, resend=resend)
+            self.parked = None
+
+        self._post(decide)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread, close lanes and network. What is on disk stays there for the next owner."""
+        self._closing = True
+        self._stop = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._abandon = True
+            self._wake.set()
+            self._thread.join(5.0)
+        return not self._thread.is_alive()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._timer(0.0, self._adopt)
+            self._timer(_TOPIC_POLL_S, self._poll_topics)
+            if self._config.spool == "on_error":
+                self._timer(_SPILL_EVERY_S, self._spill_timer)
+            if self._config.delivery_timeout_s is not None:
+                self._timer(_SPILL_EVERY_S, self._expire)
+            while not self._stop:
+                self._turn()
+        except BaseException as error:
+            log.exception("The pump ended by an error; everything durable is safe in the spool")
+            self._fail(error)
+        finally:
+            self._shut()
+
+    def _turn(self) -> None:
+        self._wake.clear()
+        due = self._seal_due(time.monotonic())
+        jobs = len(self._inbox)
+        for _ in range(jobs):
+            self._inbox.popleft()()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        for lane in list(self._lanes):
+            self._drive(lane)
+        if self._inbox or self._stop:
+            return
+        if self._timers:
+            due = min(due, self._timers[0][0])
+        self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
+
+    def _timer(self, delay_s: float, job: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), job))
+
+    def _drive(self, lane: Lane) -> None:
+        """Carry out what the journal decides until there is nothing more to do now."""
+        while not self._abandon:
+            ready = lane.journal.ready(time.monotonic(), _now_ms())
+            for notice in ready.notices:
+                self._notice(lane, notice)
+            for divide in ready.divides:
+                self._divide(lane, divide)
+            if ready.sends:
+                self._send(lane, ready.sends)
+            for ask in ready.asks:
+                self._ask(lane, ask)
+            for wait in ready.waits:
+                self._wait(lane, wait)
+            if ready.resolved:
+                self._resolve(lane, ready.resolved)
+            if (
+                ready.wants_producer_id
+                and not lane.producer_id_wanted
+                and (lane.own or lane.journal.unfinished)
+            ):
+                self._want_producer_id(lane)
+            if ready.persist:
+                self._persist(lane, ready.persist)
+            elif not (ready.divides or ready.resolved or ready.sends):
+                break
+        self._release(lane)
+
+    # -- lanes -----------------------------------------------------------------------------------------------------
+
+    def _open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
+        config = self._config
+        journal = j.Journal(
+            durable_first=config.spool == "always" or not own,
+            window=config.window,
+            state_age_s=config.state_age_s,
+            request_timeout_s=config.request_timeout_s,
+            missing_topic_s=config.missing_topic_s,
+        )
+        try:
+            spool, entries = Spool.open(
+                lock.path,
+                files=self._files,
+                limits=SpoolLimits(config.spool_max_bytes, config.spool_segment_bytes),
+                sync=config.spool_sync,
+                snapshot=journal.snapshot,
+                on_corrupt=config.on_corrupt,
+                clock_ms=_now_ms,
+            )
+        except BaseException:
+            lock.release()
+            raise
+        lane = Lane(lock.path.name, lock, spool, journal, own)
+        for entry in entries:
+            match entry:
+                case MarksEntry(position, marks):
+                    journal.recover_marks(position, marks)
+                case BatchEntry(position, destination, header, size_bytes):
+                    identity = None
+                    if header.producer_id >= 0:
+                        identity = BatchId(
+                            header.producer_id, header.producer_epoch, header.base_sequence, header.count
+                        )
+                    journal.recover_batch(
+                        position,
+                        destination,
+                        count=header.count,
+                        size_bytes=size_bytes,
+                        max_timestamp=header.max_timestamp,
+                        identity=identity,
+                    )
+        journal.recovered(time.monotonic())
+        waiting = list(journal.batches())
+        for topic, partition, batch in waiting:
+            parcel = Parcel(
+                topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
+            )
+            parcel.batch = batch
+            self._register(lane, parcel, batch)
+            if own:
+                with self.cond:
+                    parcel.number = next(self._numbers)
+                    self._open[parcel.number] = parcel
+        if waiting:
+            records = sum(batch.count for _, _, batch in waiting)
+            doubt = sum(batch.identity is not None for _, _, batch in waiting)
+            log.info("%s: %d batches (%d records) of an earlier life", lane.name, len(waiting), records)
+            if own:
+                self._emit(events.SpoolRecovered(lane.name, len(waiting), records, doubt))
+            else:
+                self._emit(events.LaneAdopted(lane.name, len(waiting), records))
+            self._transport_topics(topic for topic, _, _ in waiting)
+        return lane
+
+    def _transport_topics(self, topics: Iterable[str]) -> None:
+        self._transport.refresh_metadata(sorted(set(topics)), lambda _: None)
+
+    def _adopt(self) -> None:
+        """Take lanes whose owner died, and let go of those that are drained."""
+        for lane in [lane for lane in self._lanes if not lane.own]:
+            if not lane.journal.unfinished:
+                self._lanes.remove(lane)
+                self._close_lane(lane)
+        if self._closing:
+            return
+        for lock in self._directory.dead_lanes():
+            try:
+                lane = self._open_lane(lock, own=False)
+            except SpoolError as error:
+                self._complain(
+                    f"adopt {lock.path.name}",
+                    "%s was left behind and cannot be adopted: %s",
+                    lock.path.name,
+                    error,
+                )
+                continue
+            self._lanes.append(lane)
+        self._publish_used()
+        self._timer(_ADOPT_EVERY_S, self._adopt)
+
+    def _close_lane(self, lane: Lane) -> None:
+        try:
+            lane.spool.release(lane.journal.release_position, self._config.retain_acked_bytes)
+            lane.spool.close(closed_mark=True)
+        except SpoolError as error:
+            log.warning("%s could not be closed in order; nothing is lost: %s", lane.name, error)
+        finally:
+            lane.lock.release()
+
+    def _shut(self) -> None:
+        for lane in self._lanes:
+            with contextlib.suppress(Exception):
+                self._close_lane(lane)
+        self._transport.close(2.0)
+        self._fail(
+            DeliveryTimeoutError(
+                "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"
+                " the spool, and the next producer on this spool directory delivers it: do not send it again"
+            ),
+            final=False,
+        )
+
+    def _fail(self, error: BaseException, *, final: bool = True) -> None:
+        with self.cond:
+            if final:
+                self.failure = error
+            undone = list(self._open.values())
+            self._open.clear()
+            self._undurable.clear()
+            self.cond.notify_all()
+        for parcel in undone:
+            self._abort(parcel, error)
+
+    # -- in: parcels -----------------------------------------------------------------------------------------------
+
+    def _take(self, parcels: Sequence[Parcel]) -> None:
+        lane = self._own
+        for parcel in parcels:
+            self.counters["records_accepted"] += parcel.count
+            topic = lane.journal.topic(parcel.topic)
+            if parcel.partition == UNCHOSEN:
+                if topic is None or topic.partition_count < 1:
+                    self._transport_topics([parcel.topic])
+                elif not lane.journal.waiting(parcel.topic):
+                    # Sealed just before the topic became known: divided at once, so that order holds.
+                    self._divide_in_memory(lane, parcel, topic.partition_count)
+                    continue
+            self._seal(lane, parcel)
+
+    def _seal(self, lane: Lane, parcel: Parcel) -> None:
+        destination = lane.journal.destination(parcel.topic, parcel.partition)
+        batch = lane.journal.seal(
+            destination, count=parcel.count, size_bytes=parcel.size_bytes, max_timestamp=parcel.max_timestamp
+        )
+        self._register(lane, parcel, batch)
+
+    def _register(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> None:
+        parcel.batch = batch
+        lane.parcels[batch.handle] = parcel
+
+    def _divide_in_memory(self, lane: Lane, parcel: Parcel, partitions: int) -> None:
+        data = parcel.data
+        if data is None:
+            raise AssertionError("A parcel that was just accepted has its bytes")
+        children = self._split_by_partition(parcel, codec.decode(data), partitions)
+        self._adopt_children(parcel, children)
+        for child, _ in children:
+            self._seal(lane, child)
+        parcel.data = None
+
+    @staticmethod
+    def _adopt_children(parcel: Parcel, children: list[tuple[Parcel, Indexes]]) -> None:
+        """Callers who wait for the parent wait for all its children."""
+        for child, _ in children:
+            child.parent = parcel
+            child.sealed_at = parcel.sealed_at
+        parcel.children = children
+
+    def _split_by_partition(
+        self, parcel: Parcel, columns: codec.Columns, partitions: int
+    ) -> list[tuple[Parcel, Indexes]]:
+        chosen = self._choose(parcel.topic, partitions, columns.keys, columns.values)
+        return [
+            (self._reencode(parcel, columns, indexes, int(partition)), indexes)
+            for partition in np.unique(chosen)
+            if (indexes := np.flatnonzero(chosen == partition)).size
+        ]
+
+    def _reencode(self, parcel: Parcel, columns: codec.Columns, indexes: Indexes, partition: int) -> Parcel:
+        order = indexes.tolist()
+        headers = {at: columns.headers[i] for at, i in enumerate(order) if i in columns.headers}
+        data = codec.encode(
+            [columns.keys[i] for i in order],
+            [columns.values[i] for i in order],
+            timestamps=[columns.timestamps[i] for i in order],
+            headers=headers or None,
+            compression=columns.header.compression,
+        )
+        stamp = max(columns.timestamps[i] for i in order)
+        return Parcel(parcel.topic, partition, data, len(data), len(order), stamp, sealed_at=parcel.sealed_at)
+
+    def _divide(self, lane: Lane, divide: j.Divide) -> None:
+        parent = lane.parcels.pop(divide.batch.handle)
+        columns = codec.decode(self._bytes(lane, parent, divide.batch))
+        if divide.refused:
+            topic, partition = lane.journal.address(divide.batch.destination)
+            bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
+            children = [
+                (self._reencode(parent, columns, indexes, partition), indexes)
+                for indexes in _pieces(parent.count, bad)
+            ]
+            log.info(
+                "%s-%d: a batch of %d records is divided: %s",
+                topic,
+                partition,
+                parent.count,
+                divide.batch.message,
+            )
+        else:
+            known = lane.journal.topic(parent.topic)
+            children = self._split_by_partition(parent, columns, known.partition_count if known else 1)
+            bad = set()
+        described = [
+            (
+                lane.journal.destination(child.topic, child.partition),
+                child.count,
+                child.size_bytes,
+                child.max_timestamp,
+                bool(bad) and int(indexes[0]) in bad,
+            )
+            for child, indexes in children
+        ]
+        made = lane.journal.replaced(divide.batch, described)
+        self._adopt_children(parent, children)
+        for (child, _), batch in zip(children, made, strict=True):
+            child.durable = parent.durable
+            self._register(lane, child, batch)
+        self._drop(parent)
+
+    # -- out: disk -------------------------------------------------------------------------------------------------
+
+    def _persist(self, lane: Lane, persist: j.Persist) -> None:
+        """Write one group and make it durable; tries for ever, since nothing may overtake it."""
+        parcels = [lane.parcels[batch.handle] for batch in persist.batches]
+        positions: list[
+            int
+        ] = []  # kept over failures: with spool_sync="each" part of the group may be durable
+        if parcels or persist.marks:
+            attempt = 0
+            while True:
+                try:
+                    data = [
+                        (batch.destination, self._stamped(parcel, batch))
+                        for parcel, batch in zip(parcels, persist.batches, strict=True)
+                    ]
+                    started = time.monotonic()
+                    self._write(lane, persist, data, positions)
+                    self.counters["fsync_count"] += 1
+                    self.counters["fsync_us"] += int((time.monotonic() - started) * 1e6)
+                    break
+                except SpoolWriteError as error:
+                    attempt += 1
+                    self.counters["spool_write_errors"] += 1
+                    self._complain(
+                        f"write {lane.name}",
+                        "%s: a write failed (%s). Nothing promised is affected; it is tried again. If the disk is full,"
+                        " make room",
+                        lane.name,
+                        error,
+                    )
+                    self._emit(events.SpoolWriteFailed(lane.name, str(error), attempt))
+                    if self._abandon or (self._closing and attempt > 3):
+                        raise
+                    time.sleep(self._backoff.pause_s(attempt))
+        lane.journal.persisted(persist, positions, lane.spool.next_position)
+        for parcel in parcels:
+            self._memory += parcel.size_bytes
+            if parcel.data is not None:
+                codec.stamp_address(parcel.data, 0, -1)
+        if parcels:
+            self._made_durable(parcels)
+            if self._memory > _MEMORY_BYTES:
+                for parcel in parcels:
+                    self._drop(parcel)
+        self._publish_used()
+
+    def _write(
+        self, lane: Lane, persist: j.Persist, data: list[tuple[int, bytearray]], positions: list[int]
+    ) -> None:
+        if self._config.spool_sync != "each" or len(data) < 2 or persist.atomic:
+            written = lane.spool.write_group(persist.marks, data, atomic=persist.atomic)
+            lane.spool.sync()
+            positions += written
+            return
+        # One fsync for each batch. A failure repeats only what was not durable yet.
+        for index in range(len(positions), len(data)):
+            written = lane.spool.write_group(() if index else persist.marks, [data[index]])
+            lane.spool.sync()
+            positions += written
+
+    def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
+        """The batch's bytes with its id in them, to be written."""
+        data = parcel.data
+        if data is None:
+            raise AssertionError(f"The bytes of {batch} are gone before they were written")
+        if parcel.loose:
+            data = parcel.data = bytearray(data)
+            parcel.loose = False
+        _stamp(data, batch.identity)
+        return data
+
+    def _made_durable(self, parcels: Iterable[Parcel]) -> None:
+        with self.cond:
+            for parcel in parcels:
+                self._durable(parcel)
+            if self._waiters:
+                self.cond.notify_all()
+
+    def _durable(self, parcel: Parcel) -> None:
+        parcel.durable = True
+        if self._undurable.pop(parcel.number, None) is not None:
+            self._backlog -= parcel.size_bytes
+        parent = parcel.parent
+        if parent is not None and not parent.durable and all(c.durable for c, _ in parent.children or ()):
+            self._durable(parent)
+
+    def _drop(self, parcel: Parcel) -> None:
+        """Forget the bytes; the spool has them."""
+        if parcel.data is not None:
+            if parcel.durable:
+                self._memory -= parcel.size_bytes
+            parcel.data = None
+
+    def _bytes(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:
+        """The batch as it goes over the wire."""
+        data = parcel.data
+        if data is None:
+            data = lane.spool.read(batch.position)
+            parcel.loose = False
+            codec.stamp_address(data, 0, -1)
+        if _differs(data, batch.identity):
+            if parcel.loose:
+                data = bytearray(data)
+            _stamp(data, batch.identity)
+            if parcel.data is not None:
+                parcel.data = data
+        return data
+
+    def _release(self, lane: Lane) -> None:
+        position = lane.journal.release_position
+        if position == lane.released_at:
+            return
+        lane.released_at = position
+        retain = self._config.retain_acked_bytes
+        if self._used > self._config.spool_max_bytes // 2:
+            retain = 0
+        try:
+            freed = lane.spool.release(position, retain)
+        except SpoolError as error:
+            self._complain(f"release {lane.name}", "%s: old segments cannot be deleted: %s", lane.name, error)
+            return
+        if freed:
+            self._publish_used()
+
+    def _publish_used(self) -> None:
+        used = sum(lane.spool.used_bytes for lane in self._lanes)
+        if used != self._used:
+            with self.cond:
+                self._used = used
+                if self._waiters:
+                    self.cond.notify_all()
+
+    def _spill_timer(self) -> None:
+        self._spill(self._config.spool_after_s)
+        self._timer(_SPILL_EVERY_S, self._spill_timer)
+
+    def _spill(self, age_s: float) -> None:
+        """`spool="on_error"`: what waits too long, or too much of it, goes to disk."""
+        before = time.monotonic() - age_s
+        with self.cond:
+            late = [
+                p
+                for p in self._undurable.values()
+                if p.sealed_at <= before or self._backlog > _BACKLOG_BYTES // 2
+            ]
+        self._own.journal.spill(p.batch for p in late if p.batch is not None)
+
+    # -- out: network ----------------------------------------------------------------------------------------------
+
+    def _send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
+        requests = []
+        for batch in batches:
+            topic, partition = lane.journal.address(batch.destination)
+            parcel = lane.parcels[batch.handle]
+            data = self._bytes(lane, parcel, batch)
+            parcel.loose = True
+            fence = self._fences.get((topic, partition), 0)
+            requests.append(t.ProduceRequest((lane, batch), topic, partition, data, fence))
+            self.counters["batches_sent"] += 1
+            if batch.tries > 1:
+                self.counters["batches_resent"] += 1
+        self._transport.produce(
+            requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
+        )
+
+    def _on_produced(self, token: Any, reply: t.ProduceReply | t.Failure) -> None:
+        """On the network thread."""
+        self._inbox.append(lambda: self._produced(token, reply))
+        self._wake.set()
+
+    def _produced(self, token: tuple[Lane, j.Batch], reply: t.ProduceReply | t.Failure) -> None:
+        lane, batch = token
+        address = lane.journal.address(batch.destination)
+        self._fences[address] = max(self._fences.get(address, 0), reply.fence)
+        now = time.monotonic()
+        if isinstance(reply, t.Failure):
+            self.counters["produce_failures"] += 1
+            code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
+            lane.journal.lost(batch, sent=reply.sent, code=code or 0, message=_text(reply.error), now=now)
+        elif reply.error_code:
+            self.counters[f"produce_error_{reply.error_code}"] += 1
+            lane.journal.refused(
+                batch, reply.error_code, reply.error_message or "", bad_records=reply.record_errors, now=now
+            )
+        else:
+            parcel = lane.parcels.get(batch.handle)
+            if parcel is not None:
+                parcel.log_append_time = reply.log_append_time
+            info = self._transport.topic(address[0])
+            epoch = info.partitions[address[1]].leader_epoch if info and address[1] in info.partitions else -1
+            lane.journal.acked(batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=_now_ms())
+
+    def _wait(self, lane: Lane, wait: j.Wait) -> None:
+        topic, partition = lane.journal.address(wait.destination)
+        pause_s = max(wait.at_least_s, self._backoff.pause_s(wait.attempt))
+        self.counters["retries"] += 1
+        self._complain(
+            f"retry {topic}-{partition}",
+            "%s-%d: attempt %d failed, next in %.2f s: %s",
+            topic,
+            partition,
+            wait.attempt,
+            pause_s,
+            wait.reason,
+            level=logging.WARNING if wait.attempt > 3 else logging.INFO,
+        )
+        self._emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
+        if wait.refresh_metadata:
+            self._transport_topics([topic])
+        self._timer(pause_s, lambda: lane.journal.retry(wait.destination))
+
+    def _want_producer_id(self, lane: Lane) -> None:
+        lane.producer_id_wanted = True
+
+        def granted(result: Any) -> None:
+            self._post(lambda: self._on_producer_id(lane, result))
+
+        self._transport.init_producer_id(granted)
+
+    def _on_producer_id(self, lane: Lane, result: Any) -> None:
+        if isinstance(result, t.ProducerIdGranted):
+            lane.producer_id_wanted = False
+            lane.producer_id_failures = 0
+            lane.journal.granted(result.producer_id, result.epoch)
+            return
+        lane.producer_id_failures += 1
+        self._complain(f"id {lane.name}", "No producer id yet: %s", _text(result.error), level=logging.INFO)
+        pause_s = self._backoff.pause_s(lane.producer_id_failures)
+        self._timer(pause_s, lambda: self._want_producer_id(lane))
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def _ask(self, lane: Lane, ask: j.Ask) -> None:
+        topic, partition = lane.journal.address(ask.destination)
+        if not ask.doubt:
+            self._transport.list_offset(
+                topic, partition, -1, lambda result: self._post(lambda: self._on_baseline(lane, ask, result))
+            )
+            return
+        self.counters["in_doubt_asked"] += len(ask.doubt)
+        _Question(self, lane, ask, topic, partition).start()
+
+    def _on_baseline(self, lane: Lane, ask: j.Ask, result: Any) -> None:
+        code, reason = _trouble(result)
+        if reason:
+            lane.journal.ask_failed(ask.destination, reason, code=code, now=time.monotonic())
+            return
+        topic, _ = lane.journal.address(ask.destination)
+        info = self._transport.topic(topic)
+        topic_id = info.topic_id if info is not None else bytes(16)
+        lane.journal.baseline(ask.destination, result.offset, topic_id)
+
+    def _on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
+        for name in refreshed.topics:
+            self._learn(name)
+
+    def _poll_topics(self) -> None:
+        for lane in self._lanes:
+            for topic in lane.journal.unchosen_topics():
+                if self._transport.topic(topic) is None:
+                    self._transport_topics([topic])
+                else:
+                    self._learn(topic)
+        self._timer(_TOPIC_POLL_S, self._poll_topics)
+
+    def _learn(self, name: str) -> None:
+        info = self._transport.topic(name)
+        if info is None:
+            return
+        now = time.monotonic()
+        for lane in self._lanes:
+            if info.error_code in {3, 17, 29} and name in lane.journal.unchosen_topics():
+                reason = kafka_errors.for_code(info.error_code).__name__
+                lane.journal.reject_unchosen(
+                    name, info.error_code, f"{reason}: the cluster says so of the topic", now
+                )
+            elif (
+                info.partitions
+                and not info.error_code
+                and (lane.own or name in lane.journal.unchosen_topics())
+            ):
+                lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1)
+                self._drive(lane)
+        if info.partitions and not info.error_code and not self._own.journal.waiting(name):
+            self._on_topic(name, max(info.partitions) + 1)
+        with self.cond:
+            if self._waiters:
+                self.cond.notify_all()
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
+        finished = []
+        for resolution in resolutions:
+            batch = resolution.batch
+            parcel = lane.parcels.pop(batch.handle, None)
+            if parcel is None:
+                continue  # divided: its children speak for it
+            match resolution.fate:
+                case j.Fate.COMMITTED:
+                    parcel.base_offset = batch.base_offset
+                    self.counters["records_committed"] += batch.count
+                    topic, partition = lane.journal.address(batch.destination)
+                    if self._config.on_event is not None:
+                        self._emit(events.BatchCommitted(topic, partition, batch.base_offset, batch.count))
+                case j.Fate.REJECTED:
+                    self.counters["records_rejected"] += batch.count
+                    parcel.error = RejectedError(
+                        f"The cluster refused the record: {batch.message}. It is kept in the spool directory under"
+                        f" {lane.name}/rejected",
+                        code=batch.code,
+                        reason=batch.message,
+                    )
+                    self._dead_letter(lane, batch, parcel)
+                case j.Fate.REPLACED:
+                    continue
+            self._drop(parcel)
+            finished.append(parcel)
+        with self.cond:
+            self.last_progress = time.monotonic()
+            for parcel in finished:
+                self._durable(parcel)
+        for parcel in finished:
+            self._finish(parcel)
+
+    def _finish(self, parcel: Parcel) -> None:
+        """The fate is final: tell everybody."""
+        with self.cond:
+            if parcel.done:
+                return
+            parcel.done = True
+            self._open.pop(parcel.number, None)
+            if self._waiters:
+                self.cond.notify_all()
+            watchers, parcel.watchers = parcel.watchers, []
+        for watcher in watchers:
+            watcher(parcel)
+        parent = parcel.parent
+        if parent is not None and all(child.done for child, _ in parent.children or ()):
+            self._finish(parent)
+
+    def _abort(self, parcel: Parcel, error: BaseException) -> None:
+        for child, _ in parcel.children or ():
+            self._abort(child, error)
+        if not parcel.done and not parcel.children:
+            parcel.error = error
+            self._finish(parcel)
+
+    def _expire(self) -> None:
+        limit = self._config.delivery_timeout_s
+        if limit is None:
+            return
+        before = time.monotonic() - limit
+        late = []
+        with self.cond:
+            for parcel in self._open.values():
+                if parcel.sealed_at > before:
+                    break
+                if not parcel.expired and parcel.durable:
+                    late.append(parcel)
+            for parcel in late:
+                parcel.expired = True
+                self._open.pop(parcel.number, None)
+        for parcel in late:
+            parcel.error = DeliveryTimeoutError(
+                f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is safe in the spool and"
+                " is delivered when the cluster takes it: do not send it again"
+            )
+            self._finish(parcel)
+        self._timer(_SPILL_EVERY_S, self._expire)
+
+    def _notice(self, lane: Lane, notice: j.Notice) -> None:
+        match notice:
+            case j.AckedLoss(destination, first, last, detector, evidence):
+                topic, partition = lane.journal.address(destination)
+                self.counters["acked_loss_detected"] += 1
+                log.error(
+                    "%s-%d: acknowledged records are gone from the log, up to offset %d (%s): %s",
+                    topic,
+                    partition,
+                    last,
+                    detector,
+                    evidence,
+                )
+                self._emit(events.AckedDataLost(topic, partition, first, last, detector, evidence))
+            case j.Parked(batch, evidence):
+                self._park(lane, batch, evidence)
+            case j.Refusal(batch):
+                self._keep_rejected(lane, batch)
+
+    def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
+        topic, partition = lane.journal.address(batch.destination)
+        self.counters["batches_undecidable"] += 1
+        self._emit(events.BatchParked(topic, partition, batch.count, batch.position, evidence))
+        policy = self._config.on_undecidable
+        message = (
+            f"{topic}-{partition}: whether {batch.count} records are in the log cannot be known: {evidence}. They are"
+            f" safe in {lane.name} at position {batch.position}; the partition waits. Decide with"
+            " resume_parked(resend=True) (they may then be twice in the log) or resume_parked(resend=False), or open"
+            " the producer with on_undecidable='resend' or 'skip'"
+        )
+        if policy == "raise":
+            log.error("%s", message)
+            error = UndecidableError(message, evidence=evidence)
+            with self.cond:
+                self.parked = error
+                self.cond.notify_all()
+            return
+        log.warning("%s-%d: undecidable batch, policy %r: %s", topic, partition, policy, evidence)
+        lane.journal.decide(batch, resend=policy == "resend")
+
+    def _keep_rejected(self, lane: Lane, batch: j.Batch) -> None:
+        """Before the mark that ends it is written, a refused batch is put aside."""
+        parcel = lane.parcels[batch.handle]
+        topic, partition = lane.journal.address(batch.destination)
+        data = bytearray(self._bytes(lane, parcel, batch))
+        position = max(batch.position, 0)
+        codec.stamp_address(data, position, batch.destination)
+        folder = lane.lock.path / "rejected"
+        name = folder / f"{position:020d}.log"
+        try:
+            _write_aside(folder, name, data)
+        except OSError as error:
+            log.error("%s-%d: refused records could not be kept in %s: %s", topic, partition, name, error)  # noqa: TRY400
+        log.error(
+            "%s-%d: %d records refused: %s; kept in %s", topic, partition, batch.count, batch.message, name
+        )
+        self._emit(events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, str(name)))
+        if parcel.data is None:
+            self._memory += parcel.size_bytes
+        parcel.data = data  # the dead-letter handler reads it
+
+    def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
+        handler = self._config.dead_letter
+        if handler is None or parcel.data is None:
+            return
+        topic, partition = lane.journal.address(batch.destination)
+        columns = codec.decode(parcel.data)
+        for index in range(columns.header.count):
+            try:
+                handler(
+                    topic=topic,
+                    partition=partition,
+                    key=columns.keys[index],
+                    value=columns.values[index],
+                    headers=columns.headers.get(index, []),
+                    timestamp_ms=columns.timestamps[index],
+                    error=parcel.error,
+                )
+            except Exception:
+                # The handler is the user's; its records are in `rejected/` all the same.
+                log.exception("The dead-letter handler failed; the record is kept in the spool directory")
+
+    def _emit(self, event: events.Event) -> None:
+        if self._config.on_event is None:
+            return
+        try:
+            self._config.on_event(event)
+        except Exception:
+            # The hook is the user's: it must not stop delivery.
+            log.exception("on_event failed for %s", event)
+
+    def _complain(self, about: str, message: str, *args: object, level: int = logging.WARNING) -> None:
+        """Log, but not the same thing again and again in an outage."""
+        now = time.monotonic()
+        if now - self._complained.get(about, -_LOG_EVERY_S) >= _LOG_EVERY_S:
+            self._complained[about] = now
+            log.log(level, message, *args)
+
+
+class _Question:
+    """Whether the batches in doubt are in the log: DescribeProducers, then the log itself."""
+
+    def __init__(self, pump: Pump, lane: Lane, ask: j.Ask, topic: str, partition: int) -> None:
+        self._pump = pump
+        self._lane = lane
+        self._ask = ask
+        self._topic = topic
+        self._partition = partition
+        self._view: ProducerView | None = None
+        self._scan: Scan | None = None
+        self._polls = 0
+        self._shrunk_to = -1
+
+    def start(self) -> None:
+        self._pump._transport.describe_producers(self._topic, self._partition, self._then(self._on_described))
+
+    def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda result: self._pump._post(lambda: step(result))
+
+    def _failed(self, result: Any) -> bool:
+        code, reason = _trouble(result)
+        if reason:
+            self._lane.journal.ask_failed(self._ask.destination, reason, code=code, now=time.monotonic())
+        return bool(reason)
+
+    def _on_described(self, result: Any) -> None:
+        ask = self._ask
+        unsupported = isinstance(result, t.Failure) and isinstance(
+            result.error, kafka_errors.UnsupportedVersionError
+        )
+        if not unsupported:
+            if self._failed(result):
+                return
+            state = result.producers.get(ask.doubt[0].producer_id)
+            if state is not None:
+                self._view = ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+        judgement = judge_by_state(ask.doubt, self._view, acked_before=ask.acked_before)
+        if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
+            self._pump._transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+            return
+        self._lane.journal.judged(ask.destination, judgement, stable=False, now=time.monotonic())
+
+    def _on_start(self, result: Any) -> None:
+        if self._failed(result):
+            return
+        start = result.offset
+        self._pump._transport.log_end_offset(
+            self._topic, self._partition, self._then(lambda end: self._on_end(start, end))
+        )
+
+    def _on_end(self, log_start: int, result: Any) -> None:
+        if self._failed(result):
+            return
+        begin = self._ask.from_offset
+        if begin > result.offset:
+            # The log ends before what it had acknowledged: whatever is left is read.
+            self._shrunk_to = result.offset
+            begin = log_start
+        elif begin < 0:
+            begin = 0
+        self._scan = Scan(self._ask.doubt, begin, result.offset)
+        if log_start > begin:
+            self._scan.page((), next_offset=begin, log_start_offset=log_start)
+        self._read()
+
+    def _read(self) -> None:
+        scan = self._scan
+        if scan is None:
+            raise AssertionError("A scan begins at its start")
+        if scan.done:
+            self._judge(scan)
+            return
+        self._pump._transport.fetch_headers(
+            self._topic, self._partition, scan.next_offset, _SCAN_BYTES, self._then(self._on_page)
+        )
+
+    def _on_page(self, result: Any) -> None:
+        scan = self._scan
+        if scan is None or self._failed(result):
+            return
+        before = scan.next_offset
+        scan.page(
+            [
+                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
+                for h in result.headers
+            ],
+            next_offset=result.next_offset,
+            log_start_offset=result.log_start_offset,
+        )
+        if scan.next_offset > before:
+            self._read()
+            return
+        # Nothing new: replicas have not confirmed the rest yet.
+        self._polls += 1
+        if self._polls > _SCAN_PATIENCE:
+            self._lane.journal.ask_failed(
+                self._ask.destination, "the replicas do not catch up", code=0, now=time.monotonic()
+            )
+            return
+        self._pump._timer(0.1, self._read)
+
+    def _judge(self, scan: Scan) -> None:
+        judgement = judge_by_log(scan)
+        absent = self._ask.doubt[judgement.present :]
+        if absent and judgement.verdict is Verdict.DECIDED and self._view is not None:
+            by_state = judge_by_state(absent, self._view, acked_before=self._ask.acked_before)
+            if by_state.verdict is Verdict.GAP:
+                judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
+        self._lane.journal.judged(
+            self._ask.destination, judgement, stable=True, shrunk_to=self._shrunk_to, now=time.monotonic()
+        )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _trouble(result: Any) -> tuple[int, str]:
+    """(Kafka's code or 0, reason or nothing) of an answer that is none."""
+    if isinstance(result, t.Failure):
+        return result.code or 0, _text(result.error)
+    code: int = result.error_code
+    return (code, kafka_errors.for_code(code).__name__) if code else (0, "")
+
+
+def _differs(data: bytearray, identity: BatchId | None) -> bool:
+    header = codec.read_header(data)
+    wanted = (-1, -1, -1)
+    if identity is not None:
+        wanted = (identity.producer_id, identity.producer_epoch, identity.base_sequence)
+    return (header.producer_id, header.producer_epoch, header.base_sequence) != wanted
+
+
+def _stamp(data: bytearray, identity: BatchId | None) -> None:
+    if not _differs(data, identity):
+        return
+    if identity is None:
+        codec.stamp_identity(data, -1, -1, -1)
+    else:
+        codec.stamp_identity(data, identity.producer_id, identity.producer_epoch, identity.base_sequence)
+
+
+def _pieces(count: int, bad: set[int]) -> list[Indexes]:
+    """How a refused batch is divided: runs of good and of named bad records, or halves where none is named."""
+    if not bad or len(bad) == count:
+        half = count // 2
+        return [np.arange(half), np.arange(half, count)]
+    edges = [0] + [i for i in range(1, count) if (i in bad) != (i - 1 in bad)] + [count]
+    return [np.arange(start, end) for start, end in itertools.pairwise(edges)]
+
+
+def _write_aside(folder: Path, name: Path, data: bytearray) -> None:
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    parent = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

@@ -1,0 +1,929 @@
+"""SafeProducer: KafkaProducer's interface, on a spool that outlives the process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import random
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self
+
+import kafka.errors as kafka_errors
+import numpy as np
+from kafka.producer.future import FutureRecordMetadata, RecordMetadata
+from kafka.structs import TopicPartition
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core.partition import partition_for_key, partitions_for_keys
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump
+from kafkasafe._io.spool import SpoolDirectory
+from kafkasafe._io.transport import Transport
+from kafkasafe.config import validate, volatile_reason
+from kafkasafe.errors import (
+    DeliveryTimeoutError,
+    ForkedProcessError,
+    ProducerClosedError,
+    SpoolError,
+    SpoolFullError,
+)
+
+__all__ = ["RecordFuture", "SafeProducer"]
+
+log = logging.getLogger("kafkasafe")
+
+_MAX_RECORDS: Final = 8192
+_RECORD_OVERHEAD: Final = 16
+"""The most that a record without headers and timestamp takes beside its key and value."""
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_NEVER: Final = float("inf")
+_CLOSE_IDLE_S: Final = 5.0
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class _Chunk:
+    """Records of one topic that are sealed together.
+
+    Attributes:
+        topic: Topic name.
+        keys, values: By record; None once sealed.
+        special: (partition, headers, timestamp) of the records that have any of them, by index.
+        count: Records.
+        size: Bytes of keys, values and headers.
+        timestamp_ms: For records without a timestamp of their own: when the first of the chunk came.
+        due: When it is sealed at the latest, monotonic seconds.
+        parcels: One per partition, once sealed.
+        parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
+        sizes: (key, value) lengths, -1 for null.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "count",
+        "due",
+        "index_in",
+        "keys",
+        "parcel_of",
+        "parcels",
+        "size",
+        "sizes",
+        "special",
+        "timestamp_ms",
+        "topic",
+        "values",
+    )
+
+    def __init__(self, topic: str, timestamp_ms: int, due: float) -> None:
+        self.topic = topic
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.special: dict[int, tuple[int | None, Headers, int | None]] = {}
+        self.count = 0
+        self.size = 0
+        self.timestamp_ms = timestamp_ms
+        self.due = due
+        self.parcels: list[Parcel] | None = None
+        self.parcel_of: Indexes | None = None
+        self.index_in: Indexes | None = None
+        self.sizes: tuple[Any, Any] = ((), ())
+
+    def locate(self, index: int) -> tuple[Parcel, int]:
+        """The parcel of record `index` and its index there, through every division."""
+        if self.parcels is None:
+            raise AssertionError("A chunk that is not sealed has no parcels")
+        if self.parcel_of is None or self.index_in is None:
+            parcel = self.parcels[0]
+        else:
+            parcel = self.parcels[int(self.parcel_of[index])]
+            index = int(self.index_in[index])
+        while parcel.children is not None and parcel.error is None:
+            for child, indexes in parcel.children:
+                at = int(np.searchsorted(indexes, index))
+                if at < len(indexes) and indexes[at] == index:
+                    parcel, index = child, at
+                    break
+            else:
+                raise AssertionError(f"No child of the parcel has record {index}")
+        return parcel, index
+
+
+class RecordFuture(FutureRecordMetadata):
+    """The result of one `send`. All of `FutureRecordMetadata`, and `durable`.
+
+    It costs next to nothing until it is asked.
+    """
+
+    __slots__ = ("_chunk", "_index", "_producer")
+
+    def __init__(self, producer: SafeProducer, chunk: _Chunk, index: int) -> None:
+        # Not the base class's: its lock and lists are made only for futures that get callbacks.
+        self._producer = producer
+        self._chunk = chunk
+        self._index = index
+
+    def _parcel(self) -> Parcel | None:
+        return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
+
+    @property  # type: ignore[override]  # computed when asked: kafka-python assigns it
+    def is_done(self) -> bool:
+        """Whether the record was acknowledged (and its commit mark is durable), or refused, or given up."""
+        parcel = self._parcel()
+        return parcel is not None and parcel.done
+
+    @property  # type: ignore[override]
+    def value(self) -> RecordMetadata | None:
+        """The metadata, None while there is none."""
+        return self._metadata() if self.succeeded() else None
+
+    @property  # type: ignore[override]
+    def exception(self) -> BaseException | None:
+        """Why the record was not delivered, None while that is open or when it was."""
+        parcel = self._parcel()
+        return parcel.error if parcel is not None and parcel.done else None
+
+    def durable(self, timeout: float | None = None) -> RecordFuture:
+        """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Returns:
+            The future itself. From here on a crash of this process, of brokers, or of both cannot lose the record.
+
+        Raises:
+            KafkaTimeoutError: Not durable in time. It may still become so.
+            SpoolError: The spool failed for good.
+        """
+        self._producer._seal_chunk(self._chunk)
+        if not self._producer._pump.wait(self._is_durable, timeout):
+            self._producer._raise_failure()
+            raise kafka_errors.KafkaTimeoutError(f"The record was not durable after {timeout} s")
+        return self
+
+    def _is_durable(self) -> bool:
+        parcel = self._parcel()
+        return parcel is not None and (parcel.durable or (parcel.done and parcel.error is None))
+
+    def get(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait for the cluster's acknowledgement.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Raises:
+            KafkaTimeoutError: Not acknowledged in time. The record stays in the spool and is still delivered.
+            RejectedError: The cluster refused it.
+        """
+        self._producer._seal_chunk(self._chunk)
+        self._producer._pump.wait(lambda: self.is_done, timeout)
+        if not self.is_done:
+            self._producer._raise_failure()
+            raise kafka_errors.KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
+        error = self.exception
+        if error is not None:
+            raise error
+        return self._metadata()
+
+    def _metadata(self) -> RecordMetadata:
+        chunk = self._chunk
+        parcel, index = chunk.locate(self._index)
+        special = chunk.special.get(self._index)
+        stamp = chunk.timestamp_ms
+        header_size = -1
+        if special is not None:
+            stamp = stamp if special[2] is None else special[2]
+            if special[1]:
+                header_size = sum(len(key.encode()) + len(value or b"") for key, value in special[1])
+        if parcel.log_append_time >= 0:
+            stamp = parcel.log_append_time
+        offset = parcel.base_offset + index if parcel.base_offset >= 0 else -1
+        keys, values = chunk.sizes
+        return RecordMetadata(
+            parcel.topic,
+            parcel.partition,
+            TopicPartition(parcel.topic, parcel.partition),
+            offset,
+            stamp,
+            None,
+            int(keys[self._index]) if len(keys) else -1,
+            int(values[self._index]),
+            header_size,
+        )
+
+    def succeeded(self) -> bool:
+        """The record was acknowledged."""
+        return self.is_done and self.exception is None
+
+    def failed(self) -> bool:
+        """The record was refused or given up."""
+        return self.is_done and self.exception is not None
+
+    def retriable(self) -> bool:
+        """Never: what can be retried is retried."""
+        return False
+
+    def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
+        """Call `f(*args, metadata, **kwargs)` when the record is acknowledged.
+
+        On the producer's own callback thread, or at once if it is already.
+        """
+        self._when_done(lambda: f(*args, self._metadata(), **kwargs) if self.succeeded() else None)
+        return self
+
+    def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
+        """Call `f(*args, exception, **kwargs)` when the record is refused or given up."""
+        self._when_done(lambda: f(*args, self.exception, **kwargs) if self.failed() else None)
+        return self
+
+    def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
+        """Call `f` with the metadata or the exception when the fate of the record is final."""
+        self.add_callback(f, *args, **kwargs)
+        self.add_errback(f, *args, **kwargs)
+        return self
+
+    def _add_cb_eb(self, cb: Callable[..., Any], eb: Callable[..., Any]) -> None:
+        self.add_callback(cb)
+        self.add_errback(eb)
+
+    def _when_done(self, call: Callable[[], object]) -> None:
+        self._producer._watch(self, call)
+
+    def __repr__(self) -> str:
+        if not self.is_done:
+            return f"<RecordFuture {self._chunk.topic} pending{', durable' if self._is_durable() else ''}>"
+        return f"<RecordFuture {self.exception or self._metadata()}>"
+
+
+class SafeProducer:
+    """A KafkaProducer that loses nothing: what `send` accepted is on disk before it is promised.
+
+    Takes KafkaProducer's options under their names; unknown ones are refused. Defaults that differ: `linger_ms=5`,
+    `batch_size=1000000`, `delivery_timeout_ms=None` (nothing is given up), `reconnect_backoff_max_ms=1000`. Its own:
+
+    Args:
+        spool_dir (str or Path): Where records wait. One directory per cluster; any number of processes may share it.
+            Default: `KAFKASAFE_SPOOL_DIR`, else the user's state directory.
+        spool (str): "always": every record is on disk before it is sent. "on_error": only what the cluster does not
+            acknowledge within `spool_after_ms`, when the buffer fills, and at close; a crash of this process before
+            that loses those records.
+        spool_max_bytes (int): Largest size of the spool on disk. When it is full `send` blocks up to `max_block_ms`,
+            then raises SpoolFullError. Default: 1 GiB.
+        spool_segment_bytes (int): Size of one file. Default: an eighth of that, at most 64 MiB.
+        spool_sync (str): "group": one fsync for all batches that wait. "each": one per batch. "os": none; a crash of
+            the machine (not of the process) may lose what is not acknowledged.
+        spool_lane (int): Ask for this lane; LaneBusyError if another process has it. Default: the lowest free one.
+        retain_acked_bytes (int): Keep so many bytes of delivered records on disk. Default: 0.
+        delivery_timeout_ms (int): When it ends a future fails, but the record stays in the spool and is delivered.
+        on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
+            `send` and `flush`, until `resume_parked`), "resend" (it may be there twice) or "skip".
+        on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
+        dead_letter (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
+            record that the cluster refused for good.
+        on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
+        missing_topic_timeout_ms (int): How long a topic may be missing before its records are rejected.
+        producer_id_expiration_ms (int): As on the brokers. Default: 86400000.
+
+    Raises:
+        ConfigError: An option is unknown or cannot work.
+        SpoolError: The spool cannot be opened; the message says what is safe and what to do.
+    """
+
+    def __init__(self, **configs: Any) -> None:
+        self._closed: BaseException | None = None
+        config = self._config = validate(configs)
+        self.config: Mapping[str, Any] = config.kafka
+        self._lock = threading.Lock()
+        self._chunks: dict[str, _Chunk] = {}
+        self._partition_counts: dict[str, int] = {}
+        self._rotation = random.randrange(1 << 16)
+        self._key_serializer = _serializer(config.key_serializer)
+        self._value_serializer = _serializer(config.value_serializer)
+        self._serializes = self._key_serializer is not None or self._value_serializer is not None
+        self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
+        self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
+        self._callbacks: _Callbacks | None = None
+        files = OsFiles()
+        directory = SpoolDirectory.open(config.spool_dir, files=files)
+        if config.spool_dir_is_default:
+            log.info("Records wait in %s (spool_dir or KAFKASAFE_SPOOL_DIR change it)", config.spool_dir)
+        reason = volatile_reason(config.spool_dir)
+        if reason is not None:
+            log.warning(
+                "The spool %s does not survive a restart of the machine: %s", config.spool_dir, reason
+            )
+        lock = directory.take_lane(config.spool_lane)
+        self._transport = Transport(config.kafka)
+        self._pump = Pump(
+            config,
+            self._transport,
+            directory,
+            files,
+            choose=self._choose,
+            seal_due=self._seal_due,
+            on_topic=self._on_topic,
+        )
+        self._pump.start(lock)
+        self._partition_counts.update(self._pump.remembered_topics())
+        _PRODUCERS.add(self)
+        self._at_exit = _exit_hook(weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    # -- send ------------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordFuture:
+        """Accept a record.
+
+        It is on disk soon after (`future.durable()`, `flush_spool()`), and in the cluster as soon as that takes it.
+
+        Args:
+            topic: Topic name.
+            value: Bytes, or what `value_serializer` takes. None deletes the key from a compacted topic.
+            key: Bytes, or what `key_serializer` takes. Decides the partition as KafkaProducer does.
+            headers: (str, bytes) tuples.
+            partition: Partition number, instead of the partitioner's choice.
+            timestamp_ms: Ms since the epoch. Default: when the first record of its batch was accepted, at most
+                `linger_ms` ago.
+
+        Returns:
+            A future for the record's metadata.
+
+        Raises:
+            SpoolFullError: No room within `max_block_ms`. The record was not accepted.
+            ProducerClosedError: After `close`.
+            TypeError: Key or value is not bytes and there is no serializer for it; headers of another shape.
+            ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
+            MessageSizeTooLargeError: Larger than `max_request_size`.
+        """
+        if self._serializes:
+            key, value = self._serialize(topic, headers, key, value)
+        size = _RECORD_OVERHEAD
+        if type(value) is bytes:
+            size += len(value)
+        elif value is not None:
+            value = _as_bytes(value, "value", "value_serializer")
+            size += len(value)
+        elif key is None:
+            raise ValueError("Need at least one: key or value")
+        if key is not None:
+            if type(key) is not bytes:
+                key = _as_bytes(key, "key", "key_serializer")
+            size += len(key)
+        special: tuple[int | None, Headers, int | None] | None = None
+        if headers or partition is not None or timestamp_ms is not None:
+            special = (partition, _check_headers(headers), timestamp_ms)
+            size += 8 + sum(len(name) * 4 + len(content) + 10 for name, content in special[1])
+            self._check_partition(topic, partition)
+        if size > self._max_record_bytes:
+            raise kafka_errors.MessageSizeTooLargeError(
+                f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
+                " It was not accepted"
+            )
+        lock = self._lock
+        lock.acquire()
+        try:
+            chunk = self._chunks.get(topic)
+            if chunk is None or chunk.size + size > self._chunk_bytes:
+                chunk = self._open_chunk(topic)
+            index = chunk.count
+            chunk.keys.append(key)
+            chunk.values.append(value)
+            chunk.size += size
+            chunk.count = index + 1
+            if special is not None:
+                chunk.special[index] = special
+            if index == _MAX_RECORDS - 1:
+                self._seal(chunk)
+        finally:
+            lock.release()
+        return RecordFuture(self, chunk, index)
+
+    def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        if self._key_serializer is not None:
+            key = self._key_serializer(topic, headers, key)
+        if self._value_serializer is not None:
+            value = self._value_serializer(topic, headers, value)
+        return key, value
+
+    def _check_partition(self, topic: str, partition: int | None) -> None:
+        if partition is None:
+            return
+        if partition < 0:
+            raise ValueError("partition must be >= 0")
+        known = self._partition_counts.get(topic)
+        if known is not None and partition >= known:
+            raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {known}")
+
+    def _open_chunk(self, topic: str) -> _Chunk:
+        """A chunk with room for one more record. Called with the lock held; lets go of it while it waits."""
+        pump = self._pump
+        deadline = time.monotonic() + self._config.max_block_s
+        while True:
+            if self._closed is not None:
+                raise self._closed
+            if pump.parked is not None:
+                raise pump.parked
+            chunk = self._chunks.get(topic)
+            if chunk is not None:
+                self._seal(chunk)
+            needed = 2 * self._max_record_bytes + sum(open_.size for open_ in self._chunks.values())
+            with pump.cond:
+                if pump.room(needed):
+                    break
+            self._lock.release()
+            try:
+                pump.wait(lambda: pump.room(needed), max(0.0, deadline - time.monotonic()))  # noqa: B023
+            finally:
+                self._lock.acquire()
+            self._raise_failure()
+            if time.monotonic() >= deadline:
+                raise SpoolFullError(
+                    f"No room in the spool {self._config.spool_dir} within max_block_ms="
+                    f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
+                    " kept. Raise spool_max_bytes, make room on the disk, or wait for the cluster"
+                )
+        if topic not in self._partition_counts:
+            if not isinstance(topic, str):
+                raise TypeError(f"topic must be a string, not {type(topic).__name__}")
+            if not _TOPIC_NAME.fullmatch(topic) or topic in {".", ".."}:
+                raise ValueError(
+                    f"Topic {topic!r} cannot exist: 1 to 249 characters of a-z A-Z 0-9 . _ -, and not . or .."
+                )
+        now = time.monotonic()
+        chunk = self._chunks[topic] = _Chunk(topic, time.time_ns() // 1_000_000, now + self._config.linger_s)
+        pump.poke()
+        return chunk
+
+    def _seal_due(self, now: float) -> float:
+        """Seal what lingered long enough; returns when the next one is due. On the pump's thread."""
+        if not self._chunks:
+            return _NEVER
+        # A caller that seals, or waits for room, holds the lock: then there is nothing to do here.
+        if not self._lock.acquire(timeout=0.05):
+            return now
+        try:
+            due = _NEVER
+            for chunk in list(self._chunks.values()):
+                if chunk.due <= now and chunk.count:
+                    self._seal(chunk)
+                else:
+                    due = min(due, chunk.due)
+            return due
+        finally:
+            self._lock.release()
+
+    def _seal_chunk(self, chunk: _Chunk) -> None:
+        if chunk.parcels is None:
+            with self._lock:
+                if chunk.parcels is None:
+                    self._seal(chunk)
+
+    def _seal_all(self) -> None:
+        with self._lock:
+            for chunk in list(self._chunks.values()):
+                self._seal(chunk)
+
+    def _seal(self, chunk: _Chunk) -> None:
+        """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery."""
+        if self._chunks.get(chunk.topic) is chunk:
+            del self._chunks[chunk.topic]
+        if not chunk.count or chunk.parcels is not None:
+            return
+        keys, values = chunk.keys, chunk.values
+        no_keys = keys.count(None) == len(keys)
+        partitions = self._partition_counts.get(chunk.topic, 0)
+        if any(special[0] is not None for special in chunk.special.values()) or (
+            partitions > 1 and not (no_keys and not self._config.custom_partitioner)
+        ):
+            parcels = self._seal_scattered(chunk, partitions)
+        else:
+            partition = UNCHOSEN
+            if partitions:
+                self._rotation += 1
+                partition = self._rotation % partitions
+            parcels = [self._parcel(chunk, partition, None if no_keys else keys, values, None)]
+        count = chunk.count
+        chunk.sizes = (
+            () if no_keys else np.fromiter((-1 if k is None else len(k) for k in keys), np.int32, count),
+            np.fromiter((-1 if v is None else len(v) for v in values), np.int32, count),
+        )
+        chunk.keys, chunk.values = [], []
+        # Before anybody can wait for them.
+        self._pump.submit(parcels)
+        chunk.parcels = parcels
+
+    def _seal_scattered(self, chunk: _Chunk, partitions: int) -> list[Parcel]:
+        keys, values = chunk.keys, chunk.values
+        chosen = (
+            self._choose(chunk.topic, partitions, keys, values)
+            if partitions
+            else np.full(chunk.count, UNCHOSEN, np.int64)
+        )
+        for index, special in chunk.special.items():
+            if special[0] is not None:
+                chosen[index] = special[0]
+        order = np.argsort(chosen, kind="stable")
+        ordered = chosen[order]
+        edges = np.flatnonzero(np.diff(ordered)) + 1
+        parcels = []
+        chunk.parcel_of = np.empty(chunk.count, np.int64)
+        chunk.index_in = np.empty(chunk.count, np.int64)
+        for number, indexes in enumerate(np.split(order, edges)):
+            chunk.parcel_of[indexes] = number
+            chunk.index_in[indexes] = np.arange(len(indexes))
+            picked = indexes.tolist()
+            parcels.append(
+                self._parcel(
+                    chunk,
+                    int(chosen[indexes[0]]),
+                    [keys[i] for i in picked],
+                    [values[i] for i in picked],
+                    picked,
+                )
+            )
+        return parcels
+
+    def _parcel(
+        self,
+        chunk: _Chunk,
+        partition: int,
+        keys: list[bytes | None] | None,
+        values: list[bytes | None],
+        picked: list[int] | None,
+    ) -> Parcel:
+        timestamps: int | list[int] = chunk.timestamp_ms
+        headers: dict[int, Headers] | None = None
+        if chunk.special:
+            own = chunk.special
+            indexes: Sequence[int] = range(chunk.count) if picked is None else picked
+            found = [(at, own[i]) for at, i in enumerate(indexes) if i in own]
+            headers = {at: special[1] for at, special in found if special[1]} or None
+            if any(special[2] is not None for _, special in found):
+                timestamps = [chunk.timestamp_ms] * len(indexes)
+                for at, special in found:
+                    if special[2] is not None:
+                        timestamps[at] = special[2]
+        data = codec.encode(
+            keys, values, timestamps=timestamps, headers=headers, compression=self._config.compression
+        )
+        newest = timestamps if isinstance(timestamps, int) else max(timestamps)
+        return Parcel(chunk.topic, partition, data, len(data), len(values), newest)
+
+    def _choose(
+        self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
+    ) -> Indexes:
+        """Partition of each record, as KafkaProducer's partitioner would choose it."""
+        if self._config.custom_partitioner:
+            cluster = _Cluster(topic, partitions)
+            partitioner = self._config.partitioner
+            return np.array(
+                [
+                    partitioner.partition(topic, key, key, value, value, cluster)
+                    for key, value in zip(keys, values, strict=True)
+                ],
+                np.int64,
+            )
+        # Records without a key go together: to one partition per batch, another one each time (KIP-480).
+        self._rotation += 1
+        if None not in keys:
+            if len(keys) == 1:
+                return np.array([partition_for_key(keys[0] or b"", partitions)], np.int64)
+            return np.asarray(partitions_for_keys([key or b"" for key in keys], partitions), np.int64)
+        chosen = np.full(len(keys), self._rotation % partitions, np.int64)
+        keyed = [i for i, key in enumerate(keys) if key is not None]
+        if keyed:
+            chosen[keyed] = partitions_for_keys([keys[i] or b"" for i in keyed], partitions)
+        return chosen
+
+    def _on_topic(self, topic: str, partitions: int) -> None:
+        if self._partition_counts.get(topic) != partitions:
+            self._partition_counts[topic] = partitions
+
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every record accepted before has its fate: acknowledged, refused, or given up.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Raises:
+            KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
+            UndecidableError: A batch is parked (`on_undecidable="raise"`).
+        """
+        self._check_fork()
+        pump = self._pump
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._seal_all()
+        with pump.cond:
+            number = pump.last_number()
+        finished = pump.wait(
+            lambda: pump.flushed(number) or pump.parked is not None,
+            None if deadline is None else max(0.0, deadline - time.monotonic()),
+        )
+        if pump.parked is not None:
+            raise pump.parked
+        if not finished:
+            self._raise_failure()
+            raise kafka_errors.KafkaTimeoutError(
+                f"Not every record was acknowledged within {timeout} s; they are in the spool and will be delivered"
+            )
+
+    def flush_spool(self, timeout: float | None = None) -> None:
+        """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Raises:
+            KafkaTimeoutError: Not everything in time.
+            SpoolError: The spool failed for good.
+        """
+        self._check_fork()
+        pump = self._pump
+        self._seal_all()
+        with pump.cond:
+            number = pump.last_undurable()
+        if self._config.spool == "on_error":
+            pump.spill_all()
+        if not pump.wait(lambda: pump.spooled(number), timeout):
+            self._raise_failure()
+            raise kafka_errors.KafkaTimeoutError(f"Not every record was on disk within {timeout} s")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Make everything durable, deliver what can be delivered, and let go of the spool.
+
+        What is not delivered by then stays on disk; the next producer on the directory delivers it. Calling it again
+        does nothing.
+
+        Args:
+            timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more.
+        """
+        if self._closed is not None:
+            return
+        self._check_fork()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pump = self._pump
+        self._seal_all()
+        self._closed = ProducerClosedError(
+            "The producer is closed. What was accepted before is delivered or on disk"
+        )
+        try:
+            self._flush_disk()
+            while True:
+                now = time.monotonic()
+                end = pump.last_progress + _CLOSE_IDLE_S if deadline is None else deadline
+                if (
+                    pump.wait(pump.idle, max(0.0, end - now))
+                    or pump.failure is not None
+                    or pump.parked is not None
+                ):
+                    break
+                if time.monotonic() >= (pump.last_progress + _CLOSE_IDLE_S if deadline is None else deadline):
+                    break
+        finally:
+            atexit.unregister(self._at_exit)
+            pump.stop(10.0)
+            if self._callbacks is not None:
+                self._callbacks.stop()
+            _PRODUCERS.discard(self)
+        if pump.failure is not None and not isinstance(pump.failure, DeliveryTimeoutError):
+            raise SpoolError(f"The producer ended by an error: {pump.failure!r}") from pump.failure
+
+    def _flush_disk(self) -> None:
+        pump = self._pump
+        with pump.cond:
+            number = pump.last_undurable()
+        if self._config.spool == "on_error":
+            pump.spill_all()
+        if not pump.wait(lambda: pump.spooled(number), 30.0) and pump.failure is None:
+            log.error("Not everything could be made durable within 30 s of close()")
+
+    def resume_parked(self, *, resend: bool) -> None:
+        """Decide about every undecidable batch.
+
+        Args:
+            resend: True: send it under a new id; it may then be in the log twice. False: take it as delivered.
+        """
+        self._check_fork()
+        self._pump.resume_parked(resend=resend)
+
+    def _raise_failure(self) -> None:
+        failure = self._pump.failure
+        if failure is not None:
+            raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
+
+    def _check_fork(self) -> None:
+        if isinstance(self._closed, ForkedProcessError):
+            raise self._closed
+
+    # -- callbacks -------------------------------------------------------------------------------------------------
+
+    def _watch(self, future: RecordFuture, call: Callable[[], object]) -> None:
+        pump = self._pump
+        while True:
+            if future._chunk.parcels is None:
+                self._seal_chunk(future._chunk)
+            parcel = future._parcel()
+            if parcel is None:
+                raise AssertionError("A sealed chunk has parcels")
+            with pump.cond:
+                if parcel.children is not None and parcel.error is None:
+                    continue
+                if not parcel.done:
+                    parcel.watchers.append(lambda _: self._call_later(future, call))
+                    return
+            _safely(call)
+            return
+
+    def _call_later(self, future: RecordFuture, call: Callable[[], object]) -> None:
+        if not future.is_done:
+            # The parcel was divided meanwhile.
+            self._watch(future, call)
+            return
+        if self._callbacks is None:
+            self._callbacks = _Callbacks(self._config.client_id)
+        self._callbacks.put(call)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """Partitions of a topic.
+
+        Raises:
+            KafkaTimeoutError: Not known within `max_block_ms`.
+        """
+        self._check_fork()
+        known = self._transport.topic(topic)
+        if known is None or not known.partitions:
+            self._pump.refresh_topic(topic)
+
+            def answered() -> bool:
+                info = self._transport.topic(topic)
+                return info is not None and bool(info.partitions)
+
+            if not self._pump.wait(answered, self._config.max_block_s):
+                raise kafka_errors.KafkaTimeoutError(
+                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs."
+                )
+            known = self._transport.topic(topic)
+        return set(known.partitions) if known is not None else set()
+
+    def bootstrap_connected(self) -> bool:
+        """Whether the cluster answers."""
+        return self._transport.connected
+
+    def metrics(self, raw: bool = False) -> dict[str, Any]:
+        """Counters since the start: {"kafkasafe": {name: value}}."""
+        pump = self._pump
+        with pump.cond:
+            values: dict[str, Any] = dict(pump.counters)
+            values["spool_bytes"] = pump._used
+            values["unfinished_batches"] = len(pump._open)
+            values["batches_not_durable"] = len(pump._undurable)
+        return values if raw else {"kafkasafe": values}
+
+    @property
+    def spool_dir(self) -> os.PathLike[str]:
+        """Where records wait."""
+        return self._config.spool_dir
+
+    @property
+    def lane(self) -> str:
+        """Name of this producer's lane in the spool directory."""
+        return self._pump.lane
+
+    def __enter__(self) -> Self:
+        """Usable in `with`: closes at the end."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close, as `close()`."""
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<SafeProducer {self._config.client_id} {state} spool={self._config.spool_dir}>"
+
+
+class _Callbacks:
+    """One thread for users' callbacks: they may block, or send, without stopping delivery."""
+
+    def __init__(self, name: str) -> None:
+        import queue
+
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"kafkasafe-callbacks-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], object]) -> None:
+        self._queue.put(call)
+
+    def stop(self) -> None:
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
+            _safely(call)
+
+
+class _Cluster:
+    """What a custom partitioner may ask of the cluster."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self._topic = topic
+        self._partitions = set(range(partitions))
+
+    def topics(self) -> set[str]:
+        """The topic at hand."""
+        return {self._topic}
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Its partitions."""
+        return self._partitions if topic == self._topic else None
+
+    def available_partitions_for_topic(self, topic: str) -> set[int] | None:
+        """All of them: what has no leader now waits in the spool."""
+        return self.partitions_for_topic(topic)
+
+
+def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
+    if given is None:
+        return None
+    if hasattr(given, "serialize"):
+        return lambda topic, headers, data: given.serialize(topic, headers or [], data)
+    if callable(given):
+        return lambda _topic, _headers, data: given(data)
+    raise TypeError(
+        f"A serializer is a function or has a method serialize(topic, headers, data), not {given!r}"
+    )
+
+
+def _as_bytes(item: Any, what: str, option: str) -> bytes:
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return bytes(item)
+    raise TypeError(f"Unsupported type for serialized {what}: {type(item)}; pass bytes, or set {option}")
+
+
+def _check_headers(headers: Any) -> Headers:
+    if headers is None:
+        return ()
+    if not isinstance(headers, list):
+        raise TypeError("headers must be list-type")
+    if not all(
+        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], bytes)
+        for item in headers
+    ):
+        raise TypeError("All headers items must be (str, bytes) tuples")
+    return tuple(headers)
+
+
+def _safely(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except Exception:
+        # The callback is the user's.
+        log.exception("Error processing callback")
+
+
+_PRODUCERS: weakref.WeakSet[SafeProducer] = weakref.WeakSet()
+
+
+def _exit_hook(reference: weakref.ref[SafeProducer]) -> Callable[[], None]:
+    def close() -> None:
+        producer = reference()
+        if producer is not None:
+            # At exit of the interpreter everything accepted goes to disk; delivery is for the next life.
+            with contextlib.suppress(Exception):
+                producer.close(timeout=0)
+
+    return close
+
+
+def _forked() -> None:
+    for producer in _PRODUCERS:
+        producer._closed = ForkedProcessError(
+            "This producer was opened before os.fork(): the parent process owns it and delivers what it accepted. Open"
+            " a new SafeProducer in the child"
+        )
+        producer._lock = threading.Lock()
+        producer._chunks = {}
+
+
+os.register_at_fork(after_in_child=_forked)
