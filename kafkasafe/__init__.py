@@ -1,1 +1,45 @@
-"""Lossless Kafka producers and consumers."""
+"""Lossless Kafka producers: durable before promised, exactly once and in order without transactions.
+
+See the README for the conditions under which that holds.
+"""
+
+from kafkasafe.errors import (
+    ConfigError,
+    DataLossError,
+    DeliveryTimeoutError,
+    ForkedProcessError,
+    KafkaSafeError,
+    LaneBusyError,
+    ProducerClosedError,
+    RejectedError,
+    SpoolCorruptError,
+    SpoolError,
+    SpoolFormatError,
+    SpoolFullError,
+    SpoolWriteError,
+    UndecidableError,
+    UsageError,
+)
+from kafkasafe.producer import RecordFuture, SafeProducer
+
+__all__ = [  # noqa: RUF022 - grouped by what they are for
+    # producer
+    "RecordFuture",
+    "SafeProducer",
+    # errors
+    "ConfigError",
+    "DataLossError",
+    "DeliveryTimeoutError",
+    "ForkedProcessError",
+    "KafkaSafeError",
+    "LaneBusyError",
+    "ProducerClosedError",
+    "RejectedError",
+    "SpoolCorruptError",
+    "SpoolError",
+    "SpoolFormatError",
+    "SpoolFullError",
+    "SpoolWriteError",
+    "UndecidableError",
+    "UsageError",
+]

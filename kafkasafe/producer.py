@@ -22,8 +22,8 @@ from kafka.structs import TopicPartition
 from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump
-from kafkasafe._io.spool import SpoolDirectory
 from kafkasafe._io.transport import Transport
 from kafkasafe.config import validate, volatile_reason
 from kafkasafe.errors import (
@@ -131,19 +131,20 @@ class RecordFuture(FutureRecordMetadata):
     def _parcel(self) -> Parcel | None:
         return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
 
-    @property  # type: ignore[override]  # computed when asked: kafka-python assigns it
-    def is_done(self) -> bool:
+    # kafka-python assigns these three; here they are computed when asked.
+    @property
+    def is_done(self) -> bool:  # type: ignore[override]
         """Whether the record was acknowledged (and its commit mark is durable), or refused, or given up."""
         parcel = self._parcel()
         return parcel is not None and parcel.done
 
-    @property  # type: ignore[override]
-    def value(self) -> RecordMetadata | None:
+    @property
+    def value(self) -> RecordMetadata | None:  # type: ignore[override]
         """The metadata, None while there is none."""
         return self._metadata() if self.succeeded() else None
 
-    @property  # type: ignore[override]
-    def exception(self) -> BaseException | None:
+    @property
+    def exception(self) -> BaseException | None:  # type: ignore[override]
         """Why the record was not delivered, None while that is open or when it was."""
         parcel = self._parcel()
         return parcel.error if parcel is not None and parcel.done else None

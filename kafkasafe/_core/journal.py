@@ -87,7 +87,7 @@ class State(enum.Enum):
 
 TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     # Durable with an id (or, for an id given later, once its mark is durable).
-    State.SEALED: frozenset({State.PREPARED, State.REPLACED, State.REJECTED}),
+    State.SEALED: frozenset({State.PREPARED, State.REPLACED, State.REJECTED, State.UNDECIDABLE}),
     # Only a durable batch is ever sent. In doubt: a former life may have sent it. Sealed: its id was taken back.
     State.PREPARED: frozenset({State.SENT, State.IN_DOUBT, State.SEALED, State.REJECTED}),
     # Prepared again: the answer proves that it was not appended.
@@ -98,8 +98,8 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     State.ACKED: frozenset({State.COMMITTED}),
     # What the broker refused waits until everything sent beside it has its answer.
     State.REFUSED: frozenset({State.PREPARED, State.REJECTED, State.REPLACED}),
-    # The user decides.
-    State.UNDECIDABLE: frozenset({State.PREPARED, State.ACKED}),
+    # The user decides. Sealed again: its partition was not even chosen.
+    State.UNDECIDABLE: frozenset({State.PREPARED, State.ACKED, State.SEALED}),
     State.COMMITTED: frozenset(),
     State.REJECTED: frozenset(),
     State.REPLACED: frozenset(),
@@ -346,6 +346,8 @@ class _Partition:
     dead_at: float = 0.0
     """From then on no request of ours whose answer was lost can still be appended."""
     missing_since: float = -1.0
+    unsure_before: int = -1
+    """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
     commits: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -386,6 +388,7 @@ class Journal:
         self._end_position = 0
         self._parents: list[tuple[Batch, range]] = []
         self._group_index = 0
+        self._blind_before = -1
         self._ready = self._fresh()
         self._touched: dict[int, None] = {}
         self._committing: dict[int, None] = {}
@@ -551,6 +554,17 @@ class Journal:
                 case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
+    def recover_lost(self, position: int, destination: int) -> None:
+        """Damage in the log: a data batch, or (destination 0) a whole group with its marks.
+
+        A lost mark may have given a batch its id, or a new one, or replaced it. So what was unfinished before the
+        group cannot be decided: neither its old id nor its having none says that it was not sent.
+        """
+        if destination:
+            self._group_index += 1
+        else:
+            self._blind_before = position
+
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""
         for parent, _ in self._parents:
@@ -589,7 +603,18 @@ class Journal:
                 partition.doubtful = True
                 partition.rested = True
                 partition.flow = _Flow.SETTLING
+            if self._blind_before >= 0:
+                partition.unsure_before = self._blind_before
+                self._park_unsure(partition)
             self._touch(partition)
+
+    def _park_unsure(self, partition: _Partition) -> bool:
+        head = next((batch for batch in partition.queue if batch.state is not State.ACKED), None)
+        if head is None or not 0 <= head.position < partition.unsure_before:
+            return False
+        evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
+        self._park(partition, head, evidence)
+        return True
 
     # -- events: what happened -------------------------------------------------------------------------------------
 
@@ -1009,12 +1034,22 @@ class Journal:
         if batch.position >= 0:
             decision = m.Decision.RESEND if resend else m.Decision.SKIP
             self._ready.persist.marks.append(m.Resolved(batch.position, decision))
-        if resend:
-            batch.move(State.PREPARED)
-            self._reidentify(partition)
-        else:
+        if not resend:
             batch.move(State.ACKED)
             self._finish(partition, batch)
+            if self._park_unsure(partition):
+                return
+        elif partition.partition == UNCHOSEN:
+            batch.move(State.SEALED)
+            partition.unsure_before = -1
+        else:
+            batch.move(State.PREPARED)
+            partition.unsure_before = -1
+            self._reidentify(partition)
+        if partition.partition == UNCHOSEN:
+            partition.flow = _Flow.NEW
+            self._touch(partition)
+            return
         partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
         partition.fenced = False
         partition.flow = _Flow.SETTLING
@@ -1132,7 +1167,7 @@ class Journal:
     def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
         if partition.partition == UNCHOSEN:
             topic = self._topics.get(partition.topic)
-            if topic is not None and topic.partition_count > 0:
+            if topic is not None and topic.partition_count > 0 and partition.flow is not _Flow.PARKED:
                 self._ready.divides.extend(
                     Divide(batch, refused=False)
                     for batch in partition.queue

@@ -148,7 +148,7 @@ class OsFiles:
 
     def list(self, directory: Path) -> list[str]:
         """See `Files`."""
-        return os.listdir(directory)
+        return os.listdir(directory)  # noqa: PTH208
 
     def make_directory(self, path: Path) -> bool:
         """See `Files`."""
@@ -204,7 +204,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
 def _load_fallocate() -> Any:
-    """glibc's fallocate(2), None where there is none (musl has it, macOS has not)."""
+    """Glibc's fallocate(2), None where there is none (musl has it, macOS has not)."""
     try:
         function = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):

@@ -40,8 +40,9 @@ from kafkasafe._core.identity import (
 )
 from kafkasafe._io import transport as t
 from kafkasafe._io.files import Files
+from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.retry import Backoff
-from kafkasafe._io.spool import BatchEntry, LaneLock, MarksEntry, Spool, SpoolDirectory, SpoolLimits
+from kafkasafe._io.spool import BatchEntry, LostEntry, MarksEntry, Spool
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import (
     DeliveryTimeoutError,
@@ -391,7 +392,7 @@ class Pump:
             spool, entries = Spool.open(
                 lock.path,
                 files=self._files,
-                limits=SpoolLimits(config.spool_max_bytes, config.spool_segment_bytes),
+                segment_bytes=config.spool_segment_bytes,
                 sync=config.spool_sync,
                 snapshot=journal.snapshot,
                 on_corrupt=config.on_corrupt,
@@ -419,6 +420,8 @@ class Pump:
                         max_timestamp=header.max_timestamp,
                         identity=identity,
                     )
+                case LostEntry(position, destination):
+                    journal.recover_lost(position, destination)
         journal.recovered(time.monotonic())
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:

@@ -1,0 +1,275 @@
+"""A spool directory and its lanes: who owns which.
+
+A lane belongs to whoever holds the flock(2) on its lock file. The kernel lets go of it when the owner dies, however
+it dies, so a lane is never owned by a dead process and never by two living ones. A forked child inherits the lock's
+file: it closes its copy at once, which does not unlock the parent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import re
+import time
+import weakref
+from pathlib import Path
+from typing import Final
+
+from kafkasafe._io.files import Files
+from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
+
+__all__ = ["LaneLock", "SpoolDirectory"]
+
+_FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
+_VERSION: Final = 1
+_LANE: Final = re.compile(r"lane-(\d{3,})")
+_MAX_LANES: Final = 1000
+_STRANGERS: Final = frozenset({"lost+found"})
+"""What a directory may hold that is to become a spool directory: a file system's root has this."""
+
+_held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
+
+
+class LaneLock:
+    """The ownership of one lane, until `release` or the end of the process.
+
+    Attributes:
+        path: The lane's directory.
+        number: The lane's number.
+    """
+
+    __slots__ = ("__weakref__", "_files", "_handle", "number", "path")
+
+    def __init__(self, path: Path, number: int, handle: int, files: Files) -> None:
+        self.path = path
+        self.number = number
+        self._handle = handle
+        self._files = files
+        _held.add(self)
+
+    @property
+    def held(self) -> bool:
+        """False after `release`, and in a forked child."""
+        return self._handle >= 0
+
+    def release(self) -> None:
+        """Let others have the lane."""
+        if self._handle < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._files.truncate(self._handle, 0)
+        self._close()
+
+    def _close(self) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            with contextlib.suppress(OSError):
+                self._files.close(handle)
+
+
+def _after_fork() -> None:
+    """In the child: the lanes are the parent's. Closing is enough; unlocking would unlock the parent's as well."""
+    for lock in list(_held):
+        lock._close()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class SpoolDirectory:
+    """A directory of lanes. Made by `open`.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self.path = path
+        self._files = files
+        self._offered: dict[int, tuple[tuple[str, int], ...]] = {}
+
+    @classmethod
+    def open(cls, path: Path, *, files: Files) -> SpoolDirectory:
+        """Open a spool directory, make it if it is not there.
+
+        Raises:
+            SpoolFormatError: It holds something else, or was written by a newer kafkasafe. Nothing was changed.
+            SpoolError: It cannot be made, read or written.
+        """
+        try:
+            files.make_directory(path)
+            names = files.list(path)
+            if "FORMAT" not in names:
+                strange = [n for n in names if not n.startswith((".", "FORMAT.")) and n not in _STRANGERS]
+                if strange:
+                    raise SpoolFormatError(
+                        f"{path} is not empty and not a spool directory (it holds {min(strange)!r}): give"
+                        " spool_dir a directory of its own. Nothing was changed"
+                    )
+                _write_format(path, files)
+            else:
+                _check_format(path, files)
+        except OSError as error:
+            raise SpoolError(
+                f"The spool directory {path} cannot be used: {error}. It must be writable by this user; choose another"
+                " with spool_dir= or KAFKASAFE_SPOOL_DIR. No record was accepted, none was lost"
+            ) from error
+        return cls(path, files)
+
+    def lanes(self) -> list[int]:
+        """Numbers of the lanes that are there, ascending."""
+        found = (_LANE.fullmatch(name) for name in self._files.list(self.path))
+        return sorted(int(match[1]) for match in found if match)
+
+    def lane_path(self, number: int) -> Path:
+        """The directory of a lane."""
+        return self.path / f"lane-{number:03d}"
+
+    def take_lane(self, number: int | None = None) -> LaneLock:
+        """Own a lane: the lowest that nobody owns, or the one asked for.
+
+        Raises:
+            LaneBusyError: The lane asked for belongs to another live process, or all lanes do.
+            SpoolError: It cannot be made or locked.
+        """
+        try:
+            if number is not None:
+                lock = self._try(number)
+                if lock is None:
+                    pid, text = self.owner(number)
+                    who = f"process {pid}" if pid else "another process"
+                    raise LaneBusyError(
+                        f"Lane {number} of {self.path} belongs to {who}{f' ({text})' if text else ''}. Leave spool_lane"
+                        " out to get a free lane, or end that process: its records stay in the lane",
+                        pid=pid,
+                    )
+                return lock
+            for candidate in range(_MAX_LANES):
+                lock = self._try(candidate)
+                if lock is not None:
+                    return lock
+        except OSError as error:
+            raise SpoolError(
+                f"No lane of {self.path} can be used: {error}. No record was accepted, none was lost"
+            ) from error
+        raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
+
+    def dead_lanes(self) -> list[LaneLock]:
+        """Lanes with content that nobody owns; they are ours on return.
+
+        A lane that was offered before, and has not changed since, is not offered again.
+
+        Raises:
+            SpoolError: The directory cannot be read.
+        """
+        taken: list[LaneLock] = []
+        try:
+            for number in self.lanes():
+                content = self._content(number)
+                if not content or self._offered.get(number) == content:
+                    continue
+                lock = self._try(number)
+                if lock is not None:
+                    self._offered[number] = self._content(number)
+                    taken.append(lock)
+        except OSError as error:
+            for lock in taken:
+                lock.release()
+            raise SpoolError(f"{self.path} cannot be searched for lanes left behind: {error}") from error
+        return taken
+
+    def owner(self, number: int) -> tuple[int, str]:
+        """(pid, text) of a lane's lock file; (0, "") where it does not say."""
+        try:
+            handle = self._files.open(self.lane_path(number) / "lock")
+            try:
+                text = self._files.read(handle, 0, 1024).decode(errors="replace").strip()
+            finally:
+                self._files.close(handle)
+        except OSError:
+            return 0, ""
+        match = re.match(r"pid (\d+)\b", text)
+        return (int(match[1]) if match else 0), text
+
+    def is_owned(self, number: int) -> bool:
+        """Whether a process owns the lane now."""
+        try:
+            handle = self._files.open(self.lane_path(number) / "lock", write=True)
+        except OSError:
+            return False
+        try:
+            return not self._files.lock(handle)
+        finally:
+            self._files.close(handle)
+
+    def _content(self, number: int) -> tuple[tuple[str, int], ...]:
+        """Segments with their sizes: what changes when a lane does."""
+        lane = self.lane_path(number)
+        content = []
+        for name in sorted(self._files.list(lane)):
+            if name.endswith(".log"):
+                try:
+                    handle = self._files.open(lane / name)
+                except FileNotFoundError:
+                    continue  # its owner just released it
+                try:
+                    content.append((name, self._files.size(handle)))
+                finally:
+                    self._files.close(handle)
+        return tuple(content)
+
+    def _try(self, number: int) -> LaneLock | None:
+        lane = self.lane_path(number)
+        self._files.make_directory(lane)
+        handle = self._files.open(lane / "lock", write=True, create=True)
+        try:
+            if not self._files.lock(handle):
+                self._files.close(handle)
+                return None
+            started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            text = f"pid {os.getpid()} host {platform.node()} since {started}\n".encode()
+            self._files.truncate(handle, 0)
+            # Only a courtesy to people: on a full disk the lock holds without it.
+            with contextlib.suppress(OSError):
+                self._files.writev(handle, [text], 0)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._files.close(handle)
+            raise
+        return LaneLock(lane, number, handle, self._files)
+
+
+def _write_format(path: Path, files: Files) -> None:
+    draft = path / f"FORMAT.{os.getpid()}.{time.monotonic_ns()}"
+    handle = files.open(draft, write=True, create=True)
+    try:
+        content = b"kafkasafe-spool %d\n" % _VERSION
+        if files.writev(handle, [content], 0) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        files.sync_data(handle)
+    finally:
+        files.close(handle)
+    files.rename(draft, path / "FORMAT")
+    files.sync_directory(path)
+
+
+def _check_format(path: Path, files: Files) -> None:
+    handle = files.open(path / "FORMAT")
+    try:
+        content = files.read(handle, 0, 1024)
+    finally:
+        files.close(handle)
+    match = _FORMAT.fullmatch(content)
+    if match is None:
+        raise SpoolFormatError(
+            f"{path / 'FORMAT'} is not that of a spool directory: give spool_dir a directory of its own. Nothing was"
+            " changed"
+        )
+    if int(match[1]) > _VERSION:
+        raise SpoolFormatError(
+            f"{path} has spool format {int(match[1])}, this kafkasafe knows up to {_VERSION}: upgrade kafkasafe."
+            " Nothing was changed"
+        )

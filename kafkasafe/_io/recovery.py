@@ -1,0 +1,370 @@
+"""Reading a lane back: what is in its segments, what a crash tore, what is damaged.
+
+Nothing is changed here. `scan` reads all segments and says what they hold and where a torn tail would be cut; the
+spool carries that out. The rules are those of `docs/spool-format.md`, section Recovery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+from kafkasafe._io.files import Files
+from kafkasafe.errors import SpoolFormatError
+
+__all__ = [
+    "BatchEntry",
+    "Damage",
+    "Entry",
+    "Log",
+    "LostEntry",
+    "MarksEntry",
+    "Stored",
+    "StoredSegment",
+    "scan",
+    "segment_name",
+]
+
+_SEGMENT: Final = re.compile(r"\d{20}\.log")
+
+_GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
+"""How every GROUP record begins behind its length: attributes, two deltas, length of the key, the key."""
+_LENGTH_BYTES: Final = range(1, 6)  # of a varint
+
+
+@dataclass(frozen=True, slots=True)
+class MarksEntry:
+    """The marks of one group, at the position of its control batch."""
+
+    position: int
+    marks: Sequence[m.Mark]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """A data batch, whole and proven."""
+
+    position: int
+    destination: int
+    header: codec.BatchHeader
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostEntry:
+    """What was here is damaged.
+
+    Attributes:
+        position: Where it began.
+        destination: Of the damaged data batch; 0 when a whole group, with marks nobody knows, is gone.
+    """
+
+    position: int
+    destination: int
+
+
+Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a data batch is: byte offset in its segment, size, and what proves it."""
+
+    at: int
+    size_bytes: int
+    crc: int
+    destination: int
+
+
+@dataclass(slots=True)
+class StoredSegment:
+    """One segment file.
+
+    Attributes:
+        path: The file.
+        first_position: Of its first record, which is also its name.
+        size_bytes: Bytes that count; what stands behind them was abandoned.
+        batches: Its data batches, by position.
+    """
+
+    path: Path
+    first_position: int
+    size_bytes: int = 0
+    batches: dict[int, Stored] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A byte range that is not what was written.
+
+    Attributes:
+        path: The segment.
+        start: First byte.
+        end: Behind the last byte; equal to `start` where bytes are missing.
+        position: Position of what was there.
+        destination: Of the data batch, 0 for a group.
+    """
+
+    path: Path
+    start: int
+    end: int
+    position: int
+    destination: int
+
+    def __str__(self) -> str:
+        what = f"a batch of destination {self.destination}" if self.destination else "a group"
+        if self.start == self.end:
+            return f"{self.path.name}: ends at byte {self.end}, where {what} at position {self.position} should follow"
+        return f"{self.path.name}: bytes {self.start} to {self.end}, {what} at position {self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """All that is in a lane.
+
+    Attributes:
+        segments: In order, without those behind a torn tail.
+        entries: What they hold, in log order.
+        damage: Real damage, in log order; a torn tail is none.
+        torn: (segment, byte offset) where a torn tail begins, None without one.
+        doomed: Segments behind a torn tail.
+        next_position: Behind the last record.
+        synced_position: Behind the last record that is proven to have been durable.
+        lane_id: None in a lane without a group.
+        groups: Number of intact groups.
+        closed: The last group was written by an orderly close.
+    """
+
+    segments: list[StoredSegment]
+    entries: list[Entry]
+    damage: list[Damage]
+    torn: tuple[Path, int] | None
+    doomed: list[Path]
+    next_position: int
+    synced_position: int
+    lane_id: bytes | None
+    groups: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """An intact control batch, with the data batches that follow it: None where one is damaged."""
+
+    segment: int
+    at: int
+    group: m.Group
+    marks: list[m.Mark]
+    batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]]
+    end: int
+    end_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """Bytes between groups that are none."""
+
+    segment: int
+    at: int
+    end: int
+    position: int
+
+
+def segment_name(first_position: int) -> str:
+    """The file name of the segment that begins at a position."""
+    return f"{first_position:020d}.log"
+
+
+def scan(files: Files, lane: Path) -> Log:
+    """Read a lane.
+
+    Raises:
+        SpoolFormatError: It was written by a newer kafkasafe.
+        OSError: A file cannot be read.
+    """
+    names = sorted(name for name in files.list(lane) if _SEGMENT.fullmatch(name))
+    segments = [StoredSegment(lane / name, int(name[:20])) for name in names]
+    reader = _Reader()
+    found: list[_Group | _Bad] = []
+    for index, segment in enumerate(segments):
+        limit = segments[index + 1].first_position if index + 1 < len(segments) else None
+        handle = files.open(segment.path)
+        try:
+            content = files.read(handle, 0, files.size(handle))
+        finally:
+            files.close(handle)
+        found += reader.segment(index, segment, content, limit)
+    first_position = segments[0].first_position if segments else 0
+    synced = max(
+        (item.group.synced_position for item in found if isinstance(item, _Group)), default=first_position
+    )
+    return _judge(segments, found, reader.lane_id, max(synced, first_position))
+
+
+class _Reader:
+    """Walks segments, group by group."""
+
+    def __init__(self) -> None:
+        self.lane_id: bytes | None = None
+
+    def segment(
+        self, index: int, segment: StoredSegment, content: bytes, limit: int | None
+    ) -> Iterator[_Group | _Bad]:
+        at, position, exact = 0, segment.first_position, True
+        while at < len(content) and (limit is None or position < limit):
+            read = self._group_at(content, at)
+            if read is None or not self._follows(read[0], position, exact=exact):
+                bad_at = at
+                at, read = self._resync(content, at + 1, position)
+                if read is not None and limit is not None and read[0].position >= limit:
+                    at, read = len(content), None
+                yield _Bad(index, bad_at, at, position)
+                exact = False
+                if read is None:
+                    break
+            group, marks, size = read
+            if limit is not None and group.position >= limit:
+                break  # abandoned: the next segment begins there
+            item = self._batches(index, content, at, group, marks, size, limit)
+            yield item
+            at, position = item.end, item.end_position
+            exact = not item.batches or item.batches[-1][2] is not None
+        segment.size_bytes = at
+        if limit is not None and position < limit and exact:
+            yield _Bad(index, at, at, position)
+
+    @staticmethod
+    def _follows(group: m.Group, position: int, *, exact: bool) -> bool:
+        return group.position == position if exact else group.position >= position
+
+    def _batches(
+        self,
+        index: int,
+        content: bytes,
+        at: int,
+        group: m.Group,
+        marks: list[m.Mark],
+        size: int,
+        limit: int | None,
+    ) -> _Group:
+        start, at = at, at + size
+        position = group.position + 1 + len(marks)
+        batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]] = []
+        for number, entry in enumerate(group.manifest):
+            if limit is not None and entry.position >= limit:
+                break  # cut off by an earlier recovery; the next segment begins here
+            header = _batch_at(content, at, entry)
+            position = entry.position + (header.count if header is not None else 1)
+            if header is not None and number + 1 < len(group.manifest):
+                follows = group.manifest[number + 1].position
+                if position != follows:
+                    header = None
+            batches.append((at, entry, header))
+            at = min(at + entry.size_bytes, len(content))
+        return _Group(index, start, group, marks, batches, at, position)
+
+    def _group_at(self, content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
+        try:
+            header = codec.read_header(content, at)
+            if not header.is_control:
+                return None
+            group, marks = m.decode_group(memoryview(content)[at : at + header.size_bytes])
+        except m.UnknownFormatError as error:
+            raise SpoolFormatError(f"{error}. Nothing was changed") from error
+        except (m.MarkError, codec.CorruptBatchError):
+            return None
+        if self.lane_id is None:
+            self.lane_id = group.lane_id
+        return (group, marks, header.size_bytes) if group.lane_id == self.lane_id else None
+
+    def _resync(
+        self, content: bytes, at: int, position: int
+    ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
+        """The next intact group from a byte on, and where it begins: (end of the segment, None) without one."""
+        earliest = at
+        found = content.find(_GROUP_KEY, at)
+        while found >= 0:
+            for length in _LENGTH_BYTES:
+                start = found - codec.HEADER_BYTES - length
+                if start < earliest:
+                    break
+                read = self._group_at(content, start)
+                if read is not None and read[0].position >= position:
+                    return start, read
+            found = content.find(_GROUP_KEY, found + 1)
+        return len(content), None
+
+
+def _batch_at(content: bytes, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
+    """The data batch that a manifest promises, None unless every byte of it is proven."""
+    body = memoryview(content)[at : at + entry.size_bytes]
+    if len(body) < entry.size_bytes:
+        return None
+    try:
+        header = codec.verify(body)
+    except codec.CorruptBatchError:
+        return None
+    promised = (entry.position, entry.destination, entry.size_bytes, entry.crc)
+    found = (header.base_offset, header.partition_leader_epoch, header.size_bytes, header.crc)
+    return header if found == promised and header.count > 0 and not header.is_control else None
+
+
+def _judge(
+    segments: list[StoredSegment], found: list[_Group | _Bad], lane_id: bytes | None, synced: int
+) -> Log:
+    """Tell a torn tail from damage, and keep what is in front of it."""
+    entries: list[Entry] = []
+    damage: list[Damage] = []
+    declared: set[int] = set()
+    torn: tuple[int, int] | None = None
+    next_position = segments[0].first_position if segments else 0
+    groups = 0
+    closed = False
+    for item in found:
+        if isinstance(item, _Bad):
+            if item.position >= synced:
+                torn, next_position = (item.segment, item.at), item.position
+                break
+            damage.append(Damage(segments[item.segment].path, item.at, item.end, item.position, 0))
+            entries.append(LostEntry(item.position, 0))
+            continue
+        cut = next(
+            ((at, e) for at, e, header in item.batches if header is None and e.position >= synced), None
+        )
+        if cut is not None and item.group.atomic:
+            torn, next_position = (item.segment, item.at), item.group.position
+            break
+        groups += 1
+        closed = item.group.closed
+        declared.update(mark.number for mark in item.marks if isinstance(mark, m.Destination))
+        entries.append(MarksEntry(item.group.position, item.marks))
+        segment = segments[item.segment]
+        for at, entry, header in item.batches:
+            if cut is not None and at >= cut[0]:
+                break
+            if header is None or entry.destination not in declared:
+                end = min(at + entry.size_bytes, item.end)
+                damage.append(Damage(segment.path, at, end, entry.position, entry.destination))
+                entries.append(LostEntry(entry.position, entry.destination))
+                continue
+            segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
+            entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
+        if cut is not None:
+            torn, next_position = (item.segment, cut[0]), cut[1].position
+            break
+        next_position = item.end_position
+    doomed: list[Path] = []
+    tail = None
+    if torn is not None:
+        tail = (segments[torn[0]].path, torn[1])
+        segments[torn[0]].size_bytes = torn[1]
+        doomed = [segment.path for segment in segments[torn[0] + 1 :]]
+        segments = segments[: torn[0] + 1]
+    elif segments:
+        next_position = max(next_position, segments[-1].first_position)
+    return Log(segments, entries, damage, tail, doomed, next_position, synced, lane_id, groups, closed)

@@ -1,0 +1,630 @@
+"""The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
+
+One thread owns a `Spool`. What it writes is promised only by `sync()`; whatever fails puts the log back to what was
+promised last, so that the owner can write the same again. Which batch is done, and which id it has, is the
+journal's business: the spool keeps marks and batches, and gives them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+from kafkasafe._io.files import IOV_MAX, Buffer, Files
+from kafkasafe._io.recovery import (
+    BatchEntry,
+    Damage,
+    Entry,
+    Log,
+    LostEntry,
+    MarksEntry,
+    Stored,
+    StoredSegment,
+    scan,
+    segment_name,
+)
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+
+__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool", "Verified", "verify"]
+
+log = logging.getLogger("kafkasafe")
+
+Sync = Literal["group", "each", "os"]
+
+_RESERVE_BYTES: Final = 16 * 1024 * 1024
+"""Space is reserved in steps: a lane that is hardly used should not occupy a whole segment."""
+_READERS: Final = 16  # files kept open for reading
+
+
+class Spool:
+    """One lane's log. Made by `open`; not thread-safe.
+
+    Attributes:
+        next_position: The position the next record gets.
+        synced_position: Everything before it was promised by `sync()`.
+    """
+
+    def __init__(
+        self,
+        lane: Path,
+        found: Log,
+        *,
+        files: Files,
+        segment_bytes: int,
+        sync: Sync,
+        snapshot: Callable[[], Sequence[m.Mark]],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._lane = lane
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._sync = sync
+        self._snapshot = snapshot
+        self._clock_ms = clock_ms
+        self._lane_id = found.lane_id or os.urandom(m.LANE_ID_BYTES)
+        self._segments = found.segments
+        self._used = sum(segment.size_bytes for segment in self._segments)
+        self._handle = -1  # of the last segment while it is being written
+        self._reserved = 0
+        self._readers: dict[Path, int] = {}
+        self._repair = False
+        self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
+        self._closed = False
+        self.next_position = found.next_position
+        self.synced_position = found.next_position
+        self._disk_position = found.next_position  # fdatasync returned for everything before it
+
+    @classmethod
+    def open(
+        cls,
+        lane: Path,
+        *,
+        files: Files,
+        segment_bytes: int,
+        sync: Sync,
+        snapshot: Callable[[], Sequence[m.Mark]],
+        on_corrupt: Literal["raise", "quarantine"] = "raise",
+        clock_ms: Callable[[], int],
+    ) -> tuple[Spool, list[Entry]]:
+        """Open a lane whose lock the caller holds.
+
+        Args:
+            lane: Its directory.
+            files: The disk.
+            segment_bytes: A segment ends before it becomes larger, unless one group alone is larger.
+            sync: "group" and "each": `sync` is an fdatasync. "os": the operating system writes when it likes.
+            snapshot: The marks that a new segment begins with.
+            on_corrupt: "raise", or "quarantine": damage is copied aside, and what is behind it is kept.
+            clock_ms: Ms since the epoch, for the timestamps of control batches.
+
+        Returns:
+            The spool, and what is in it, in log order. All of it is durable on return (unless sync is "os").
+
+        Raises:
+            SpoolCorruptError: Damage that is no torn tail. Nothing was changed.
+            SpoolFormatError: Written by a newer kafkasafe. Nothing was changed.
+            SpoolError: The files cannot be read or written; the message says which.
+        """
+        try:
+            found = scan(files, lane)
+            _quarantine(files, lane, found, on_corrupt)
+            _cut(files, lane, found)
+            if sync != "os":
+                _make_durable(files, lane, found)
+        except OSError as error:
+            raise SpoolError(f"{lane} cannot be opened: {error}. Nothing in it was lost") from error
+        spool = cls(
+            lane,
+            found,
+            files=files,
+            segment_bytes=segment_bytes,
+            sync=sync,
+            snapshot=snapshot,
+            clock_ms=clock_ms,
+        )
+        return spool, found.entries
+
+    @property
+    def used_bytes(self) -> int:
+        """Size of all segments."""
+        return self._used
+
+    @property
+    def segments(self) -> list[tuple[Path, int, int]]:
+        """(file, first position, bytes) of each segment."""
+        return [(segment.path, segment.first_position, segment.size_bytes) for segment in self._segments]
+
+    def write_group(
+        self,
+        marks: Sequence[m.Mark],
+        batches: Sequence[tuple[int, bytearray]],
+        *,
+        atomic: bool = False,
+        closed: bool = False,
+    ) -> list[int]:
+        """Write marks, then data batches. Nothing of it is promised before `sync`.
+
+        Args:
+            marks: In the order in which they were decided.
+            batches: (destination, batch) of each. Their address is stamped in place.
+            atomic: All counts or nothing.
+            closed: An orderly close.
+
+        Returns:
+            The position of each batch.
+
+        Raises:
+            SpoolWriteError: The log is back at what was promised last: write everything since then again.
+        """
+        if self._closed:
+            raise SpoolError(f"{self._lane} is closed")
+        positions: list[int] = []
+        try:
+            if self._repair:
+                self._put_back()
+            for some_marks, some in self._portions(marks, batches, atomic=atomic):
+                positions += self._write(some_marks, some, atomic=atomic, closed=closed)
+        except OSError as error:
+            raise self._failed("written to", error) from error
+        return positions
+
+    def sync(self) -> int:
+        """Make everything written so far durable.
+
+        Returns:
+            The synced position: everything before it is promised.
+
+        Raises:
+            SpoolWriteError: The log is back at what was promised last: write everything since then again.
+        """
+        if self.synced_position < self.next_position:
+            if self._repair:
+                raise SpoolError(f"{self._lane}: what failed was not written again")
+            if self._sync != "os":
+                try:
+                    self._to_disk()
+                except OSError as error:
+                    raise self._failed("synced", error) from error
+            self.synced_position = self.next_position
+            self._promised_bytes = self._segments[-1].size_bytes
+        return self.synced_position
+
+    def read(self, position: int) -> bytearray:
+        """The data batch at a position, with its spool address, every byte of it checked.
+
+        Raises:
+            SpoolCorruptError: It is not what was written.
+            SpoolError: It cannot be read.
+        """
+        segment = next((s for s in self._segments if position in s.batches), None)
+        if segment is None:
+            raise SpoolError(f"{self._lane} has no batch at position {position}")
+        stored = segment.batches[position]
+        try:
+            data = bytearray(self._files.read(self._reader(segment), stored.at, stored.size_bytes))
+        except OSError as error:
+            raise SpoolError(f"{segment.path} cannot be read at byte {stored.at}: {error}") from error
+        try:
+            header = codec.verify(data)
+        except codec.CorruptBatchError:
+            header = None
+        wanted = (position, stored.destination, stored.size_bytes, stored.crc)
+        if header is None or wanted != (
+            header.base_offset,
+            header.partition_leader_epoch,
+            header.size_bytes,
+            header.crc,
+        ):
+            damage = Damage(
+                segment.path, stored.at, stored.at + stored.size_bytes, position, stored.destination
+            )
+            raise SpoolCorruptError(f"A spooled batch is damaged on disk: {damage}", damage=(str(damage),))
+        return data
+
+    def release(self, before_position: int, retain_bytes: int = 0) -> int:
+        """Delete segments, from the front, of which everything is done; never the last one.
+
+        Args:
+            before_position: Everything before it is done.
+            retain_bytes: How much of what is done is kept all the same.
+
+        Returns:
+            Bytes freed.
+
+        Raises:
+            SpoolError: A file cannot be deleted. The log is whole.
+        """
+        done = 0
+        for segment, following in zip(self._segments, self._segments[1:], strict=False):
+            if following.first_position > before_position:
+                break
+            done += segment.size_bytes
+        freed = 0
+        while done - freed > retain_bytes and len(self._segments) > 1:
+            segment = self._segments[0]
+            if (
+                self._segments[1].first_position > before_position
+                or done - freed - segment.size_bytes < retain_bytes
+            ):
+                break
+            self._close_reader(segment.path)
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(segment.path)
+                # One by one: a log with a hole in its middle would be damaged.
+                self._files.sync_directory(self._lane)
+            except OSError as error:
+                raise SpoolError(f"{segment.path} cannot be deleted: {error}") from error
+            del self._segments[0]
+            self._used -= segment.size_bytes
+            freed += segment.size_bytes
+        return freed
+
+    def close(self, *, closed_mark: bool = True) -> None:
+        """Close the files.
+
+        Args:
+            closed_mark: Write down that this close was orderly, if anything was written at all.
+
+        Raises:
+            SpoolWriteError: The mark could not be written; the files are closed, nothing promised is affected.
+        """
+        if self._closed:
+            return
+        try:
+            if closed_mark and self._handle >= 0:
+                self.write_group((), (), closed=True)
+                self.sync()
+        finally:
+            self._closed = True
+            self._leave_segment()
+            for handle in self._readers.values():
+                self._files.close(handle)
+            self._readers.clear()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _portions(
+        self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], *, atomic: bool
+    ) -> Iterator[tuple[Sequence[m.Mark], Sequence[tuple[int, bytearray]]]]:
+        """A group larger than a segment is written as several, where that is allowed."""
+        start, size = 0, 0
+        for index, (_, data) in enumerate(batches):
+            if not atomic and size and size + len(data) > self._segment_bytes // 2:
+                yield (marks if start == 0 else ()), batches[start:index]
+                start, size = index, 0
+            size += len(data)
+        yield (marks if start == 0 else ()), batches[start:]
+
+    def _write(
+        self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], *, atomic: bool, closed: bool
+    ) -> list[int]:
+        control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
+        size = len(control) + sum(entry.size_bytes for entry in manifest)
+        if self._handle < 0 or self._segments[-1].size_bytes + size > self._segment_bytes:
+            self._roll()
+            control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
+        self._append(control, batches, manifest, end_position)
+        return [entry.position for entry in manifest]
+
+    def _group(
+        self,
+        marks: Sequence[m.Mark],
+        batches: Sequence[tuple[int, bytearray]],
+        *,
+        atomic: bool = False,
+        closed: bool = False,
+        snapshot: bool = False,
+    ) -> tuple[bytearray, list[m.ManifestEntry], int]:
+        """The control batch, and the addresses of the batches stamped into them."""
+        position = self.next_position + 1 + len(marks)
+        manifest = []
+        for destination, data in batches:
+            codec.stamp_address(data, position, destination)
+            header = codec.read_header(data)
+            manifest.append(m.ManifestEntry(position, destination, header.size_bytes, header.crc))
+            position += header.count
+        group = m.Group(
+            m.FORMAT_VERSION,
+            self._lane_id,
+            self.next_position,
+            self._disk_position,
+            atomic,
+            snapshot,
+            closed,
+            tuple(manifest),
+        )
+        return m.encode_group(group, marks, self._clock_ms()), manifest, position
+
+    def _append(
+        self,
+        control: bytearray,
+        batches: Sequence[tuple[int, bytearray]],
+        manifest: Sequence[m.ManifestEntry],
+        end_position: int,
+    ) -> None:
+        segment = self._segments[-1]
+        size = len(control) + sum(entry.size_bytes for entry in manifest)
+        self._reserve(segment.size_bytes + size)
+        _write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
+        at = segment.size_bytes + len(control)
+        for entry in manifest:
+            segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
+            at += entry.size_bytes
+        segment.size_bytes = at
+        self._used += size
+        self.next_position = end_position
+
+    def _roll(self) -> None:
+        """Begin a segment, with what must be known when those before it are gone."""
+        if self._handle >= 0:
+            # A group of the new segment says that everything before it is durable.
+            if self._sync != "os":
+                self._to_disk()
+            self._leave_segment()
+        segment = StoredSegment(self._lane / segment_name(self.next_position), self.next_position)
+        handle = self._files.create(segment.path)
+        self._segments.append(segment)
+        self._handle = handle
+        self._reserved = 0
+        self._files.sync_directory(self._lane)
+        control, _, end_position = self._group(self._snapshot(), (), snapshot=True)
+        self._append(control, (), (), end_position)
+
+    def _reserve(self, end: int) -> None:
+        if end <= self._reserved:
+            return
+        wanted = max(end, min(self._segment_bytes, self._reserved + _RESERVE_BYTES))
+        # Where space cannot be reserved it is not tried again for this segment.
+        self._reserved = wanted if self._files.preallocate(self._handle, wanted) else 1 << 62
+
+    def _to_disk(self) -> None:
+        if self._disk_position < self.next_position:
+            self._files.sync_data(self._handle)
+            self._disk_position = self.next_position
+
+    def _leave_segment(self) -> None:
+        """The last segment gets no more records: give back what was reserved for them."""
+        if self._handle < 0:
+            return
+        handle, self._handle = self._handle, -1
+        with contextlib.suppress(OSError):
+            self._files.truncate(handle, self._segments[-1].size_bytes)
+        with contextlib.suppress(OSError):
+            self._files.close(handle)
+
+    # -- failure ---------------------------------------------------------------------------------------------------
+
+    def _failed(self, what: str, error: OSError) -> SpoolWriteError:
+        """Back to what was promised last. The files follow at the next write, or at the next recovery."""
+        with contextlib.suppress(OSError):
+            if self._handle >= 0:
+                self._files.close(self._handle)
+        self._handle = -1
+        self._repair = True
+        self.next_position = self.synced_position
+        self._disk_position = min(self._disk_position, self.synced_position)
+        hint = "; make room and it goes on" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+        return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}")
+
+    def _put_back(self) -> None:
+        """Remove what was written behind the promised position. A file whose fsync failed is not written again."""
+        while self._segments and self._segments[-1].first_position >= self.next_position:
+            segment = self._segments[-1]
+            self._close_reader(segment.path)
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(segment.path)
+            self._files.sync_directory(self._lane)
+            self._used -= segment.size_bytes
+            del self._segments[-1]
+        if self._segments:
+            segment = self._segments[-1]
+            kept = {
+                position: stored
+                for position, stored in segment.batches.items()
+                if position < self.next_position
+            }
+            self._used -= segment.size_bytes - self._promised_bytes
+            segment.batches = kept
+            segment.size_bytes = self._promised_bytes
+            # What cannot be cut off is abandoned: the next segment begins where it begins.
+            with contextlib.suppress(OSError):
+                handle = self._files.open(segment.path, write=True)
+                try:
+                    self._files.truncate(handle, segment.size_bytes)
+                finally:
+                    self._files.close(handle)
+        self._repair = False
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _reader(self, segment: StoredSegment) -> int:
+        if self._handle >= 0 and segment is self._segments[-1]:
+            return self._handle
+        handle = self._readers.get(segment.path)
+        if handle is None:
+            while len(self._readers) >= _READERS:
+                self._close_reader(next(iter(self._readers)))
+            handle = self._readers[segment.path] = self._files.open(segment.path)
+        return handle
+
+    def _close_reader(self, path: Path) -> None:
+        handle = self._readers.pop(path, None)
+        if handle is not None:
+            self._files.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What `verify` found in a lane.
+
+    Attributes:
+        segments: Number of segments.
+        groups: Number of intact groups.
+        batches: Number of intact data batches.
+        records: Number of records in them.
+        size_bytes: Size of all segments.
+        next_position: Behind the last record.
+        damage: One sentence per damaged range; nothing that was promised is in a torn tail, so that is none.
+        torn_bytes: Bytes a recovery would cut off.
+        closed: The last owner closed it in order.
+    """
+
+    segments: int
+    groups: int
+    batches: int
+    records: int
+    size_bytes: int
+    next_position: int
+    damage: tuple[str, ...]
+    torn_bytes: int
+    closed: bool
+
+
+def verify(lane: Path, *, files: Files) -> Verified:
+    """Read all of a lane and check every byte, without changing anything or taking its lock.
+
+    While its owner writes, the end of the log may look torn.
+
+    Raises:
+        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolError: A file cannot be read.
+    """
+    try:
+        found = scan(files, lane)
+        torn = 0
+        if found.torn is not None:
+            torn = _size(files, found.torn[0]) - found.torn[1]
+            torn += sum(_size(files, path) for path in found.doomed)
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
+    return Verified(
+        segments=len(found.segments) + len(found.doomed),
+        groups=found.groups,
+        batches=len(batches),
+        records=sum(entry.header.count for entry in batches),
+        size_bytes=sum(segment.size_bytes for segment in found.segments) + torn,
+        next_position=found.next_position,
+        damage=tuple(map(str, found.damage)),
+        torn_bytes=torn,
+        closed=found.closed,
+    )
+
+
+def _size(files: Files, path: Path) -> int:
+    handle = files.open(path)
+    try:
+        return files.size(handle)
+    finally:
+        files.close(handle)
+
+
+def _write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int) -> None:
+    """All of it, in as few system calls as the system allows."""
+    rest: list[Buffer] = list(buffers)
+    while rest:
+        written = files.writev(handle, rest[:IOV_MAX], offset)
+        if written <= 0:
+            raise OSError(errno.EIO, "nothing was written")
+        offset += written
+        done = 0
+        while done < len(rest) and written >= len(rest[done]):
+            written -= len(rest[done])
+            done += 1
+        rest = rest[done:]
+        if written:
+            rest[0] = memoryview(rest[0])[written:]
+
+
+def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
+    """Copy damage aside, or refuse to go on. What lies in quarantine already has been told."""
+    folder = lane / "quarantine"
+    known = set(files.list(folder)) if found.damage and "quarantine" in files.list(lane) else set()
+    new = []
+    for damage in found.damage:
+        handle = files.open(damage.path)
+        try:
+            content = files.read(handle, damage.start, damage.end - damage.start)
+        finally:
+            files.close(handle)
+        name = f"{damage.path.stem}-{damage.start}.bad"
+        if name not in known or _content(files, folder / name) != content:
+            new.append((damage, folder / name, content))
+    if not new:
+        return
+    told = tuple(str(damage) for damage, _, _ in new)
+    if on_corrupt != "quarantine":
+        raise SpoolCorruptError(
+            f"{lane} is damaged in {len(told)} places with good data behind them: {'; '.join(told[:5])}"
+            f"{'; ...' if len(told) > 5 else ''}. Nothing was deleted or changed, everything else in it is safe."
+            " Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are then copied"
+            f" to {folder}, their records are lost, and everything else is delivered",
+            damage=told,
+        )
+    files.make_directory(folder)
+    for damage, path, content in new:
+        log.error("%s: %s; copied to %s", lane, damage, path)
+        handle = files.open(path, write=True, create=True)
+        try:
+            files.truncate(handle, 0)
+            if content:
+                _write_all(files, handle, [content], 0)
+            files.sync_data(handle)
+        finally:
+            files.close(handle)
+    files.sync_directory(folder)
+
+
+def _content(files: Files, path: Path) -> bytes:
+    handle = files.open(path)
+    try:
+        return files.read(handle, 0, files.size(handle))
+    finally:
+        files.close(handle)
+
+
+def _cut(files: Files, lane: Path, found: Log) -> None:
+    """Remove a torn tail, from the back, so that a crash in between leaves the same tail, only shorter."""
+    for path in reversed(found.doomed):
+        files.unlink(path)
+        files.sync_directory(lane)
+    if not found.segments:
+        return
+    last = found.segments[-1]
+    if last.size_bytes == 0:
+        # Its name is the next segment's.
+        files.unlink(last.path)
+        files.sync_directory(lane)
+        del found.segments[-1]
+        return
+    handle = files.open(last.path, write=True)
+    try:
+        # Also where nothing is torn: gives back what a dead owner had reserved.
+        files.truncate(handle, last.size_bytes)
+        if found.torn is not None:
+            log.info("%s: a torn tail was cut off at byte %d of %s", lane, last.size_bytes, last.path.name)
+            files.sync_data(handle)
+    finally:
+        files.close(handle)
+
+
+def _make_durable(files: Files, lane: Path, found: Log) -> None:
+    """What was read may be in the page cache only: before anybody relies on it, it goes to disk."""
+    ends = [segment.first_position for segment in found.segments[1:]] + [found.next_position]
+    for segment, end in zip(found.segments, ends, strict=False):
+        if end > found.synced_position:
+            handle = files.open(segment.path, write=True)
+            try:
+                files.sync_data(handle)
+            finally:
+                files.close(handle)
+    files.sync_directory(lane)
