@@ -6,6 +6,7 @@ runs full or lies (`kafkasafe.testing.disk`). Errors are `OSError`s; what they m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -65,7 +66,7 @@ class Files(Protocol):
         """Names in a directory, in no order."""
 
     def make_directory(self, path: Path) -> bool:
-        """Make a directory and its parents, durably; False if it was there."""
+        """Make a directory and its parents; False if it was there. Its name is durable on return in any case."""
 
     def sync_directory(self, path: Path) -> None:
         """Makes the names in a directory durable."""
@@ -167,6 +168,10 @@ class OsFiles:
                 continue
             self.sync_directory(directory.parent)
             made = True
+        if not made:
+            # Whoever made it may have died before this. A parent that is closed to us was made by somebody else.
+            with contextlib.suppress(PermissionError):
+                self.sync_directory(path.parent)
         return made
 
     def sync_directory(self, path: Path) -> None:
