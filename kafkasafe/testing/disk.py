@@ -1,0 +1,836 @@
+"""A disk in memory that loses power, lies, runs full and is damaged, for tests of whatever keeps data on a disk.
+
+`Disk` is the machine's disk, `DiskFiles` what one process does with it: an implementation of the spool's seam to
+the disk (`kafkasafe._io.files.Files`). Several processes can share a disk, as they do a real one.
+
+    disk = Disk()
+    write_something(disk.process())
+    for state in disk.crash_states():
+        recover(state.disk.process())
+
+What a process sees is always the newest state, as through a page cache. What a crash leaves is something else:
+
+* **Data.** Until the `sync_data` of a file, each 512-byte sector of what was written since the last one is there or
+  not, in any combination, or torn at a byte. The file's size is updated or not, whatever the data does: bytes are
+  missing, or zeros stand where data should. What was cut off may be back.
+* **Names.** Until the `sync_directory` of a directory, each name that was made, deleted or renamed in it is in its
+  old or its new state, in any combination. A rename is atomic.
+* **A failed `sync_data`** leaves what was written since the last good one in such a state for ever: later ones do
+  not mend it, only writing it again does. A process still reads what it wrote. (Linux marks the pages clean. That
+  PostgreSQL relied on the contrary was found in 2018 and is known as fsyncgate.) Names are journalled in every
+  file system in use: a `sync_directory` that succeeds after one that failed is good.
+
+A crash of the process alone (`Fault.kill`, `DiskFiles.kill`) loses nothing of this: the next process sees all of it,
+and a later loss of power can still take what was not synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from kafkasafe._io.files import Buffer
+
+__all__ = [
+    "SECTOR_BYTES",
+    "CrashState",
+    "Disk",
+    "DiskFiles",
+    "Fault",
+    "Link",
+    "Operation",
+    "ProcessKilled",
+    "Rename",
+    "SyncData",
+    "SyncDirectory",
+    "Truncate",
+    "Unlink",
+    "Write",
+]
+
+SECTOR_BYTES: Final = 512
+"""What a disk writes at once. Larger ones exist; whoever survives these survives those."""
+
+_DIRECTORY: Final = 0  # the node of every directory: its content is found by its path
+_UNLIMITED: Final = 1 << 60
+_ROOT: Final = Path("/")
+
+
+class ProcessKilled(BaseException):
+    """The process that made this call is dead, as after kill -9: none of its code should run from here on."""
+
+
+# -- what is recorded ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Bytes were written to a file (named by its node, which renaming does not change)."""
+
+    node: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """The size of a file was set."""
+
+    node: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncData:
+    """A file was synced, or that failed."""
+
+    node: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file or directory was made."""
+
+    directory: Path
+    name: str
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """A file was deleted."""
+
+    directory: Path
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """A file got another name in its directory."""
+
+    directory: Path
+    name: str
+    target: str
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDirectory:
+    """The names in a directory were synced, or that failed."""
+
+    directory: Path
+    ok: bool
+
+
+Operation: TypeAlias = Write | Truncate | SyncData | Link | Unlink | Rename | SyncDirectory
+_Names: TypeAlias = dict[str, int]
+
+
+@dataclass(slots=True)
+class Fault:
+    """What goes wrong, and when. Armed by `Disk.fail`; counts from then on.
+
+    Attributes:
+        call: How many of the calls it is meant for go well before.
+        operation: Which calls those are: the name of a method of `Files`; None for all of them.
+        error: errno of the OSError that is raised. 0: none, the write is only short (for `writev` alone).
+        times: How many calls fail, None for all from then on.
+        partial: Which part of a write gets done before it fails or ends short, 0.0 to 1.0 (a short one: ≥ 1 byte).
+        kill: Instead of an error: the process dies there.
+        hits: How often it struck so far.
+    """
+
+    call: int = 0
+    operation: str | None = None
+    error: int = errno.EIO
+    times: int | None = 1
+    partial: float = 0.5
+    kill: bool = False
+    hits: int = 0
+
+    def _strikes(self, operation: str) -> bool:
+        if self.operation not in {None, operation} or (self.times is not None and self.hits >= self.times):
+            return False
+        if self.call > 0:
+            self.call -= 1
+            return False
+        self.hits += 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CrashState:
+    """What a loss of power can leave.
+
+    Attributes:
+        disk: The disk as it is afterwards. Nobody has it open, all of it is durable, no fault is armed.
+        at: How many of `Disk.operations` had begun.
+        how: What became of those that were not durable, for the message of a failed test.
+    """
+
+    disk: Disk
+    at: int
+    how: str
+
+
+# -- the disk --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _File:
+    content: bytearray = field(default_factory=bytearray)
+    reserved: int = 0
+    handles: int = 0
+    locked_by: object | None = None
+
+
+class Disk:
+    """A disk in memory. Not thread-safe.
+
+    Attributes:
+        operations: All that changed it or was to make a change durable, in order.
+        calls: How often each method of `Files` was called, by its name.
+        capacity_bytes: Room for data, None for no limit; may be changed at any time.
+    """
+
+    def __init__(self, *, capacity_bytes: int | None = None) -> None:
+        self.operations: list[Operation] = []
+        self.calls: Counter[str] = Counter()
+        self.capacity_bytes = capacity_bytes
+        self._faults: list[Fault] = []
+        self._files: dict[int, _File] = {}
+        self._directories: dict[Path, _Names] = {_ROOT: {}}
+        self._nodes = _DIRECTORY
+        # What was there, durably, before the first of `operations`.
+        self._origin = _Durable({}, {_ROOT: {}})
+
+    def process(self) -> DiskFiles:
+        """A process that uses this disk: its handles, and with them its locks, are its own."""
+        return DiskFiles(self)
+
+    def fail(
+        self,
+        operation: str | None = None,
+        *,
+        call: int = 0,
+        error: int = errno.EIO,
+        times: int | None = 1,
+        partial: float = 0.5,
+        kill: bool = False,
+    ) -> Fault:
+        """Arm a fault, see `Fault`."""
+        if error == 0 and operation != "writev":
+            raise ValueError("Only a writev can be short")
+        fault = Fault(call, operation, error, times, partial, kill)
+        self._faults.append(fault)
+        return fault
+
+    def heal(self) -> None:
+        """No more faults. What they did stays."""
+        self._faults.clear()
+
+    @property
+    def used_bytes(self) -> int:
+        """Room that is taken: by files with a name or a handle, reserved space included."""
+        named = {node for names in self._directories.values() for node in names.values()}
+        return sum(
+            max(len(file.content), file.reserved)
+            for node, file in self._files.items()
+            if file.handles or node in named
+        )
+
+    def files(self) -> dict[Path, bytes]:
+        """All files, as a process sees them."""
+        return {
+            directory / name: bytes(self._files[node].content)
+            for directory, names in self._directories.items()
+            for name, node in names.items()
+            if node != _DIRECTORY
+        }
+
+    def put(self, path: Path, content: bytes) -> None:
+        """Replace a file by other means than a process: for setting up and for damage.
+
+        The whole disk is durable then, and `operations` begins anew.
+        """
+        for directory in reversed(path.parents):
+            self._directories.setdefault(directory, {})
+            if directory != _ROOT:
+                self._directories[directory.parent][directory.name] = _DIRECTORY
+        node = self._directories[path.parent].get(path.name)
+        if node is None:
+            self._nodes += 1
+            node = self._directories[path.parent][path.name] = self._nodes
+            self._files[node] = _File()
+        self._files[node].content[:] = content
+        self._freeze()
+
+    def flip(self, path: Path, byte: int, mask: int = 1) -> None:
+        """Damage one byte of a file, see `put`."""
+        content = bytearray(self.files()[path])
+        content[byte] ^= mask
+        self.put(path, bytes(content))
+
+    def copy(self) -> Disk:
+        """The disk after an orderly shutdown: all is durable, nobody has it open."""
+        return Disk._of(
+            {node: bytes(file.content) for node, file in self._files.items()},
+            {path: dict(names) for path, names in self._directories.items()},
+            self.capacity_bytes,
+        )
+
+    def crash_states(
+        self,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        samples: int = 4,
+        seed: int = 0,
+    ) -> Iterator[CrashState]:
+        """What a loss of power may leave, at each moment of the recorded history.
+
+        At each moment: what a process would see (nothing is lost), what is durable (everything else is lost), and
+        `samples` random states in between, as the module's documentation describes them. Where nothing is in doubt
+        those are one.
+
+        Args:
+            start: First moment: how many operations had been begun.
+            stop: Last moment (inclusive); None for the end of the history.
+            samples: Random states for each moment.
+            seed: The same seed gives the same states.
+
+        Yields:
+            Disks that are independent of this one and of each other.
+        """
+        rng = random.Random(seed)
+        last = len(self.operations) if stop is None else stop
+        durable = self._origin.copy()
+        for at in range(last + 1):
+            if at:
+                durable.add(at - 1, self.operations[at - 1])
+            if at >= start:
+                for choice in durable.choices(rng, samples):
+                    yield CrashState(durable.settle(choice, rng, self.capacity_bytes), at, str(choice))
+
+    def crash(self, *, seed: int = 0) -> Disk:
+        """One random state that a loss of power may leave now."""
+        states = list(self.crash_states(start=len(self.operations), samples=1, seed=seed))
+        return states[-1].disk
+
+    # -- for DiskFiles -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _of(
+        cls, files: dict[int, bytes], directories: dict[Path, _Names], capacity_bytes: int | None
+    ) -> Disk:
+        """A disk with this content. What cannot be reached from the root is left out."""
+        disk = cls(capacity_bytes=capacity_bytes)
+        todo = [_ROOT]
+        for path in todo:
+            names = disk._directories[path] = directories[path]
+            todo += [path / name for name, node in names.items() if node == _DIRECTORY]
+            disk._files.update(
+                (node, _File(bytearray(files[node]))) for node in names.values() if node != _DIRECTORY
+            )
+        disk._nodes = max(files, default=_DIRECTORY)
+        disk._freeze()
+        return disk
+
+    def _freeze(self) -> None:
+        self.operations.clear()
+        self._origin = _Durable(
+            {node: _Data(bytes(file.content)) for node, file in self._files.items()},
+            {path: dict(names) for path, names in self._directories.items()},
+        )
+
+    def _strike(self, operation: str) -> Fault | None:
+        self.calls[operation] += 1
+        return next((fault for fault in self._faults if fault._strikes(operation)), None)
+
+    def _names(self, directory: Path) -> _Names:
+        names = self._directories.get(directory)
+        if names is None:
+            raise _error(errno.ENOENT, directory)
+        return names
+
+    def _node(self, path: Path) -> int:
+        node = self._names(path.parent).get(path.name)
+        if node is None:
+            raise _error(errno.ENOENT, path)
+        if node == _DIRECTORY:
+            raise _error(errno.EISDIR, path)
+        return node
+
+    def _link(self, path: Path) -> int:
+        self._nodes += 1
+        self._names(path.parent)[path.name] = self._nodes
+        self._files[self._nodes] = _File()
+        self.operations.append(Link(path.parent, path.name, self._nodes))
+        return self._nodes
+
+    def _room(self) -> int:
+        return _UNLIMITED if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
+
+    def _write(self, node: int, offset: int, data: bytes) -> int:
+        file = self._files[node]
+        if self.capacity_bytes is not None:
+            room = max(len(file.content), file.reserved) + self._room() - offset
+            if room <= 0 < len(data):
+                raise _error(errno.ENOSPC)
+            data = data[:room]
+        _put(file.content, offset, data)
+        self.operations.append(Write(node, offset, data))
+        return len(data)
+
+
+class DiskFiles:
+    """One process's use of a `Disk`: implements `kafkasafe._io.files.Files`, whose documentation holds here.
+
+    Attributes:
+        disk: The disk.
+    """
+
+    __slots__ = ("_dead", "_handles", "_next", "disk")
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self._handles: dict[int, tuple[int, bool]] = {}
+        self._next = 3
+        self._dead = False
+
+    @property
+    def open_handles(self) -> int:
+        """How many handles are open: a program that closes all of its files ends with 0."""
+        return len(self._handles)
+
+    def kill(self) -> None:
+        """The process dies: its handles are closed, its locks are free, every further call raises."""
+        for handle in list(self._handles):
+            self._close(handle)
+        self._dead = True
+
+    def create(self, path: Path) -> int:
+        """See `Files`."""
+        self._call("create")
+        if path.name in self.disk._names(path.parent):
+            raise _error(errno.EEXIST, path)
+        return self._open(self.disk._link(path), write=True)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        """See `Files`."""
+        self._call("open")
+        if create and path.name not in self.disk._names(path.parent):
+            return self._open(self.disk._link(path), write=write)
+        return self._open(self.disk._node(path), write=write)
+
+    def close(self, handle: int) -> None:
+        """See `Files`. Never fails."""
+        if self._dead:
+            raise ProcessKilled
+        self._close(handle)
+
+    def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """See `Files`."""
+        data = b"".join(buffers)
+        node = self._writable(handle)
+        fault = self._strike("writev")
+        if fault is None:
+            return self.disk._write(node, offset, data)
+        done = int(len(data) * fault.partial)
+        if fault.error == 0 and not fault.kill:
+            return self.disk._write(node, offset, data[: max(1, done)])
+        if done:
+            self.disk._write(node, offset, data[:done])
+        raise self._failure(fault)
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """See `Files`."""
+        self._call("read")
+        return bytes(self._file(handle).content[offset : offset + size])
+
+    def sync_data(self, handle: int) -> None:
+        """See `Files`."""
+        fault = self._strike("sync_data")
+        self._file(handle)
+        node = self._handles[handle][0]
+        if fault is None or not fault.kill:
+            self.disk.operations.append(SyncData(node, ok=fault is None))
+        if fault is not None:
+            raise self._failure(fault)
+
+    def truncate(self, handle: int, size: int) -> None:
+        """See `Files`."""
+        node = self._writable(handle)
+        self._call("truncate")
+        file = self._file(handle)
+        file.reserved = 0
+        if size != len(file.content):
+            _resize(file.content, size)
+            self.disk.operations.append(Truncate(node, size))
+
+    def preallocate(self, handle: int, size: int) -> bool:
+        """See `Files`. A fault makes it False."""
+        self._writable(handle)
+        fault = self._strike("preallocate")
+        if fault is not None and fault.kill:
+            raise self._failure(fault)
+        file = self._file(handle)
+        taken = max(len(file.content), file.reserved)
+        if fault is not None or size - taken > self.disk._room():
+            return False
+        file.reserved = max(file.reserved, size)
+        return True
+
+    def size(self, handle: int) -> int:
+        """See `Files`."""
+        self._call("size")
+        return len(self._file(handle).content)
+
+    def list(self, directory: Path) -> list[str]:
+        """See `Files`."""
+        self._call("list")
+        return list(self.disk._names(directory))
+
+    def make_directory(self, path: Path) -> bool:
+        """See `Files`."""
+        self._call("make_directory")
+        disk = self.disk
+        made = False
+        for directory in [*reversed(path.parents), path]:
+            if directory in disk._directories:
+                continue
+            if directory.name in disk._names(directory.parent):
+                raise _error(errno.ENOTDIR, directory)
+            disk._names(directory.parent)[directory.name] = _DIRECTORY
+            disk._directories[directory] = {}
+            disk.operations.append(Link(directory.parent, directory.name, _DIRECTORY))
+            self.sync_directory(directory.parent)
+            made = True
+        if not made:
+            # Whoever made it may have died before this.
+            self.sync_directory(path.parent)
+        return made
+
+    def sync_directory(self, path: Path) -> None:
+        """See `Files`."""
+        self.disk._names(path)
+        fault = self._strike("sync_directory")
+        if fault is None or not fault.kill:
+            self.disk.operations.append(SyncDirectory(path, ok=fault is None))
+        if fault is not None:
+            raise self._failure(fault)
+
+    def unlink(self, path: Path) -> None:
+        """See `Files`."""
+        self._call("unlink")
+        self.disk._node(path)
+        del self.disk._names(path.parent)[path.name]
+        self.disk.operations.append(Unlink(path.parent, path.name))
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Files`."""
+        self._call("rename")
+        if source.parent != target.parent:
+            raise _error(errno.EXDEV, source)
+        node = self.disk._node(source)
+        names = self.disk._names(source.parent)
+        del names[source.name]
+        names[target.name] = node
+        self.disk.operations.append(Rename(source.parent, source.name, target.name, node))
+
+    def lock(self, handle: int) -> bool:
+        """See `Files`. As flock(2): another handle of the same process is somebody else."""
+        self._call("lock")
+        file = self._file(handle)
+        owner = (self, handle)
+        if file.locked_by is None:
+            file.locked_by = owner
+        return file.locked_by == owner
+
+    def free_bytes(self, path: Path) -> int:
+        """See `Files`."""
+        self._call("free_bytes")
+        self.disk._names(path)
+        return self.disk._room()
+
+    def _strike(self, operation: str) -> Fault | None:
+        if self._dead:
+            raise ProcessKilled
+        return self.disk._strike(operation)
+
+    def _call(self, operation: str) -> None:
+        fault = self._strike(operation)
+        if fault is not None:
+            raise self._failure(fault)
+
+    def _failure(self, fault: Fault) -> BaseException:
+        if fault.kill:
+            self.kill()
+            return ProcessKilled()
+        return _error(fault.error)
+
+    def _open(self, node: int, *, write: bool) -> int:
+        self._next += 1
+        self._handles[self._next] = (node, write)
+        self.disk._files[node].handles += 1
+        return self._next
+
+    def _close(self, handle: int) -> None:
+        if handle not in self._handles:
+            raise _error(errno.EBADF)
+        file = self._file(handle)
+        if file.locked_by == (self, handle):
+            file.locked_by = None
+        file.handles -= 1
+        del self._handles[handle]
+
+    def _file(self, handle: int) -> _File:
+        if handle not in self._handles:
+            raise _error(errno.EBADF)
+        return self.disk._files[self._handles[handle][0]]
+
+    def _writable(self, handle: int) -> int:
+        node, writable = self._handles.get(handle, (0, False))
+        if not writable:
+            raise ProcessKilled if self._dead else _error(errno.EBADF)
+        return node
+
+
+# -- what survives ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A change of a file on top of what is durable. Certain: durable too, but on top of one that is not."""
+
+    at: int
+    change: Write | Truncate
+    certain: bool = False
+    doubtful: bool = False
+
+
+@dataclass(slots=True)
+class _Data:
+    """What is known of a file on the disk.
+
+    Attributes:
+        base: Durable.
+        layers: Changes since, in order.
+        size: The size that processes see.
+    """
+
+    base: bytes = b""
+    layers: list[_Layer] = field(default_factory=list)
+    size: int = -1
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            self.size = len(self.base)
+
+    def add(self, at: int, change: Write | Truncate) -> None:
+        self.layers.append(_Layer(at, change))
+        if isinstance(change, Truncate):
+            self.size = change.size
+        elif change.data:
+            self.size = max(self.size, change.offset + len(change.data))
+
+    def sync(self, at: int, node: int, *, ok: bool) -> None:
+        for layer in self.layers:
+            if not layer.doubtful and not layer.certain:
+                layer.certain, layer.doubtful = ok, not ok
+        if not ok:
+            return
+        # The size is not written by the pages that were lost, so it is good.
+        self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
+        if all(layer.certain for layer in self.layers):
+            self.base = self.settle(_ALL, random.Random(0))
+            self.layers.clear()
+
+    def settle(self, choice: _Choice, rng: random.Random) -> bytes:
+        """One of the contents that a crash may leave."""
+        content = bytearray(self.base)
+        size = len(content)
+        open_layers = sum(not layer.certain for layer in self.layers)
+        sizes = choice.how_many_sizes(open_layers, rng)
+        for layer in self.layers:
+            done = 1 << 60 if layer.certain else choice.bytes_done(layer)
+            counts = layer.certain or (sizes > 0 if done is None else done > 0)
+            if not layer.certain:
+                sizes -= 1
+            match layer.change:
+                case Truncate(_, new_size) if counts:
+                    _resize(content, new_size)
+                    size = new_size
+                case Write(_, offset, data) if done is not None:
+                    data = data[:done]
+                    _put(content, offset, data)
+                    size = max(size, offset + len(data)) if data else size
+                case Write(_, offset, data):
+                    for start, end in _sectors(offset, len(data)):
+                        if rng.random() < choice.data:
+                            torn = rng.randint(start, end) if rng.random() < choice.torn else end
+                            _put(content, start, data[start - offset : torn - offset])
+                    if counts:
+                        size = max(size, offset + len(data))
+                case _:
+                    pass
+        _resize(content, size)
+        return bytes(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """How a random state is made: the probabilities that what is not durable is there all the same.
+
+    Attributes:
+        data: That of a sector.
+        sizes: 0: no new size, 1: the newest, in between: any in between (they are journalled, so in order).
+        names: That of a change of a directory.
+        torn: That of a sector that is there being torn.
+        cut: Instead of all that: everything up to this (operation, byte), nothing behind it.
+    """
+
+    data: float = 1
+    sizes: float = 1
+    names: float = 1
+    torn: float = 0
+    cut: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if self.cut is not None:
+            return f"all before byte {self.cut[1]} of operation {self.cut[0]}"
+        return f"data {self.data} sizes {self.sizes} names {self.names} torn {self.torn}"
+
+    def how_many_sizes(self, changes: int, rng: random.Random) -> int:
+        if self.sizes in {0, 1}:
+            return changes * int(self.sizes)
+        return rng.randint(0, changes)
+
+    def bytes_done(self, layer: _Layer) -> int | None:
+        """None: by the probabilities."""
+        if self == _ALL:
+            return 1 << 60
+        if self.cut is None or layer.doubtful:
+            return None
+        at, byte = self.cut
+        return 1 << 60 if layer.at < at else byte if layer.at == at else 0
+
+    def name_done(self, at: int, rng: random.Random) -> bool:
+        return at < self.cut[0] if self.cut is not None else rng.random() < self.names
+
+
+_ALL: Final = _Choice()
+_NONE: Final = _Choice(data=0, sizes=0, names=0)
+
+
+@dataclass(slots=True)
+class _Durable:
+    """What is durable at one moment of the history, and what is on top of it."""
+
+    files: dict[int, _Data]
+    directories: dict[Path, _Names]
+    names: list[tuple[int, Link | Unlink | Rename]] = field(default_factory=list)
+
+    def copy(self) -> _Durable:
+        return _Durable(
+            {node: _Data(data.base) for node, data in self.files.items()},
+            {path: dict(names) for path, names in self.directories.items()},
+        )
+
+    def add(self, at: int, operation: Operation) -> None:
+        match operation:
+            case Write() | Truncate():
+                self.files[operation.node].add(at, operation)
+            case SyncData(node, ok):
+                self.files[node].sync(at, node, ok=ok)
+            case SyncDirectory(directory, ok):
+                if ok:
+                    for _, change in self.names:
+                        if change.directory == directory:
+                            _apply(self.directories[directory], change)
+                    self.names = [item for item in self.names if item[1].directory != directory]
+            case Link(directory, name, node):
+                self.names.append((at, operation))
+                if node == _DIRECTORY:
+                    self.directories[directory / name] = {}
+                else:
+                    self.files[node] = _Data()
+            case Unlink() | Rename():
+                self.names.append((at, operation))
+
+    def choices(self, rng: random.Random, samples: int) -> Iterator[_Choice]:
+        yield _ALL
+        open_layers = [layer for data in self.files.values() for layer in data.layers if not layer.certain]
+        if not open_layers and not self.names:
+            return
+        yield _NONE
+        for _ in range(samples):
+            if rng.random() < 0.4:
+                cuts = [(layer.at, layer.change) for layer in open_layers if not layer.doubtful] + self.names
+                if cuts:
+                    at, change = rng.choice(cuts)
+                    length = len(change.data) if isinstance(change, Write) else 1
+                    byte = rng.randint(0, length)
+                    if rng.random() < 0.3:
+                        byte -= byte % SECTOR_BYTES
+                    doubtful = rng.choice((0, 0.5, 1))
+                    yield _Choice(doubtful, doubtful, cut=(at, byte))
+                    continue
+            yield _Choice(
+                data=rng.choice((0, 0.1, 0.5, 0.9, 1)),
+                sizes=rng.choice((0, 0.5, 1)),
+                names=rng.choice((0, 0.5, 1)),
+                torn=rng.choice((0, 0.1)),
+            )
+
+    def settle(self, choice: _Choice, rng: random.Random, capacity_bytes: int | None) -> Disk:
+        directories = {path: dict(names) for path, names in self.directories.items()}
+        for at, change in self.names:
+            if choice.name_done(at, rng):
+                _apply(directories[change.directory], change)
+        files = {node: data.settle(choice, rng) for node, data in self.files.items()}
+        return Disk._of(files, directories, capacity_bytes)
+
+
+def _apply(names: _Names, change: Link | Unlink | Rename) -> None:
+    """Also where an earlier change is missing: names are changed one by one."""
+    match change:
+        case Link(_, name, node):
+            names[name] = node
+        case Unlink(_, name):
+            names.pop(name, None)
+        case Rename(_, name, target, node):
+            if names.get(name) == node:
+                del names[name]
+            names[target] = node
+
+
+def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
+    end = offset + size
+    while offset < end:
+        following = min(end, offset - offset % SECTOR_BYTES + SECTOR_BYTES)
+        yield offset, following
+        offset = following
+
+
+def _put(content: bytearray, offset: int, data: bytes) -> None:
+    if data:
+        if offset > len(content):
+            _resize(content, offset)
+        content[offset : offset + len(data)] = data
+
+
+def _resize(content: bytearray, size: int) -> None:
+    del content[size:]
+    content.extend(bytes(size - len(content)))
+
+
+def _error(code: int, path: Path | None = None) -> OSError:
+    return OSError(code, os.strerror(code), *(() if path is None else (str(path),)))
