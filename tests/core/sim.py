@@ -1,0 +1,1176 @@
+"""A deterministic world for the journal: disk, network and partition leaders that misbehave as real ones do.
+
+One `Sim(seed)` is one schedule: a client that accepts records, seals them and obeys its journal as the pump does,
+a spool that loses at a crash what was not synced, connections that break before or after the append and let old
+requests land late (up to the request timeout), and partition leaders with Kafka 4's rules as they were measured:
+five batches remembered per producer (one after a restart), 45 for a gap, 47 for an old epoch, any sequence taken from
+a producer it does not know, state forgotten by the age of the batches' own timestamps, a tail above the high
+watermark that a clean election may drop.
+
+Faults come in bursts. `run()` heals the world at the end, lets the client drain, and raises `Violation` where a
+promise was broken: a record lost, duplicated, out of order, sent before it was durable, resolved before it was
+committed and marked, parked without need, a loss reported where nothing was lost, or no end in sight.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import (
+    BatchId,
+    Judgement,
+    ProducerView,
+    Scan,
+    Verdict,
+    judge_by_log,
+    judge_by_state,
+)
+
+EPOCH_MS = 1_700_000_000_000
+DAY_S = 86_400.0
+EXPIRY_S = DAY_S
+REQUEST_TIMEOUT_S = 30.0
+STATE_AGE_S = 6 * 3600.0
+MISSING_TOPIC_S = 60.0
+TOPIC = "t"
+TOPIC_ID = bytes(range(16))
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Crash(Exception):
+    """The client process died here."""
+
+
+def _last(sequence: int, count: int) -> int:
+    return (sequence + count - 1) & (2**31 - 1)
+
+
+# -- the partition leader ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A batch in the log."""
+
+    offset: int
+    records: tuple[int, ...]
+    producer_id: int
+    epoch: int
+    sequence: int
+    timestamp: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.records)
+
+
+@dataclass
+class Producer:
+    """What a leader knows of one producer id."""
+
+    epoch: int
+    last_sequence: int
+    timestamp: int
+    window: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+class Leader:
+    """One partition, seen at its leader.
+
+    Attributes:
+        log: Everything ever appended and not dropped by an election; trimmed batches too.
+        high_watermark: What every replica has (exclusive).
+        start: Log start offset: what is before it was deleted.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[Logged] = []
+        self.high_watermark = 0
+        self.start = 0
+        self.producers: dict[int, Producer] = {}
+
+    @property
+    def end(self) -> int:
+        return self.log[-1].end if self.log else 0
+
+    def append(self, identity: BatchId, records: tuple[int, ...], timestamp: int) -> tuple[int, int, int]:
+        """(error code, base offset, end offset) as ProducerStateManager decides."""
+        last = _last(identity.base_sequence, len(records))
+        known = self.producers.get(identity.producer_id)
+        if known is not None:
+            if identity.producer_epoch < known.epoch:
+                return 47, -1, -1
+            if identity.producer_epoch == known.epoch:
+                for first, end, offset, count in known.window:
+                    if (first, end) == (identity.base_sequence, last):
+                        return 0, offset, offset + count
+                if identity.base_sequence != (known.last_sequence + 1) & (2**31 - 1):
+                    return 45, -1, -1
+            elif identity.base_sequence != 0:
+                return 45, -1, -1
+        batch = Logged(
+            self.end,
+            records,
+            identity.producer_id,
+            identity.producer_epoch,
+            identity.base_sequence,
+            timestamp,
+        )
+        self.log.append(batch)
+        self._remember(batch)
+        return 0, batch.offset, batch.end
+
+    def foreign(self, count: int) -> None:
+        """Somebody else's records."""
+        self.log.append(Logged(self.end, (-1,) * count, -1, -1, -1, 0))
+
+    def _remember(self, batch: Logged) -> None:
+        if batch.producer_id < 0:
+            return
+        known = self.producers.get(batch.producer_id)
+        if known is None or known.epoch != batch.epoch:
+            known = self.producers[batch.producer_id] = Producer(batch.epoch, -1, -1)
+        last = _last(batch.sequence, len(batch.records))
+        known.last_sequence, known.timestamp = last, batch.timestamp
+        known.window = [*known.window[-4:], (batch.sequence, last, batch.offset, len(batch.records))]
+
+    def expire(self, now_ms: int) -> None:
+        """The periodic check."""
+        for producer_id, known in list(self.producers.items()):
+            if now_ms - known.timestamp >= EXPIRY_S * 1000:
+                del self.producers[producer_id]
+
+    def restart(self, now_ms: int) -> None:
+        """The snapshot keeps one batch for each producer."""
+        for known in self.producers.values():
+            known.window = known.window[-1:]
+        self.expire(now_ms)
+
+    def fail_over(self, rng: random.Random, now_ms: int) -> None:
+        """A clean election: the new leader has at least everything below the high watermark."""
+        keep = rng.choice([self.high_watermark, *(b.end for b in self.log if b.end > self.high_watermark)])
+        alive = set(self.producers)
+        dropped = {b.producer_id for b in self.log if b.end > keep}
+        self.log = [b for b in self.log if b.end <= keep]
+        self.producers.clear()
+        for batch in self.log:
+            # What the old leader had forgotten the new one has forgotten as well: the check goes by timestamps.
+            if batch.producer_id in alive or batch.producer_id in dropped:
+                self._remember(batch)
+        self.expire(now_ms)
+        self.high_watermark = self.end
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A data batch in the spool."""
+
+    position: int
+    destination: int
+    identity: BatchId | None
+    records: tuple[int, ...]
+    timestamp: int
+
+
+@dataclass
+class Written:
+    """A group in the spool."""
+
+    position: int
+    marks: list[m.Mark]
+    batches: list[Stored]
+    atomic: bool
+    segment: int
+
+
+class SimSpool:
+    """Groups with `write_group` and `sync`; `crash` tears what was not synced."""
+
+    def __init__(self, groups_per_segment: int) -> None:
+        self.groups: list[Written] = []
+        self.synced = 0
+        self.next_position = 0
+        self.segment = 0
+        self._room = groups_per_segment
+        self._in_segment = 0
+        self.snapshot: Callable[[], list[m.Mark]] = list
+        # What is durable, derived from the marks a second time, without the journal.
+        self.durable_ids: dict[int, dict[int, BatchId | None]] = {}
+        self.batches: dict[int, Stored] = {}
+        self.finished: set[int] = set()
+        self.committed: set[int] = set()
+
+    def write_group(
+        self,
+        marks: Sequence[m.Mark],
+        batches: Sequence[tuple[int, BatchId | None, tuple[int, ...], int]],
+        *,
+        atomic: bool,
+    ) -> list[int]:
+        if self._in_segment >= self._room:
+            self.segment += 1
+            self._in_segment = 0
+            self._put(self.snapshot(), (), atomic=False)
+        return self._put(list(marks), batches, atomic=atomic)
+
+    def _put(
+        self,
+        marks: list[m.Mark],
+        batches: Sequence[tuple[int, BatchId | None, tuple[int, ...], int]],
+        *,
+        atomic: bool,
+    ) -> list[int]:
+        self._in_segment += 1
+        group = Written(self.next_position, marks, [], atomic, self.segment)
+        self.next_position += 1 + len(marks)
+        for destination, identity, records, timestamp in batches:
+            group.batches.append(Stored(self.next_position, destination, identity, records, timestamp))
+            self.next_position += len(records)
+        self.groups.append(group)
+        return [b.position for b in group.batches]
+
+    def sync(self) -> None:
+        for group in self.groups[self.synced :]:
+            self._apply(group)
+        self.synced = len(self.groups)
+
+    def _apply(self, group: Written) -> None:
+        for mark in group.marks:
+            match mark:
+                case m.Identified():
+                    ids = self.durable_ids.setdefault(mark.destination, {})
+                    named = {e.position for e in mark.entries}
+                    if mark.void_from >= 0:
+                        for position in ids:
+                            if position >= mark.void_from and position not in named:
+                                ids[position] = None
+                    for e in mark.entries:
+                        if e.position in self.batches:
+                            count = len(self.batches[e.position].records)
+                            ids[e.position] = BatchId(e.producer_id, e.producer_epoch, e.base_sequence, count)
+                case m.Committed(_, _, entries):
+                    for position, _ in entries:
+                        self.finished.add(position)
+                        self.committed.add(position)
+                case m.Rejected(position) | m.Replaced(position):
+                    self.finished.add(position)
+                case _:
+                    pass
+        for batch in group.batches:
+            self.batches[batch.position] = batch
+            self.durable_ids.setdefault(batch.destination, {})[batch.position] = batch.identity
+
+    def crash(self, rng: random.Random) -> None:
+        """What was not synced is there, or not, or in part."""
+        keep = rng.randint(self.synced, len(self.groups))
+        torn = self.groups[keep : keep + 1]
+        del self.groups[keep:]
+        if torn and not torn[0].atomic and rng.random() < 0.5:
+            group = torn[0]
+            del group.batches[rng.randint(0, len(group.batches)) :]
+            self.groups.append(group)
+        self.sync()
+        if self.groups:
+            end = self.groups[-1]
+            self.segment = end.segment
+            self.next_position = end.position + 1 + len(end.marks) + sum(len(b.records) for b in end.batches)
+
+    def release(self, before: int) -> None:
+        """Delete whole segments from the front."""
+        while self.groups and self.groups[0].segment < self.segment:
+            first = self.groups[0].segment
+            end = next(g.position for g in self.groups if g.segment > first)
+            if end > before:
+                return
+            count = sum(g.segment == first for g in self.groups)
+            for group in self.groups[:count]:
+                for batch in group.batches:
+                    if batch.position not in self.finished:
+                        raise Violation(f"unfinished {batch} was released")
+                    self.batches.pop(batch.position)
+                    self.durable_ids[batch.destination].pop(batch.position)
+            del self.groups[:count]
+            self.synced -= count
+
+    def recover(self, journal: j.Journal) -> None:
+        """Feed a fresh journal, as the pump does."""
+        for group in self.groups:
+            journal.recover_marks(group.position, group.marks)
+            for b in group.batches:
+                journal.recover_batch(
+                    b.position,
+                    b.destination,
+                    count=len(b.records),
+                    size_bytes=100,
+                    max_timestamp=b.timestamp,
+                    identity=b.identity,
+                )
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Request:
+    """One Produce request, on its way."""
+
+    batch: j.Batch
+    partition: int
+    identity: BatchId
+    records: tuple[int, ...]
+    timestamp: int
+    answered: bool = False
+
+
+@dataclass
+class Connection:
+    """Requests are read in order; once it is broken, nobody hears the answers."""
+
+    life: int
+    partition: int
+    queue: deque[Request] = field(default_factory=deque)
+    outstanding: list[Request] = field(default_factory=list)
+    open: bool = True
+    read_until: float = 0.0
+
+
+@dataclass
+class Weather:
+    """How likely what is; 0: the sun shines."""
+
+    break_before: float = 0.0
+    break_after: float = 0.0
+    ghost: float = 0.5
+    not_sent: float = 0.0
+    code: float = 0.0
+    ask_fails: float = 0.0
+    latency_s: float = 0.01
+    replicate_s: float = 0.01
+    crash_within: int = 0
+
+
+CODES = (19, 6, 7, 20, 5, 56, -1, 2, 3, 89)
+_APPENDED_FIRST = {6, 7, 20, 56, -1, 5}
+
+
+@dataclass
+class Options:
+    """What kind of schedule it is."""
+
+    durable_first: bool = True
+    partitions: int = 2
+    unknown_topic: bool = False
+    old_timestamps: float = 0.0
+    describes: bool = True
+    trims: bool = False
+    poison: float = 0.0
+    denies: bool = False
+    steps: int = 40
+    groups_per_segment: int = 10**9
+    window: int = 5
+
+
+def options_for(seed: int) -> Options:
+    """The kind of schedule a seed stands for."""
+    rng = random.Random(seed * 7919 + 1)
+    return Options(
+        durable_first=rng.random() < 0.8,
+        partitions=rng.choice((1, 1, 2)),
+        unknown_topic=rng.random() < 0.25,
+        old_timestamps=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        describes=rng.random() < 0.85,
+        trims=rng.random() < 0.15,
+        poison=rng.choice((0.0, 0.0, 0.05, 0.2)),
+        denies=rng.random() < 0.15,
+        steps=rng.choice((20, 40, 60)),
+        groups_per_segment=rng.choice((3, 8, 10**9)),
+    )
+
+
+# -- the schedule ------------------------------------------------------------------------------------------------------
+
+
+class Sim:
+    """One schedule.
+
+    Args:
+        seed: Of everything.
+        options: What kind; from the seed when None.
+        journal: Makes the journal: a mutant's class in tests of the tests.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        options: Options | None = None,
+        *,
+        journal: Callable[..., j.Journal] = j.Journal,
+        trace: bool = False,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.options = options or options_for(seed)
+        self.make_journal = journal
+        self.now = 1000.0
+        self.events: list[tuple[float, int, int, Callable[[], None]]] = []
+        self.ticket = itertools.count()
+        self.weather = Weather()
+        self.leaders = [Leader() for _ in range(self.options.partitions)]
+        self.pending: list[list[tuple[Request, Connection, int, int]]] = [[] for _ in self.leaders]
+        self.replicating = [False] * len(self.leaders)
+        self.denied: dict[int, int] = {}
+        self.ever_denied: set[int] = set()
+        self.max_count = 10**6
+        self.spool = SimSpool(self.options.groups_per_segment)
+        self.life = 0
+        self.next_pid = 1000
+        self.crash_in = -1
+        self.trace: list[str] | None = [] if trace else None
+        # Truth about records.
+        self.next_record = 0
+        self.home: dict[int, int] = {}
+        self.durable: set[int] = set()
+        self.open: dict[int, tuple[int, ...]] = {}
+        self.accepted: list[int] = []
+        self.gone: set[int] = set()
+        self.poisoned: set[int] = set()
+        self.huge: set[int] = set()
+        self.rejected: dict[int, int] = {}
+        self.acked: set[int] = set()
+        self.user_resent: set[int] = set()
+        self.sends = 0
+        self.crashes = 0
+        self.parks = 0
+        self.asked = 0
+        self.healing = False
+        self._new_life()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        return EPOCH_MS + int(self.now * 1000)
+
+    def log(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.now:.3f} {text}")
+
+    def at(self, delay_s: float, job: Callable[[], None], *, life: int = -1) -> None:
+        """Later; with `life`, only if the client is still that one."""
+        heapq.heappush(self.events, (self.now + delay_s, next(self.ticket), life, job))
+
+    def mine(self, delay_s: float, job: Callable[[], None]) -> None:
+        self.at(delay_s, job, life=self.life)
+
+    def _turn(self, until: float) -> None:
+        """Everything that is due until then; a crash of the client in any of it."""
+        while self.events and self.events[0][0] <= until:
+            when, _, life, job = heapq.heappop(self.events)
+            self.now = max(self.now, when)
+            if life not in {-1, self.life}:
+                continue
+            try:
+                job()
+                if life >= 0:
+                    self.drive()
+            except Crash:
+                self.crash()
+        self.now = max(self.now, until)
+
+    def point(self) -> None:
+        """The client may die here."""
+        if self.crash_in >= 0:
+            self.crash_in -= 1
+            if self.crash_in < 0:
+                raise Crash
+
+    # -- lives -----------------------------------------------------------------------------------------------------
+
+    def _new_life(self) -> None:
+        self.life += 1
+        o = self.options
+        self.journal = self.make_journal(
+            durable_first=o.durable_first,
+            window=o.window,
+            state_age_s=STATE_AGE_S,
+            request_timeout_s=REQUEST_TIMEOUT_S,
+            missing_topic_s=MISSING_TOPIC_S,
+        )
+        self.parcels: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.connections: dict[int, Connection] = {}
+        self.pid_wanted = False
+        self.spool.snapshot = self.journal.snapshot
+        self.spool.recover(self.journal)
+        self.journal.recovered(self.now)
+        for _, _, batch in self.journal.batches():
+            stored = self.spool.batches[batch.position]
+            self.parcels[batch.handle] = (stored.records, stored.timestamp)
+        self.log(
+            f"life {self.life}: {[(t, p, b.position, b.identity) for t, p, b in self.journal.batches()]}"
+        )
+        if not o.unknown_topic or self.healing:
+            self.learn()
+        try:
+            self.drive()
+        except Crash:
+            self.crash()
+
+    def learn(self) -> None:
+        self.journal.learn_topic(TOPIC, TOPIC_ID, self.options.partitions)
+
+    def crash(self) -> None:
+        """kill -9: requests that left the process may still arrive."""
+        self.crashes += 1
+        self.crash_in = -1
+        self.log("CRASH")
+        for connection in self.connections.values():
+            self._hang_up(connection)
+        self.spool.crash(self.rng)
+        there = {r for b in self.spool.batches.values() for r in b.records}
+        for handle, records in list(self.open.items()):
+            for record in records:
+                if record in there:
+                    self.durable.add(record)
+                else:
+                    self.gone.add(record)
+            del self.open[handle]
+        if self.weather.crash_within:
+            self.crash_in = self.rng.randint(0, self.weather.crash_within)
+        if not self.healing:
+            self.now += self.rng.choice((0.01, 0.5, 5.0, 29.0, 31.0))
+            if self.rng.random() < 0.1:
+                self._turn(self.now + 30 * 3600.0)
+                self.expire()
+        self._new_life()
+
+    def _hang_up(self, connection: Connection) -> None:
+        """Nobody listens any more; what was not read yet is lost, or arrives late."""
+        connection.open = False
+        if self.rng.random() >= self.weather.ghost:
+            connection.queue.clear()
+            return
+        late = sorted(self.rng.uniform(0, REQUEST_TIMEOUT_S - 0.1) for _ in connection.queue)
+        for delay in late:
+            self.at(delay, lambda c=connection: self._read(c))
+
+    # -- the client's work -----------------------------------------------------------------------------------------
+
+    def accept(self, count: int, *, unchosen: bool = False) -> None:
+        """Records are sealed into a batch, as the producer's callers do."""
+        partition = self.rng.randrange(self.options.partitions)
+        records = []
+        for _ in range(count):
+            record = self.next_record
+            self.next_record += 1
+            records.append(record)
+            if self.rng.random() < self.options.poison:
+                (self.poisoned if self.rng.random() < 0.8 else self.huge).add(record)
+            if not unchosen:
+                self.home[record] = partition
+        self.accepted += records
+        age = (
+            self.rng.choice((2 * DAY_S, 7 * 3600.0, DAY_S))
+            if self.rng.random() < self.options.old_timestamps
+            else 0
+        )
+        timestamp = self.now_ms - int(age * 1000)
+        if unchosen:
+            topic = self.journal.topic(TOPIC)
+            if topic is not None and topic.partition_count > 0 and not self.journal.waiting(TOPIC):
+                for number, part in self._by_partition(tuple(records)):
+                    self._seal(number, part, timestamp)
+                return
+            for record in records:
+                self.home[record] = record % self.options.partitions
+            self._seal(j.UNCHOSEN, tuple(records), timestamp)
+            return
+        self._seal(partition, tuple(records), timestamp)
+
+    def _by_partition(self, records: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+        parts: dict[int, list[int]] = {}
+        for record in records:
+            number = record % self.options.partitions
+            self.home[record] = number
+            parts.setdefault(number, []).append(record)
+        return [(number, tuple(part)) for number, part in sorted(parts.items())]
+
+    def _seal(self, partition: int, records: tuple[int, ...], timestamp: int) -> None:
+        destination = self.journal.destination(TOPIC, partition)
+        batch = self.journal.seal(destination, count=len(records), size_bytes=100, max_timestamp=timestamp)
+        self.parcels[batch.handle] = (records, timestamp)
+        self.open[batch.handle] = records
+
+    def spill(self) -> None:
+        """`spool="on_error"`: what waits goes to disk."""
+        late = [b for _, _, b in self.journal.batches() if not b.durable]
+        self.journal.spill(late[: self.rng.randint(0, len(late))])
+
+    def drive(self) -> None:
+        """What the pump does in a turn."""
+        for _ in range(10_000):
+            self.point()
+            ready = self.journal.ready(self.now, self.now_ms)
+            for notice in ready.notices:
+                self._notice(notice)
+            for divide in ready.divides:
+                self._divide(divide)
+            for batch in ready.sends:
+                self._send(batch)
+                self.point()
+            for ask in ready.asks:
+                self._ask(ask)
+            for wait in ready.waits:
+                self._wait(wait)
+            for resolution in ready.resolved:
+                self._resolve(resolution)
+            if ready.wants_producer_id and not self.pid_wanted:
+                self.pid_wanted = True
+                self.mine(self._delay(), self._grant)
+            if ready.persist:
+                self._persist(ready.persist)
+            elif not (ready.divides or ready.resolved or ready.sends):
+                break
+        else:
+            raise Violation("the journal does not come to rest")
+        self.spool.release(self.journal.release_position)
+        self._check_round_trip()
+
+    def _delay(self) -> float:
+        return self.rng.expovariate(1 / self.weather.latency_s)
+
+    def _grant(self) -> None:
+        if self.rng.random() < self.weather.ask_fails:
+            self.mine(1.0, self._grant)
+            return
+        self.pid_wanted = False
+        self.next_pid += 1
+        self.journal.granted(self.next_pid, 0)
+
+    def _persist(self, persist: j.Persist) -> None:
+        data = []
+        for batch in persist.batches:
+            records, timestamp = self.parcels[batch.handle]
+            data.append((batch.destination, batch.identity, records, timestamp))
+        positions: list[int] = []
+        if data or persist.marks:
+            positions = self.spool.write_group(persist.marks, data, atomic=persist.atomic)
+            self.point()
+            self.spool.sync()
+            self.point()
+        self.journal.persisted(persist, positions, self.spool.next_position)
+        for batch in persist.batches:
+            self.open.pop(batch.handle, None)
+            self.durable.update(self.parcels[batch.handle][0])
+
+    def _divide(self, divide: j.Divide) -> None:
+        batch = divide.batch
+        records, timestamp = self.parcels.pop(batch.handle)
+        self.open.pop(batch.handle, None)
+        bad: set[int] = set()
+        if divide.refused:
+            bad = {i for i, _ in batch.bad_records}
+            edges = [0, len(records) // 2, len(records)]
+            if bad and len(bad) < len(records):
+                edges = [
+                    0,
+                    *(i for i in range(1, len(records)) if (i in bad) != (i - 1 in bad)),
+                    len(records),
+                ]
+            pieces = [(batch.destination, records[a:b], a in bad) for a, b in itertools.pairwise(edges)]
+        else:
+            pieces = [
+                (self.journal.destination(TOPIC, number), part, False)
+                for number, part in self._by_partition(records)
+            ]
+        children = [(d, len(part), 100, timestamp, doomed) for d, part, doomed in pieces]
+        made = self.journal.replaced(batch, children)
+        self.log(f"divide {batch.position} {records} -> {pieces}")
+        for (_, part, _), child in zip(pieces, made, strict=True):
+            self.parcels[child.handle] = (part, timestamp)
+            if not batch.durable:
+                self.open[child.handle] = part
+
+    def _notice(self, notice: j.Notice) -> None:
+        self.log(f"notice {notice}")
+        match notice:
+            case j.AckedLoss():
+                raise Violation(f"a loss is reported where nothing was lost: {notice}")
+            case j.Parked(batch, evidence):
+                self._parked(batch, evidence)
+            case j.Refusal(batch):
+                partition = self._partition(batch)
+                for record in self.parcels[batch.handle][0]:
+                    allowed = (
+                        record in self.poisoned | self.huge
+                        or partition in self.ever_denied
+                        or (partition == j.UNCHOSEN and self.ever_denied)
+                    )
+                    if not allowed:
+                        raise Violation(f"record {record} is rejected for nothing: {batch}")
+
+    def _parked(self, batch: j.Batch, evidence: str) -> None:
+        self.parks += 1
+        leader = self.leaders[self._partition(batch)]
+        if leader.start == 0:
+            raise Violation(f"{batch} is parked though the whole log is there: {evidence}")
+
+        def decide() -> None:
+            if batch.state is not j.State.UNDECIDABLE:
+                return
+            records = self.parcels[batch.handle][0]
+            there = {r for b in leader.log for r in b.records}
+            self.journal.decide(batch, resend=records[0] not in there)
+
+        self.mine(35.0, decide)
+
+    def _partition(self, batch: j.Batch) -> int:
+        return self.journal.address(batch.destination)[1]
+
+    def _resolve(self, resolution: j.Resolution) -> None:
+        batch = resolution.batch
+        entry = self.parcels.pop(batch.handle, None)
+        if entry is None:
+            return
+        records = entry[0]
+        self.open.pop(batch.handle, None)
+        if resolution.fate is j.Fate.COMMITTED:
+            leader = self.leaders[self._partition(batch)]
+            there = {r for b in leader.log if b.end <= leader.high_watermark for r in b.records}
+            if not there.issuperset(records):
+                raise Violation(f"{batch} with {records} is resolved but not committed")
+            if self.options.durable_first and batch.position not in self.spool.committed:
+                raise Violation(f"{batch} is resolved before its mark is durable")
+            self.acked.update(records)
+            self.durable.update(records)
+        elif resolution.fate is j.Fate.REJECTED:
+            if batch.position >= 0 and batch.position not in self.spool.finished:
+                raise Violation(f"{batch} is rejected before its mark is durable")
+            for record in records:
+                self.rejected[record] = batch.code
+            self.durable.update(records)
+
+    def _wait(self, wait: j.Wait) -> None:
+        self.log(f"wait {wait}")
+        pause = max(wait.at_least_s, min(0.05 * 2**wait.attempt, 1.0) * self.rng.uniform(0.5, 1))
+        self.mine(pause, lambda: self.journal.retry(wait.destination))
+
+    def _check_round_trip(self) -> None:
+        """A new life on what is durable now would know what this one knows."""
+        if self.rng.random() > 0.05:
+            return
+        twin = self.make_journal(durable_first=self.options.durable_first)
+        self.spool.recover(twin)
+        twin.recovered(self.now)
+        mine: dict[tuple[str, int], list[tuple[int, BatchId | None]]] = {}
+        for topic, partition, batch in self.journal.batches():
+            if batch.durable:
+                mine.setdefault((topic, partition), []).append((batch.position, batch.identity))
+        theirs: dict[tuple[str, int], list[tuple[int, BatchId | None]]] = {}
+        for topic, partition, batch in twin.batches():
+            theirs.setdefault((topic, partition), []).append((batch.position, batch.identity))
+        if mine != theirs:
+            raise Violation(f"recovery would know {theirs}, not {mine}")
+
+    # -- the network -----------------------------------------------------------------------------------------------
+
+    def _send(self, batch: j.Batch) -> None:
+        self.sends += 1
+        records, timestamp = self.parcels[batch.handle]
+        identity = batch.identity
+        partition = self._partition(batch)
+        self.log(f"send {batch.position} {identity} {records}")
+        if identity is None or identity.count != len(records):
+            raise Violation(f"{batch} is sent without an id")
+        if self.options.durable_first or batch.durable:
+            ids = self.spool.durable_ids.get(batch.destination, {})
+            if batch.position not in ids or ids[batch.position] != identity:
+                raise Violation(f"{batch} is sent before it and its id are durable")
+        connection = self.connections.get(partition)
+        if connection is None or not connection.open:
+            connection = self.connections[partition] = Connection(self.life, partition)
+        request = Request(batch, partition, identity, records, timestamp)
+        if self.rng.random() < self.weather.not_sent:
+            self.mine(self._delay(), lambda: self._lost(request, sent=False))
+            return
+        connection.queue.append(request)
+        connection.outstanding.append(request)
+        if len(connection.outstanding) > self.options.window:
+            raise Violation(f"{len(connection.outstanding)} batches in flight")
+        connection.read_until = max(connection.read_until, self.now) + self._delay()
+        self.at(connection.read_until - self.now, lambda: self._read(connection))
+
+    def _lost(self, request: Request, *, sent: bool) -> None:
+        if request.answered:
+            return
+        request.answered = True
+        self.log(f"lost {request.identity} sent={sent}")
+        self.journal.lost(request.batch, sent=sent, code=0, message="connection", now=self.now)
+
+    def break_connection(self, connection: Connection) -> None:
+        """Both ends notice, the client a little later."""
+        if not connection.open:
+            return
+        self._hang_up(connection)
+        if connection.life != self.life:
+            return
+        for request in connection.outstanding:
+            self.mine(self._delay(), lambda r=request: self._lost(r, sent=True))
+        connection.outstanding = []
+
+    def _read(self, connection: Connection) -> None:
+        """The leader reads the next request of a connection."""
+        if not connection.queue:
+            return
+        if connection.open and self.rng.random() < self.weather.break_before:
+            self.break_connection(connection)
+            return
+        request = connection.queue.popleft()
+        leader = self.leaders[request.partition]
+        code = self.denied.get(request.partition, 0)
+        bad: tuple[tuple[int, str], ...] = ()
+        if not code:
+            poison = [i for i, r in enumerate(request.records) if r in self.poisoned]
+            if len(request.records) > self.max_count or any(r in self.huge for r in request.records):
+                code = 10
+            elif poison:
+                code = 87
+                if self.rng.random() < 0.7:
+                    bad = tuple((i, "poison") for i in poison)
+        if code:
+            self._reply(connection, request, code, -1, bad)
+            return
+        if self.rng.random() < self.weather.code:
+            code = self.rng.choice(CODES)
+            if code not in _APPENDED_FIRST or self.rng.random() < 0.5:
+                self._reply(connection, request, code, -1)
+                return
+            appended, _, _ = leader.append(request.identity, request.records, request.timestamp)
+            self._replicate(request.partition)
+            self._reply(connection, request, appended or code, -1)
+            return
+        code, offset, end = leader.append(request.identity, request.records, request.timestamp)
+        self.log(f"append {request.identity} {request.records} -> {code} at {offset} open={connection.open}")
+        if connection.open and self.rng.random() < self.weather.break_after:
+            self.break_connection(connection)
+            self._replicate(request.partition)
+            return
+        if code:
+            self._reply(connection, request, code, -1)
+            return
+        self.pending[request.partition].append((request, connection, offset, end))
+        self._replicate(request.partition)
+
+    def _reply(
+        self,
+        connection: Connection,
+        request: Request,
+        code: int,
+        offset: int,
+        bad: tuple[tuple[int, str], ...] = (),
+    ) -> None:
+        if not connection.open or connection.life != self.life:
+            return
+
+        def deliver() -> None:
+            if not connection.open or request.answered:
+                return
+            request.answered = True
+            connection.outstanding.remove(request)
+            self.log(f"reply {request.identity} {code} at {offset}")
+            if code:
+                self.journal.refused(request.batch, code, "", bad_records=bad, now=self.now)
+            else:
+                self.journal.acked(request.batch, offset, leader_epoch=1, now=self.now, now_ms=self.now_ms)
+
+        self.mine(self._delay(), deliver)
+
+    def _replicate(self, partition: int) -> None:
+        if self.replicating[partition]:
+            return
+        self.replicating[partition] = True
+
+        def advance() -> None:
+            self.replicating[partition] = False
+            leader = self.leaders[partition]
+            leader.high_watermark = leader.end
+            self._answer(partition)
+
+        self.at(self.rng.expovariate(1 / self.weather.replicate_s), advance)
+
+    def _answer(self, partition: int) -> None:
+        waiting, self.pending[partition] = self.pending[partition], []
+        for request, connection, offset, end in waiting:
+            if end <= self.leaders[partition].high_watermark:
+                self._reply(connection, request, 0, offset)
+            else:
+                self.pending[partition].append((request, connection, offset, end))
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def _ask(self, ask: j.Ask) -> None:
+        self.log(f"ask {ask}")
+        if not ask.doubt:
+            self.mine(self._delay(), lambda: self._baseline(ask))
+            return
+        self.asked += 1
+        Question(self, ask).start()
+
+    def _fails(self, ask: j.Ask) -> bool:
+        partition = self.journal.address(ask.destination)[1]
+        code = self.denied.get(partition, 0)
+        if code or self.rng.random() < self.weather.ask_fails:
+            self.journal.ask_failed(ask.destination, "no answer", code=code, now=self.now)
+            return True
+        return False
+
+    def _baseline(self, ask: j.Ask) -> None:
+        if not self._fails(ask):
+            leader = self.leaders[self.journal.address(ask.destination)[1]]
+            self.journal.baseline(ask.destination, leader.high_watermark, TOPIC_ID)
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        for leader in self.leaders:
+            leader.expire(self.now_ms)
+
+    def _restart(self, partition: int) -> None:
+        self.log(f"restart {partition}")
+        for connection in [c for c in self.connections.values() if c.partition == partition]:
+            self.break_connection(connection)
+        self.pending[partition].clear()
+        self.leaders[partition].restart(self.now_ms)
+        self._replicate(partition)
+
+    def _fail_over(self, partition: int) -> None:
+        leader = self.leaders[partition]
+        leader.fail_over(self.rng, self.now_ms)
+        self.log(f"fail over {partition}: end {leader.end}")
+        waiting, self.pending[partition] = self.pending[partition], []
+        for request, connection, offset, end in waiting:
+            if self.rng.random() < 0.5:
+                self._reply(connection, request, 6, -1)
+            elif end <= leader.high_watermark and self.rng.random() < 0.5:
+                self._reply(connection, request, 0, offset)
+            else:
+                self.break_connection(connection)
+
+    def _fault(self) -> None:
+        partition = self.rng.randrange(self.options.partitions)
+        kind = self.rng.random()
+        if kind < 0.15:
+            self._restart(partition)
+        elif kind < 0.3:
+            self._fail_over(partition)
+        elif kind < 0.4:
+            self.expire()
+        elif kind < 0.5:
+            connection = self.connections.get(partition)
+            if connection is not None:
+                self.break_connection(connection)
+        elif kind < 0.55:
+            self.leaders[partition].foreign(self.rng.randint(1, 3))
+            self._replicate(partition)
+        elif kind < 0.6 and self.options.trims:
+            leader = self.leaders[partition]
+            ends = [b.end for b in leader.log if b.end <= leader.high_watermark]
+            if ends:
+                leader.start = max(leader.start, self.rng.choice(ends))
+        elif kind < 0.65 and self.options.denies:
+            self.denied[partition] = self.rng.choice((29, 3, 17))
+            self.ever_denied.add(partition)
+            self.at(self.rng.choice((1.0, 30.0, 100.0)), lambda: self.denied.pop(partition, None))
+        elif kind < 0.7:
+            self.max_count = self.rng.choice((1, 2, 10**6))
+        elif kind < 0.75:
+            self.now += self.rng.choice((20.0, 7 * 3600.0, 30 * 3600.0))
+        elif kind < 0.85:
+            self.crash_in = self.rng.randint(0, 8)
+        elif kind < 0.9:
+            self.crash()
+
+    def _burst(self) -> None:
+        """What the next while is like."""
+        r = self.rng
+        self.weather = Weather(
+            break_before=r.choice((0, 0, 0.1, 0.5)),
+            break_after=r.choice((0, 0, 0.1, 0.5)),
+            ghost=r.choice((0, 0.5, 1)),
+            not_sent=r.choice((0, 0, 0.2)),
+            code=r.choice((0, 0, 0.2, 0.7)),
+            ask_fails=r.choice((0, 0, 0.3)),
+            latency_s=r.choice((0.001, 0.05, 2.0)),
+            replicate_s=r.choice((0.001, 0.05, 5.0)),
+            crash_within=r.choice((0, 0, 0, 20, 60)),
+        )
+        if self.weather.crash_within:
+            self.crash_in = r.randint(0, self.weather.crash_within)
+
+    # -- the whole schedule ----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Play it, heal, and check."""
+        r = self.rng
+        for step in range(self.options.steps):
+            if step % 5 == 0:
+                self._burst()
+            for _ in range(r.choice((0, 1, 1, 2, 4, 9))):
+                unchosen = self.options.unknown_topic and r.random() < 0.7
+                self.mine(0, lambda u=unchosen: self.accept(r.randint(1, 4), unchosen=u))
+            if not self.options.durable_first and r.random() < 0.5:
+                self.mine(0, self.spill)
+            if self.options.unknown_topic and r.random() < 0.1:
+                self.mine(0, self.learn)
+            if r.random() < 0.5:
+                self._fault()
+            self._turn(self.now + r.choice((0.001, 0.02, 0.2, 1.0, 5.0)))
+        self.heal()
+        self.check()
+
+    def heal(self) -> None:
+        """The sun shines; everything drains."""
+        self.log("HEAL")
+        self.healing = True
+        self.weather = Weather(ghost=0)
+        self.crash_in = -1
+        self.denied.clear()
+        self.max_count = 10**6
+        self.mine(0, self.learn)
+        until = self.now + 600
+        while self.now < until:
+            self._turn(self.now + 5.0)
+            if not self.journal.unfinished:
+                self._turn(self.now + REQUEST_TIMEOUT_S)  # what still comes late
+                if not self.journal.unfinished:
+                    return
+        left = [(t, p, b) for t, p, b in self.journal.batches()]
+        flows = {n: p.flow for n, p in self.journal._partitions.items()}
+        raise Violation(f"no end in sight: {left[:3]} {flows}")
+
+    def check(self) -> None:
+        """Every accepted record: once, in order, or rejected for a reason."""
+        for number, leader in enumerate(self.leaders):
+            seen: list[int] = [r for b in leader.log for r in b.records if r >= 0]
+            promised = [r for r in seen if r in self.durable]
+            if len(set(seen)) != len(seen):
+                twice = sorted({r for r in seen if seen.count(r) > 1})
+                raise Violation(f"in the log twice: {twice}")
+            if promised != sorted(promised):
+                raise Violation(f"out of order in partition {number}: {promised}")
+            expected = {r for r in self.durable if self.home[r] == number and r not in self.rejected}
+            if missing := expected - set(seen):
+                raise Violation(f"lost: {sorted(missing)}")
+            if self.options.durable_first and (extra := set(seen) & self.gone - self.durable):
+                raise Violation(f"sent though it was never durable: {sorted(extra)}")
+            if both := set(seen) & set(self.rejected):
+                raise Violation(f"rejected and in the log: {sorted(both)}")
+        if undone := set(self.accepted) - self.durable - self.gone:
+            raise Violation(f"accepted and forgotten: {sorted(undone)}")
+
+
+class Question:
+    """As the pump asks: DescribeProducers, then the log itself."""
+
+    def __init__(self, sim: Sim, ask: j.Ask) -> None:
+        self.sim = sim
+        self.ask = ask
+        self.leader = sim.leaders[sim.journal.address(ask.destination)[1]]
+        self.view: ProducerView | None = None
+        self.polls = 0
+        self.shrunk_to = -1
+
+    def start(self) -> None:
+        self._next(self._describe if self.sim.options.describes else self._to_log)
+
+    def _next(self, step: Callable[[], Any]) -> None:
+        self.sim.mine(self.sim._delay(), step)
+
+    def _describe(self) -> None:
+        if self.sim._fails(self.ask):
+            return
+        known = self.leader.producers.get(self.ask.doubt[0].producer_id)
+        if known is not None:
+            self.view = ProducerView(known.epoch, known.last_sequence, known.timestamp)
+        self._to_log()
+
+    def _to_log(self) -> None:
+        ask = self.ask
+        judgement = judge_by_state(ask.doubt, self.view, acked_before=ask.acked_before)
+        if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
+            self._next(self._begin)
+        else:
+            self._judged(judgement, stable=False)
+
+    def _begin(self) -> None:
+        if self.sim._fails(self.ask):
+            return
+        begin, end = self.ask.from_offset, self.leader.end
+        if begin > end:
+            self.shrunk_to = end
+            begin = self.leader.start
+        elif begin < 0:
+            begin = 0
+        self.scan = Scan(self.ask.doubt, begin, end)
+        if self.leader.start > begin:
+            self.scan.page((), next_offset=begin, log_start_offset=self.leader.start)
+        self._read()
+
+    def _read(self) -> None:
+        if self.scan.done:
+            self._conclude()
+        else:
+            self._next(self._page)
+
+    def _page(self) -> None:
+        if self.sim._fails(self.ask):
+            return
+        scan, leader = self.scan, self.leader
+        before = scan.next_offset
+        visible = [
+            b
+            for b in leader.log
+            if b.end > max(before, leader.start)
+            and b.end <= leader.high_watermark
+            and b.offset >= leader.start
+        ][:3]
+        scan.page(
+            [(b.offset, b.end - 1, b.producer_id, b.epoch, b.sequence) for b in visible],
+            next_offset=visible[-1].end if visible else before,
+            log_start_offset=leader.start,
+        )
+        if scan.next_offset > before:
+            self._read()
+            return
+        self.polls += 1
+        if self.polls > 100:
+            self.sim.journal.ask_failed(self.ask.destination, "replicas lag", code=0, now=self.sim.now)
+            return
+        self.sim.mine(0.1, self._read)
+
+    def _conclude(self) -> None:
+        judgement = judge_by_log(self.scan)
+        absent = self.ask.doubt[judgement.present :]
+        if absent and judgement.verdict is Verdict.DECIDED and self.view is not None:
+            by_state = judge_by_state(absent, self.view, acked_before=self.ask.acked_before)
+            if by_state.verdict is Verdict.GAP:
+                judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
+        self._judged(judgement, stable=True)
+
+    def _judged(self, judgement: Judgement, *, stable: bool) -> None:
+        self.sim.log(f"judged {judgement} stable={stable}")
+        self.sim.journal.judged(
+            self.ask.destination, judgement, stable=stable, shrunk_to=self.shrunk_to, now=self.sim.now
+        )
