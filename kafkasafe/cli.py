@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from kafka.errors import KafkaError
@@ -19,6 +19,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.inspection import inspect
+from kafkasafe._io.lanes import SpoolDirectory
 
 if TYPE_CHECKING:
     from kafkasafe.testing.demo import Demo, Run
@@ -54,6 +58,98 @@ def version() -> None:
     python = ".".join(map(str, sys.version_info[:3]))
     print(f"kafkasafe {importlib.metadata.version('kafkasafe')}")
     print(f"kafka-python {importlib.metadata.version('kafka-python')}, Python {python}")
+
+
+# --- spool ----------------------------------------------------------------------------------------------------------
+
+
+_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A spool directory, as given to spool_dir.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON list on standard output.")]
+
+
+@spool_app.command("ls", epilog=_CODES.format(broken="something is damaged"))
+def spool_ls(directory: _Directory, as_json: _Json = False) -> None:
+    """Lanes of a spool directory: whose they are, how large, and what waits in them."""
+    rows: list[dict[str, Any]] = []
+    for lanes, number in _lanes(directory):
+        found = inspect(lanes.lane_path(number), files=lanes.files)
+        owned = lanes.is_owned(number)
+        rows.append(
+            {
+                "lane": lanes.lane_path(number).name,
+                "owner_pid": lanes.owner(number)[0] if owned else None,
+                "segments": found.segments,
+                "bytes": found.size_bytes,
+                "waiting_batches": sum(waiting.batches for waiting in found.waiting),
+                "waiting_records": sum(waiting.records for waiting in found.waiting),
+                "waiting": [dataclasses.asdict(waiting) for waiting in found.waiting],
+                "damaged_ranges": len(found.damage),
+            }
+        )
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        _end(rows, "damaged_ranges")
+        return
+    for row in rows:
+        owner = f"owned by process {row['owner_pid']}" if row["owner_pid"] is not None else "owned by nobody"
+        print(
+            f"{row['lane']}: {owner}; {row['segments']} segments, {row['bytes']:,} bytes;"
+            f" {row['waiting_records']:,} records in {row['waiting_batches']:,} batches wait"
+        )
+        for waiting in row["waiting"]:
+            partition = (
+                "no partition yet" if waiting["partition"] < 0 else f"partition {waiting['partition']}"
+            )
+            print(
+                f"  {waiting['topic']}, {partition}: {waiting['records']:,} records in {waiting['batches']:,} batches,"
+                f" {waiting['in_doubt_batches']:,} of them may have been sent"
+            )
+        if row["damaged_ranges"]:
+            print(f"  {row['damaged_ranges']} damaged ranges: see kafkasafe spool verify")
+    if not rows:
+        print(f"{directory} has no lanes")
+    _end(rows, "damaged_ranges")
+
+
+@spool_app.command("verify", epilog=_CODES.format(broken="something is damaged"))
+def spool_verify(directory: _Directory, as_json: _Json = False) -> None:
+    """Check every byte of a spool directory.
+
+    A torn tail is what a crash leaves: nothing in it was promised. While a producer is running, the end of its lane
+    may look torn.
+    """
+    rows = []
+    for lanes, number in _lanes(directory):
+        found = inspect(lanes.lane_path(number), files=lanes.files)
+        row = dataclasses.asdict(found)
+        del row["waiting"]
+        rows.append({"lane": lanes.lane_path(number).name, **row})
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    for row in rows if not as_json else ():
+        torn = f", torn tail of {row['torn_bytes']:,} bytes" if row["torn_bytes"] else ""
+        print(
+            f"{row['lane']}: {row['segments']} segments, {row['size_bytes']:,} bytes, {row['groups']:,} groups,"
+            f" {row['batches']:,} batches, {row['records']:,} records{torn}: "
+            + (f"{len(row['damage'])} DAMAGED RANGES" if row["damage"] else "ok")
+        )
+        for damage in row["damage"]:
+            print(f"  {damage}")
+    _end(rows, "damage")
+
+
+def _end(rows: Sequence[dict[str, Any]], damage: str) -> None:
+    if any(row[damage] for row in rows):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _lanes(directory: Path) -> Iterator[tuple[SpoolDirectory, int]]:
+    """The lanes of a directory that is there: looking must not make one."""
+    if not (directory / "FORMAT").is_file():
+        raise typer.BadParameter(f"{directory} is not a spool directory", param_hint="DIR")
+    lanes = SpoolDirectory.open(directory, files=OsFiles())
+    for number in lanes.lanes():
+        yield lanes, number
 
 
 # --- demo -----------------------------------------------------------------------------------------------------------
@@ -194,7 +290,8 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
         previous = run.client
     console.print()
     # A table is not cut where there is no terminal to measure.
-    console.print(table, width=None if console.is_terminal else 120)
+    wide = console if console.is_terminal else Console(highlight=False, width=120)
+    wide.print(table)
     console.print(_explain(runs), soft_wrap=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +11,10 @@ from importlib.metadata import version
 import pytest
 
 from kafkasafe import cli
+from kafkasafe._core import batch, marks
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.spool import Spool
 from kafkasafe.testing import demo
 from kafkasafe.testing.jars import JarError
 
@@ -145,3 +150,71 @@ def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
     code, _, err = run(capsys, "demo")
     assert code == 130
     assert "Traceback" not in err
+
+
+@pytest.fixture
+def spool(tmp_path):
+    """One lane: two batches of three records for a partition, one of which has an id, and one without a partition."""
+    directory = SpoolDirectory.open(tmp_path / "spool", files=OsFiles())
+    lock = directory.take_lane()
+    log, _ = Spool.open(
+        lock.path, files=OsFiles(), segment_bytes=1 << 20, sync="group", snapshot=list, clock_ms=lambda: 0
+    )
+    data = [batch.encode(None, [b"v"] * 3, timestamps=0) for _ in range(3)]
+    batch.stamp_identity(data[0], 7, 0, 0)
+    log.write_group(
+        [marks.Destination(1, "orders", 2), marks.Destination(2, "new", -1)],
+        list(zip([1, 1, 2], data, strict=True)),
+    )
+    log.sync()
+    log.close()
+    yield lock
+    lock.release()
+
+
+def test_spool_ls_says_what_waits_and_whose_it_is(capsys, spool):
+    code, out, err = run(capsys, "spool", "ls", str(spool.path.parent))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        out.splitlines()[0],
+        "  new, no partition yet: 3 records in 1 batches, 0 of them may have been sent",
+        "  orders, partition 2: 6 records in 2 batches, 1 of them may have been sent",
+    ]
+    assert f"lane-000: owned by process {os.getpid()}; 1 segments" in out
+    spool.release()
+    (row,) = json.loads(run(capsys, "spool", "ls", "--json", str(spool.path.parent))[1])
+    assert (row["lane"], row["owner_pid"], row["waiting_records"]) == ("lane-000", None, 9)
+
+
+def test_spool_verify_finds_one_flipped_bit_and_ends_with_1(capsys, spool):
+    directory = str(spool.path.parent)
+    code, out, _ = run(capsys, "spool", "verify", directory)
+    assert code == 0
+    assert out.endswith("3 batches, 9 records: ok\n")
+    (segment,) = spool.path.glob("*.log")
+    content = bytearray(segment.read_bytes())
+    at = content.index(bytes([0, 0, 0, 0, 0, 0, 0, 7, 0, 0])) + 40  # in the records of the first batch
+    content[at] ^= 1
+    segment.write_bytes(content)
+    for command in ("verify", "ls"):
+        code, out, _ = run(capsys, "spool", command, "--json", directory)
+        assert code == 1
+        assert json.loads(out)[0]["damage" if command == "verify" else "damaged_ranges"]
+    code, out, _ = run(capsys, "spool", "verify", directory)
+    assert (code, "1 DAMAGED RANGES" in out, f"{segment.name}: bytes" in out) == (1, True, True)
+    assert segment.read_bytes() == content
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_a_directory_that_is_no_spool_is_a_usage_error_and_stays_as_it_is(capsys, tmp_path, command):
+    code, out, err = run(capsys, "spool", command, str(tmp_path / "nothing"))
+    assert (code, out) == (2, "")
+    assert "is not a spool directory" in err
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_newer_spool_is_refused(capsys, spool):
+    (spool.path.parent / "FORMAT").write_text("kafkasafe-spool 2\n")
+    code, _, err = run(capsys, "spool", "ls", str(spool.path.parent))
+    assert code == 3
+    assert "upgrade kafkasafe" in err

@@ -84,11 +84,12 @@ class SpoolDirectory:
 
     Attributes:
         path: The directory.
+        files: The disk.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
         self.path = path
-        self._files = files
+        self.files = self._files = files
         self._offered: dict[int, tuple[tuple[str, int], ...]] = {}
 
     @classmethod

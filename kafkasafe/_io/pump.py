@@ -41,8 +41,9 @@ from kafkasafe._core.identity import (
 from kafkasafe._io import transport as t
 from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
+from kafkasafe._io.recovery import replay
 from kafkasafe._io.retry import Backoff
-from kafkasafe._io.spool import BatchEntry, LostEntry, MarksEntry, Spool
+from kafkasafe._io.spool import Spool
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import (
     DeliveryTimeoutError,
@@ -402,26 +403,7 @@ class Pump:
             lock.release()
             raise
         lane = Lane(lock.path.name, lock, spool, journal, own)
-        for entry in entries:
-            match entry:
-                case MarksEntry(position, marks):
-                    journal.recover_marks(position, marks)
-                case BatchEntry(position, destination, header, size_bytes):
-                    identity = None
-                    if header.producer_id >= 0:
-                        identity = BatchId(
-                            header.producer_id, header.producer_epoch, header.base_sequence, header.count
-                        )
-                    journal.recover_batch(
-                        position,
-                        destination,
-                        count=header.count,
-                        size_bytes=size_bytes,
-                        max_timestamp=header.max_timestamp,
-                        identity=identity,
-                    )
-                case LostEntry(position, destination):
-                    journal.recover_lost(position, destination)
+        replay(entries, journal)
         journal.recovered(time.monotonic())
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:

@@ -7,13 +7,15 @@ spool carries that out. The rules are those of `docs/spool-format.md`, section R
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._core.identity import BatchId
+from kafkasafe._core.journal import Journal
 from kafkasafe._io.files import Files
 from kafkasafe.errors import SpoolFormatError
 
@@ -26,6 +28,7 @@ __all__ = [
     "MarksEntry",
     "Stored",
     "StoredSegment",
+    "replay",
     "scan",
     "segment_name",
 ]
@@ -173,6 +176,30 @@ class _Bad:
     at: int
     end: int
     position: int
+
+
+def replay(entries: Iterable[Entry], journal: Journal) -> None:
+    """Tell a journal what was found. The caller ends with `journal.recovered()`."""
+    for entry in entries:
+        match entry:
+            case MarksEntry(position, marks):
+                journal.recover_marks(position, marks)
+            case BatchEntry(position, destination, header, size_bytes):
+                identity = None
+                if header.producer_id >= 0:
+                    identity = BatchId(
+                        header.producer_id, header.producer_epoch, header.base_sequence, header.count
+                    )
+                journal.recover_batch(
+                    position,
+                    destination,
+                    count=header.count,
+                    size_bytes=size_bytes,
+                    max_timestamp=header.max_timestamp,
+                    identity=identity,
+                )
+            case LostEntry(position, destination):
+                journal.recover_lost(position, destination)
 
 
 def segment_name(first_position: int) -> str:

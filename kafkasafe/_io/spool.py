@@ -12,7 +12,6 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -33,7 +32,7 @@ from kafkasafe._io.recovery import (
 )
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 
-__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool", "Verified", "verify"]
+__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
 
 log = logging.getLogger("kafkasafe")
 
@@ -460,72 +459,6 @@ class Spool:
         handle = self._readers.pop(path, None)
         if handle is not None:
             self._files.close(handle)
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What `verify` found in a lane.
-
-    Attributes:
-        segments: Number of segments.
-        groups: Number of intact groups.
-        batches: Number of intact data batches.
-        records: Number of records in them.
-        size_bytes: Size of all segments.
-        next_position: Behind the last record.
-        damage: One sentence per damaged range; nothing that was promised is in a torn tail, so that is none.
-        torn_bytes: Bytes a recovery would cut off.
-        closed: The last owner closed it in order.
-    """
-
-    segments: int
-    groups: int
-    batches: int
-    records: int
-    size_bytes: int
-    next_position: int
-    damage: tuple[str, ...]
-    torn_bytes: int
-    closed: bool
-
-
-def verify(lane: Path, *, files: Files) -> Verified:
-    """Read all of a lane and check every byte, without changing anything or taking its lock.
-
-    While its owner writes, the end of the log may look torn.
-
-    Raises:
-        SpoolFormatError: Written by a newer kafkasafe.
-        SpoolError: A file cannot be read.
-    """
-    try:
-        found = scan(files, lane)
-        torn = 0
-        if found.torn is not None:
-            torn = _size(files, found.torn[0]) - found.torn[1]
-            torn += sum(_size(files, path) for path in found.doomed)
-    except OSError as error:
-        raise SpoolError(f"{lane} cannot be read: {error}") from error
-    batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
-    return Verified(
-        segments=len(found.segments) + len(found.doomed),
-        groups=found.groups,
-        batches=len(batches),
-        records=sum(entry.header.count for entry in batches),
-        size_bytes=sum(segment.size_bytes for segment in found.segments) + torn,
-        next_position=found.next_position,
-        damage=tuple(map(str, found.damage)),
-        torn_bytes=torn,
-        closed=found.closed,
-    )
-
-
-def _size(files: Files, path: Path) -> int:
-    handle = files.open(path)
-    try:
-        return files.size(handle)
-    finally:
-        files.close(handle)
 
 
 def _write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int) -> None:

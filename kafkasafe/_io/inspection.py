@@ -1,0 +1,114 @@
+"""Looking into a lane without owning or changing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkasafe._core.journal import Journal
+from kafkasafe._io.files import Files
+from kafkasafe._io.recovery import BatchEntry, Log, replay, scan
+from kafkasafe.errors import SpoolError
+
+__all__ = ["Inspected", "Waiting", "inspect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is not delivered yet, for one partition.
+
+    Attributes:
+        topic: Topic name.
+        partition: -1 while it is not chosen.
+        batches: Number of batches.
+        records: Number of records in them.
+        in_doubt_batches: How many have a batch id: they may have been sent.
+    """
+
+    topic: str
+    partition: int
+    batches: int
+    records: int
+    in_doubt_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What is in a lane.
+
+    Attributes:
+        segments: Number of segments.
+        groups: Number of intact groups.
+        batches: Number of intact data batches.
+        records: Number of records in them.
+        size_bytes: Size of all segments.
+        next_position: Behind the last record.
+        damage: One sentence per damaged range.
+        torn_bytes: Bytes a recovery would cut off; nothing in them was promised.
+        closed: The last owner closed it in order.
+        waiting: What is not delivered yet.
+    """
+
+    segments: int
+    groups: int
+    batches: int
+    records: int
+    size_bytes: int
+    next_position: int
+    damage: tuple[str, ...]
+    torn_bytes: int
+    closed: bool
+    waiting: tuple[Waiting, ...]
+
+
+def inspect(lane: Path, *, files: Files) -> Inspected:
+    """Read all of a lane and check every byte, without changing anything or taking its lock.
+
+    While its owner writes, the end of the log may look torn.
+
+    Raises:
+        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolError: A file cannot be read.
+    """
+    try:
+        found = scan(files, lane)
+        torn = 0
+        if found.torn is not None:
+            torn = _size(files, found.torn[0]) - found.torn[1]
+            torn += sum(_size(files, path) for path in found.doomed)
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
+    return Inspected(
+        segments=len(found.segments) + len(found.doomed),
+        groups=found.groups,
+        batches=len(batches),
+        records=sum(entry.header.count for entry in batches),
+        size_bytes=sum(segment.size_bytes for segment in found.segments) + torn,
+        next_position=found.next_position,
+        damage=tuple(map(str, found.damage)),
+        torn_bytes=torn,
+        closed=found.closed,
+        waiting=_waiting(found),
+    )
+
+
+def _waiting(found: Log) -> tuple[Waiting, ...]:
+    journal = Journal()
+    replay(found.entries, journal)
+    journal.recovered(0.0)
+    counts: dict[tuple[str, int], list[int]] = {}
+    for topic, partition, batch in journal.batches():
+        count = counts.setdefault((topic, partition), [0, 0, 0])
+        count[0] += 1
+        count[1] += batch.count
+        count[2] += batch.identity is not None
+    return tuple(Waiting(*address, *count) for address, count in sorted(counts.items()))
+
+
+def _size(files: Files, path: Path) -> int:
+    handle = files.open(path)
+    try:
+        return files.size(handle)
+    finally:
+        files.close(handle)
