@@ -44,11 +44,11 @@ TOPIC = "t"
 TOPIC_ID = bytes(range(16))
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818
     """A promise was broken."""
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818
     """The client process died here."""
 
 
@@ -334,6 +334,7 @@ class Request:
     records: tuple[int, ...]
     timestamp: int
     answered: bool = False
+    answer: tuple[int, int, tuple[tuple[int, str], ...]] | None = None
 
 
 @dataclass
@@ -346,6 +347,7 @@ class Connection:
     outstanding: list[Request] = field(default_factory=list)
     open: bool = True
     read_until: float = 0.0
+    write_until: float = 0.0
 
 
 @dataclass
@@ -535,6 +537,7 @@ class Sim:
         """kill -9: requests that left the process may still arrive."""
         self.crashes += 1
         self.crash_in = -1
+        self.life += 1  # nothing that the dead client had planned happens
         self.log("CRASH")
         for connection in self.connections.values():
             self._hang_up(connection)
@@ -764,7 +767,7 @@ class Sim:
 
     def _wait(self, wait: j.Wait) -> None:
         self.log(f"wait {wait}")
-        pause = max(wait.at_least_s, min(0.05 * 2**wait.attempt, 1.0) * self.rng.uniform(0.5, 1))
+        pause = max(wait.at_least_s, min(0.05 * 2 ** min(wait.attempt, 9), 1.0) * self.rng.uniform(0.5, 1))
         self.mine(pause, lambda: self.journal.retry(wait.destination))
 
     def _check_round_trip(self) -> None:
@@ -813,9 +816,6 @@ class Sim:
         self.at(connection.read_until - self.now, lambda: self._read(connection))
 
     def _lost(self, request: Request, *, sent: bool) -> None:
-        if request.answered:
-            return
-        request.answered = True
         self.log(f"lost {request.identity} sent={sent}")
         self.journal.lost(request.batch, sent=sent, code=0, message="connection", now=self.now)
 
@@ -884,18 +884,26 @@ class Sim:
         if not connection.open or connection.life != self.life:
             return
 
-        def deliver() -> None:
-            if not connection.open or request.answered:
+        request.answer = (code, offset, bad)
+        # Answers leave in the order of their requests.
+        for first in connection.outstanding:
+            if first.answer is None:
                 return
-            request.answered = True
-            connection.outstanding.remove(request)
-            self.log(f"reply {request.identity} {code} at {offset}")
-            if code:
-                self.journal.refused(request.batch, code, "", bad_records=bad, now=self.now)
-            else:
-                self.journal.acked(request.batch, offset, leader_epoch=1, now=self.now, now_ms=self.now_ms)
+            if not first.answered:
+                first.answered = True
+                connection.write_until = max(connection.write_until, self.now) + self._delay()
+                self.mine(connection.write_until - self.now, lambda r=first: self._deliver(connection, r))
 
-        self.mine(self._delay(), deliver)
+    def _deliver(self, connection: Connection, request: Request) -> None:
+        if request not in connection.outstanding or request.answer is None:
+            return  # the connection broke before
+        connection.outstanding.remove(request)
+        code, offset, bad = request.answer
+        self.log(f"reply {request.identity} {code} at {offset}")
+        if code:
+            self.journal.refused(request.batch, code, "", bad_records=bad, now=self.now)
+        else:
+            self.journal.acked(request.batch, offset, leader_epoch=1, now=self.now, now_ms=self.now_ms)
 
     def _replicate(self, partition: int) -> None:
         if self.replicating[partition]:
