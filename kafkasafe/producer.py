@@ -679,10 +679,11 @@ class SafeProducer:
         self._check_fork()
         deadline = None if timeout is None else time.monotonic() + timeout
         pump = self._pump
-        self._seal_all()
+        # First: what another thread still adds is sealed below, and no chunk is opened any more.
         self._closed = ProducerClosedError(
             "The producer is closed. What was accepted before is delivered or on disk"
         )
+        self._seal_all()
         try:
             self._flush_disk()
             while True:
