@@ -149,6 +149,8 @@ class Batch:
         message: The same for people.
         bad_records: (index, message) of the records that the broker named.
         doomed: The broker named every record in it as bad: rejected when its turn comes, without another try.
+        parent: The refused batch it is a part of: it stands in the parent's place.
+        heirs: Its own parts that are not finished.
     """
 
     handle: int
@@ -167,6 +169,8 @@ class Batch:
     message: str = ""
     bad_records: tuple[tuple[int, str], ...] = ()
     doomed: bool = False
+    parent: Batch | None = None
+    heirs: int = 0
 
     def move(self, to: State) -> None:
         """Change state; raises IllegalMoveError if `TRANSITIONS` does not allow it."""
@@ -502,6 +506,8 @@ class Journal:
         if parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
             queue.insert(queue.index(parent), batch)
+            batch.parent = parent
+            parent.heirs += 1
         else:
             queue.append(batch)
         self._group_index += 1
@@ -536,8 +542,9 @@ class Journal:
                 case m.Committed():
                     known = self._partitions[mark.destination]
                     for at, base_offset in mark.entries:
-                        done = self._spooled.pop(at, None)
-                        if done is not None:
+                        done = self._spooled.get(at)
+                        if done is not None and done.state is not State.REPLACED:
+                            self._forget(done)
                             known.queue.remove(done)
                             if base_offset >= 0:
                                 known.last_acked_offset = base_offset + done.count - 1
@@ -548,8 +555,9 @@ class Journal:
                     if parent is not None:
                         self._parents.append((parent, range(first_child, first_child + children)))
                 case m.Rejected(at):
-                    done = self._spooled.pop(at, None)
-                    if done is not None:
+                    done = self._spooled.get(at)
+                    if done is not None and done.state is not State.REPLACED:
+                        self._forget(done)
                         self._partitions[done.destination].queue.remove(done)
                 case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
@@ -568,8 +576,10 @@ class Journal:
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""
         for parent, _ in self._parents:
-            self._spooled.pop(parent.position, None)
+            if not parent.heirs:
+                self._forget(parent)
             self._partitions[parent.destination].queue.remove(parent)
+            parent.state = State.REPLACED
         self._parents.clear()
         self._group_index = 0
 
@@ -786,7 +796,15 @@ class Journal:
         self._committing[partition.number] = None
 
     def _forget(self, batch: Batch) -> None:
-        self._spooled.pop(batch.position, None)
+        """It may be released; and with the last of its parts the batch whose place they stood in."""
+        gone: Batch | None = batch
+        while gone is not None:
+            self._spooled.pop(gone.position, None)
+            gone = gone.parent
+            if gone is not None:
+                gone.heirs -= 1
+                if gone.heirs:
+                    break
 
     def _leave(self, batch: Batch, state: State, fate: Fate) -> None:
         """A batch is finished."""
@@ -796,7 +814,7 @@ class Journal:
             partition.queue.popleft()
         else:
             partition.queue.remove(batch)
-        self._spooled.pop(batch.position, None)
+        self._forget(batch)
         self._ready.resolved.append(Resolution(batch, fate))
         self._touch(partition)
 
@@ -1077,6 +1095,9 @@ class Journal:
                 # They stand where their parent stood, in front of all behind it.
                 child = self._make(destination, count, size_bytes, max_timestamp)
                 child.doomed, child.code, child.message = doomed, batch.code, batch.message
+                # Only the parent's position tells recovery where they stand: it is kept as long as they are.
+                child.parent = batch
+                batch.heirs += 1
                 partition.queue.insert(place + index, child)
                 if batch.durable:
                     persist.batches.append(child)
@@ -1092,8 +1113,9 @@ class Journal:
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
         batch.move(State.REPLACED)
         partition.queue.remove(batch)
+        if not refused:
+            persist.after.append(lambda: self._forget(batch))
         self._ready.resolved.append(Resolution(batch, Fate.REPLACED))
-        persist.after.append(lambda: self._forget(batch))
         if refused:
             self._reidentify(partition)
         partition.rested = True
