@@ -334,6 +334,8 @@ class _Partition:
     """The pause after a failure is over."""
     refresh: bool = False
     fenced: bool = False
+    renew: bool = False
+    """The batches that are not in the log need new ids, as soon as nothing can be appended under the old ones."""
     reason: str = ""
     producer_id: int = -1
     producer_epoch: int = -1
@@ -1011,11 +1013,12 @@ class Journal:
         if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.fenced):
             self._park(partition, absent[0], judgement.evidence)
             return
-        if absent and judgement.verdict is Verdict.GAP:
+        if absent and judgement.verdict is Verdict.GAP and not self._explained(partition, absent[0]):
             if now < partition.dead_at:
                 # No new id while a request under the old one may still be appended.
                 self._pause(partition, judgement.evidence, at_least_s=partition.dead_at - now)
                 return
+            partition.renew = True
             self._ready.notices.append(
                 AckedLoss(
                     destination,
@@ -1027,13 +1030,21 @@ class Journal:
             )
         for batch in absent:
             batch.move(State.PREPARED)
-        if absent and judgement.verdict is Verdict.GAP:
-            self._reidentify(partition)
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
         partition.fenced = False
         partition.flow = _Flow.SETTLING
         partition.rested = True
         self._touch(partition)
+
+    @staticmethod
+    def _explained(partition: _Partition, absent: Batch) -> bool:
+        """What the leader misses before this batch is still to be sent, or was refused."""
+        for earlier in partition.queue:
+            if earlier is absent:
+                return False
+            if earlier.state in {State.SEALED, State.PREPARED, State.REFUSED}:
+                return True
+        return False
 
     def _park(self, partition: _Partition, batch: Batch, evidence: str) -> None:
         batch.move(State.UNDECIDABLE)
@@ -1063,7 +1074,7 @@ class Journal:
         else:
             batch.move(State.PREPARED)
             partition.unsure_before = -1
-            self._reidentify(partition)
+            partition.renew = True
         if partition.partition == UNCHOSEN:
             partition.flow = _Flow.NEW
             self._touch(partition)
@@ -1144,15 +1155,19 @@ class Journal:
         What takes their place begins at sequence 0 of the next epoch, which fences this epoch (47) at the broker. Ids
         of former lives are not bumped but left: two copies of a spool must never make the same new id.
         """
+        partition.renew = False
         kept = []
         for batch in partition.queue:
-            if batch.state is State.PREPARED:
+            if batch.state in {State.PREPARED, State.REFUSED}:
+                # A refused one is refused again in its turn, or not: the answer was to another id.
+                if batch.state is State.REFUSED:
+                    batch.move(State.PREPARED)
                 batch.move(State.SEALED)
+                batch.identity = None
+            elif batch.state is State.SEALED:
                 batch.identity = None
             elif batch.identity is not None and batch.position >= 0 and batch.state is not State.ACKED:
                 kept.append(m.Identity(batch.position, *_id_fields(batch.identity)))
-            elif batch.state is State.SEALED:
-                batch.identity = None
         self._ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
         )
@@ -1198,7 +1213,7 @@ class Journal:
             return
         self._prepare(partition)
         if partition.flow is _Flow.SETTLING and not partition.in_flight:
-            self._settled(partition, now_ms)
+            self._settled(partition, now, now_ms)
         if not partition.queue:
             return
         if partition.flow is _Flow.NEW:
@@ -1221,7 +1236,7 @@ class Journal:
         if all(batch.identity is not None for batch in near):
             return
         entries: list[m.Identity] = []
-        moved: list[Batch] = []
+        moved: list[tuple[Batch, BatchId]] = []
         for batch in islice(partition.queue, _PREPARE_AHEAD):
             if batch.identity is not None:
                 continue
@@ -1230,7 +1245,7 @@ class Journal:
             self._identify(partition, batch)
             if batch.durable and batch.identity is not None:
                 entries.append(m.Identity(batch.position, *_id_fields(batch.identity)))
-                moved.append(batch)
+                moved.append((batch, batch.identity))
             else:
                 batch.move(State.PREPARED)
         if not entries:
@@ -1240,24 +1255,35 @@ class Journal:
         )
 
         def durable() -> None:
-            for batch in moved:
-                if batch.state is State.SEALED and batch.identity is not None:
+            for batch, identity in moved:
+                # Unless it was taken back meanwhile.
+                if batch.state is State.SEALED and batch.identity is identity:
                     batch.move(State.PREPARED)
             self._touch(partition)
 
         self._ready.persist.after.append(durable)
 
-    def _settled(self, partition: _Partition, now_ms: int) -> None:
+    def _settled(self, partition: _Partition, now: float, now_ms: int) -> None:
         """Every request in flight has an outcome: what now?"""
         if not partition.doubtful:
+            partition.fenced = False
             head = next((b for b in partition.queue if b.state is not State.ACKED), None)
-            if head is not None and head.state is State.REFUSED:
+            refused = head is not None and head.state is State.REFUSED
+            if (refused or partition.renew) and now < partition.dead_at:
+                # Both end in new ids: not while a request under the old ones may still be appended.
+                self._pause(partition, partition.reason, at_least_s=partition.dead_at - now)
+                return
+            if refused and head is not None:
                 self._handle_refusal(partition, head)
                 return
             for batch in partition.queue:
                 if batch.state is State.REFUSED:
                     # What is before it was not appended either: it is sent again in its turn.
                     batch.move(State.PREPARED)
+            if partition.renew:
+                self._reidentify(partition)
+                partition.rested = True
+                self._prepare(partition)
         if not partition.rested:
             self._pause(partition, partition.reason)
             return
