@@ -40,6 +40,7 @@ from kafkasafe._core.identity import (
 )
 from kafkasafe._io import transport as t
 from kafkasafe._io.files import Files
+from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import replay
 from kafkasafe._io.retry import Backoff
@@ -51,6 +52,7 @@ from kafkasafe.errors import (
     SpoolError,
     SpoolWriteError,
     UndecidableError,
+    WrongClusterError,
 )
 
 __all__ = ["UNCHOSEN", "Parcel", "Pump"]
@@ -176,6 +178,7 @@ class Pump:
         self._closing = False
         self._abandon = False
         self._fences: dict[tuple[str, int], int] = {}
+        self._cluster_id: str | None = None
         self._complained: dict[str, float] = {}
         self._memory = 0
         self._own: Lane
@@ -242,13 +245,17 @@ class Pump:
         """Accept parcels, in order. Never blocks; `room` was asked before."""
         now = time.monotonic()
         with self.cond:
-            for parcel in parcels:
+            failure = self.failure
+            for parcel in parcels if failure is None else ():
                 parcel.number = next(self._numbers)
                 parcel.sealed_at = now
                 self._open[parcel.number] = parcel
                 self._undurable[parcel.number] = parcel
                 self._backlog += parcel.size_bytes
-            self._inbox.append(lambda: self._take(parcels))
+            if failure is None:
+                self._inbox.append(lambda: self._take(parcels))
+        for parcel in parcels if failure is not None else ():
+            self._abort(parcel, failure)
         self._wake.set()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
@@ -325,7 +332,11 @@ class Pump:
             while not self._stop:
                 self._turn()
         except BaseException as error:
-            log.exception("The pump ended by an error; everything durable is safe in the spool")
+            log.error(
+                "The producer ended by an error; everything durable is safe in the spool: %s",
+                error,
+                exc_info=not isinstance(error, SpoolError),
+            )
             self._fail(error)
         finally:
             self._shut()
@@ -356,6 +367,10 @@ class Pump:
             ready = lane.journal.ready(time.monotonic(), _now_ms())
             for notice in ready.notices:
                 self._notice(lane, notice)
+            # A spill may name batches that this very turn resolves or divides: written while their bytes are here.
+            spilled = bool(ready.persist.batches) and lane.own and self._config.spool != "always"
+            if spilled:
+                self._persist(lane, ready.persist)
             for divide in ready.divides:
                 self._divide(lane, divide)
             if ready.sends:
@@ -372,9 +387,9 @@ class Pump:
                 and (lane.own or lane.journal.unfinished)
             ):
                 self._want_producer_id(lane)
-            if ready.persist:
+            if ready.persist and not spilled:
                 self._persist(lane, ready.persist)
-            elif not (ready.divides or ready.resolved or ready.sends):
+            elif not (spilled or ready.divides or ready.resolved or ready.sends):
                 break
         self._release(lane)
 
@@ -846,8 +861,34 @@ class Pump:
         lane.journal.baseline(ask.destination, result.offset, topic_id)
 
     def _on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
+        if refreshed.cluster_id is not None and refreshed.cluster_id != self._cluster_id:
+            self._bind(refreshed.cluster_id)
         for name in refreshed.topics:
             self._learn(name)
+
+    def _bind(self, cluster_id: str) -> None:
+        """Before anything is asked of a cluster or sent to it: are the records in the spool directory for it?"""
+        bound = self._directory.bind_cluster(cluster_id, drained=self._drained)
+        if bound is not None:
+            raise WrongClusterError(
+                f"{self._directory.path} holds records for the cluster {bound}, but the brokers are those of the cluster"
+                f" {cluster_id}. Nothing was sent; all accepted records are safe and wait. Use a spool_dir for each"
+                " cluster, or let them be delivered to theirs first (kafkasafe spool ls shows what waits)"
+            )
+        self._cluster_id = cluster_id
+
+    def _drained(self) -> bool:
+        """Whether nothing of an earlier life, or of another process, waits in the spool directory."""
+        ours = {lane.name for lane in self._lanes}
+        if any(batch.former_life for lane in self._lanes for _, _, batch in lane.journal.batches()):
+            return False
+        for number in self._directory.lanes():
+            path = self._directory.lane_path(number)
+            if path.name in ours:
+                continue
+            if self._directory.is_owned(number) or inspect(path, files=self._files).waiting:
+                return False
+        return True
 
     def _poll_topics(self) -> None:
         for lane in self._lanes:
