@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# The helpers of these tests (harness.py, lives.py) are modules beside them; pytest's importlib mode adds no path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness  # noqa: E402
+import pytest  # noqa: E402
+
+from kafkasafe.testing.broker import KafkaCluster  # noqa: E402
+from kafkasafe.testing.tcp_proxy import TcpProxy  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    """Forks producing processes that have everything imported."""
+    with harness.Zygote() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def proxied():
+    """A broker that clients reach through a proxy; nothing else in the session uses it."""
+    with TcpProxy() as proxy, KafkaCluster(brokers=1, proxy_ports={1: proxy.port}) as cluster:
+        proxy.target_port = cluster.client_address(1)[1]
+        yield harness.Proxied(cluster, proxy)
+
+
+@pytest.fixture
+def broker(proxied):
+    """The proxied broker, up, with an honest wire."""
+    yield proxied
+    proxied.proxy.restore()
+    proxied.cluster.heal()
+
+
+@pytest.fixture
+def producers(tmp_path):
+    """Opens SafeProducers and closes what a failed test leaves open."""
+    with harness.Producers(tmp_path / "spool") as opened:
+        yield opened
