@@ -35,7 +35,7 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.codes import Action, classify_produce
-from kafkasafe._core.identity import BatchId, Judgement, Verdict, add_sequence
+from kafkasafe._core.identity import BatchId, Judgement, Verdict, add_sequence, sequence_distance
 
 __all__ = [
     "TRANSITIONS",
@@ -344,7 +344,11 @@ class _Partition:
     last_acked_offset: int = -1
     leader_epoch: int = -1
     topic_id: bytes = m.NO_TOPIC_ID
+    clear_offset: int = -1
+    """Durable: everything of ours that may be at or before this offset is finished. A batch may be acknowledged
+    while one before it is in doubt, so this can be behind `last_acked_offset`."""
     last_acked_id: BatchId | None = None
+    """The newest that is in the log below the high watermark."""
     confirmed_id: tuple[int, int] = (-1, -1)
     confirmed_until: float = 0.0
     """Until then (seconds) the leader surely remembers this (producer id, epoch): more than one batch of it may be
@@ -468,7 +472,9 @@ class Journal:
         return m.State(
             partition.number,
             partition.baseline_offset,
-            partition.last_acked_offset,
+            # Not the last acknowledged one: its mark may not be durable yet, or an earlier batch be in doubt, and a
+            # scan that starts behind a batch takes it for absent.
+            partition.clear_offset,
             partition.leader_epoch,
             partition.topic_id,
         )
@@ -534,7 +540,7 @@ class Journal:
                 case m.State():
                     known = self._partitions[mark.destination]
                     known.baseline_offset = mark.baseline_offset
-                    known.last_acked_offset = mark.last_acked_offset
+                    known.last_acked_offset = known.clear_offset = mark.last_acked_offset
                     known.leader_epoch = mark.leader_epoch
                     known.topic_id = mark.topic_id
                 case m.Granted():
@@ -547,10 +553,14 @@ class Journal:
                         done = self._spooled.get(at)
                         if done is not None and done.state is not State.REPLACED:
                             self._forget(done)
-                            known.queue.remove(done)
+                            done.base_offset = base_offset
+                            self._dequeue(known, done)
                             if base_offset >= 0:
                                 known.last_acked_offset = base_offset + done.count - 1
-                            known.last_acked_id = done.identity
+                            self._passed(known, done)
+                        elif done is None and base_offset >= 0:
+                            # Released: it, and all before it, was finished. Its size is gone with it.
+                            known.last_acked_offset = known.clear_offset = base_offset
                     known.leader_epoch = mark.leader_epoch
                 case m.Replaced(at, first_child, children):
                     parent = self._spooled.get(at)
@@ -786,12 +796,28 @@ class Journal:
 
     def _finish(self, partition: _Partition, batch: Batch) -> None:
         """An acknowledged batch is finished when its commit mark is durable."""
-        partition.last_acked_id = batch.identity
+        self._passed(partition, batch)
         if batch.position < 0:
             self._leave(batch, State.COMMITTED, Fate.COMMITTED)
             return
         self._commits(partition, batch)
         self._ready.persist.after.append(lambda: self._leave(batch, State.COMMITTED, Fate.COMMITTED))
+
+    @staticmethod
+    def _passed(partition: _Partition, batch: Batch) -> None:
+        last = partition.last_acked_id
+        if batch.identity is not None and not (last is not None and _follows(last, batch.identity)):
+            partition.last_acked_id = batch.identity
+
+    @staticmethod
+    def _dequeue(partition: _Partition, batch: Batch) -> None:
+        """It is in the log, and that is durable."""
+        if partition.queue[0] is not batch:
+            partition.queue.remove(batch)
+            return
+        partition.queue.popleft()
+        if batch.base_offset >= 0:
+            partition.clear_offset = batch.base_offset + batch.count - 1
 
     def _commits(self, partition: _Partition, batch: Batch) -> None:
         partition.commits.append((batch.position, batch.base_offset))
@@ -812,10 +838,7 @@ class Journal:
         """A batch is finished."""
         batch.move(state)
         partition = self._partitions[batch.destination]
-        if partition.queue[0] is batch:
-            partition.queue.popleft()
-        else:
-            partition.queue.remove(batch)
+        self._dequeue(partition, batch)
         self._forget(batch)
         self._ready.resolved.append(Resolution(batch, fate))
         self._touch(partition)
@@ -998,8 +1021,14 @@ class Journal:
             self._ready.notices.append(
                 AckedLoss(destination, shrunk_to, partition.last_acked_offset, "log end", judgement.evidence)
             )
-            partition.last_acked_offset = -1
-        if present and not stable:
+            partition.last_acked_offset = partition.clear_offset = -1
+            partition.baseline_offset = min(partition.baseline_offset, shrunk_to)
+            self._ready.persist.marks.append(self._state_mark(partition))
+        newest = present[-1].identity if present else None
+        last = partition.last_acked_id
+        # What was acknowledged behind it says as much as a probe would.
+        passed = newest is not None and last is not None and _follows(last, newest)
+        if present and not stable and not passed:
             # Above the high watermark an append can still be undone by a leader change.
             partition.flow = _Flow.PROBING
             self._send(partition, present[-1])
@@ -1008,7 +1037,9 @@ class Journal:
             batch.base_offset = judgement.offsets.get(index, -1)
             batch.move(State.ACKED)
             if batch.base_offset >= 0:
-                partition.last_acked_offset = batch.base_offset + batch.count - 1
+                partition.last_acked_offset = max(
+                    partition.last_acked_offset, batch.base_offset + batch.count - 1
+                )
             self._finish(partition, batch)
         if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.fenced):
             self._park(partition, absent[0], judgement.evidence)
@@ -1301,9 +1332,7 @@ class Journal:
         partition.flow = _Flow.ASKING
         first = doubt[0].identity
         last = partition.last_acked_id
-        start = (
-            partition.last_acked_offset + 1 if partition.last_acked_offset >= 0 else partition.baseline_offset
-        )
+        start = partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
         self._ready.asks.append(
             Ask(
                 partition.number,
@@ -1374,6 +1403,12 @@ class Journal:
         batch.tries += 1
         partition.in_flight += 1
         self._ready.sends.append(batch)
+
+
+def _follows(later: BatchId, earlier: BatchId) -> bool:
+    """The leader took `later` behind `earlier`, or they are the same."""
+    same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
+    return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
 
 
 def _id_fields(identity: BatchId) -> tuple[int, int, int]:

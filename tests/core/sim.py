@@ -1036,8 +1036,7 @@ class Sim:
             if step % 5 == 0:
                 self._burst()
             for _ in range(r.choice((0, 1, 1, 2, 4, 9))):
-                unchosen = self.options.unknown_topic and r.random() < 0.7
-                self.mine(0, lambda u=unchosen: self.accept(r.randint(1, 4), unchosen=u))
+                self.mine(0, lambda: self.accept(r.randint(1, 4), unchosen=self.options.unknown_topic))
             if not self.options.durable_first and r.random() < 0.5:
                 self.mine(0, self.spill)
             if self.options.unknown_topic and r.random() < 0.1:
