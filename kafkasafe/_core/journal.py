@@ -143,6 +143,7 @@ class Batch:
         state: See `TRANSITIONS`.
         tries: How often it was sent in this life.
         durable: It, and the mark that gives it its id, are on disk.
+        writing: It is on its way to the disk: it stays what it is until it has its position there.
         former_life: It was recovered: an earlier life may have sent it.
         base_offset: In the partition, -1 while unknown.
         code: Why it was refused, Kafka's error code.
@@ -163,6 +164,7 @@ class Batch:
     state: State = State.SEALED
     tries: int = 0
     durable: bool = False
+    writing: bool = False
     former_life: bool = False
     base_offset: int = -1
     code: int = 0
@@ -614,11 +616,15 @@ class Journal:
         """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about."""
         self._drop_parents()
         for partition in self._partitions.values():
+            if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0:
+                partition.flow = _Flow.FLOWING
+            elif self._blind_before < 0:
+                # Nothing was ever sent: that waits for a durable baseline.
+                self._touch(partition)
+                continue
             doubt = [batch for batch in partition.queue if batch.identity is not None]
             for batch in doubt:
                 batch.move(State.IN_DOUBT)
-            if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0 or doubt:
-                partition.flow = _Flow.FLOWING
             if doubt:
                 # An earlier life's last requests may still be on their way into the broker.
                 partition.dead_at = now + self._request_timeout_s
@@ -652,6 +658,19 @@ class Journal:
             self._touch(self._partitions[number])
         return True
 
+    def new_cluster(self) -> None:
+        """What was delivered before went to another cluster: its offsets say nothing about this one.
+
+        Only while nothing of an earlier life waits, and before anything was asked.
+        """
+        for partition in self._partitions.values():
+            partition.baseline_offset = partition.last_acked_offset = partition.leader_epoch = -1
+            partition.topic_id = m.NO_TOPIC_ID
+            partition.last_acked_id = None
+            partition.flow = _Flow.NEW
+            self._ready.persist.marks.append(self._state_mark(partition))
+            self._touch(partition)
+
     def destination(self, topic: str, partition: int) -> int:
         """The number of a destination, declared if it is new."""
         number = self._numbers.get((topic, partition))
@@ -679,10 +698,18 @@ class Journal:
             self._identify(partition, batch)
         partition.queue.append(batch)
         if self._durable_first:
-            self._ready.persist.batches.append(batch)
+            self._write(batch)
         elif batch.identity is not None:
             batch.move(State.PREPARED)
         return batch
+
+    def _write(self, batch: Batch) -> None:
+        batch.writing = True
+        self._ready.persist.batches.append(batch)
+
+    def _rests(self, batch: Batch) -> bool:
+        """On disk, or only in memory where that is allowed, and not on its way between the two."""
+        return batch.durable or not (self._durable_first or batch.writing)
 
     def _make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
         self._next_handle += 1
@@ -701,16 +728,14 @@ class Journal:
 
     def spill(self, batches: Iterable[Batch]) -> None:
         """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
-        wanted = dict.fromkeys(self._ready.persist.batches)
         for batch in batches:
             if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
                 continue
             for earlier in self._partitions[batch.destination].queue:
-                if not earlier.durable:
-                    wanted[earlier] = None
+                if not (earlier.durable or earlier.writing):
+                    self._write(earlier)
                 if earlier is batch:
                     break
-        self._ready.persist.batches[:] = wanted
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
         """A producer id of this life's own."""
@@ -733,10 +758,7 @@ class Journal:
         for batch, position in zip(persist.batches, positions, strict=True):
             batch.position = position
             batch.durable = True
-            if batch.state is State.COMMITTED:
-                # Acknowledged while its spill was still being written.
-                self._commits(self._partitions[batch.destination], batch)
-                continue
+            batch.writing = False
             self._spooled[position] = batch
             if batch.state is State.SEALED and batch.identity is not None:
                 batch.move(State.PREPARED)
@@ -797,6 +819,10 @@ class Journal:
     def _finish(self, partition: _Partition, batch: Batch) -> None:
         """An acknowledged batch is finished when its commit mark is durable."""
         self._passed(partition, batch)
+        if batch.writing:
+            # Acknowledged while its spill is being written: the mark needs its position.
+            self._ready.persist.after.append(lambda: self._finish(partition, batch))
+            return
         if batch.position < 0:
             self._leave(batch, State.COMMITTED, Fate.COMMITTED)
             return
@@ -858,10 +884,11 @@ class Journal:
         partition.refresh = True
         if sent:
             partition.dead_at = now + self._request_timeout_s
+            partition.missing_since = -1.0
         if sent or partition.flow is _Flow.PROBING:
             batch.move(State.IN_DOUBT)
             partition.doubtful = True
-        elif self._must_reject(partition, code, now):
+        elif self._must_reject(partition, code, now) and now >= partition.dead_at:
             self._refuse(batch, code, message)
         else:
             batch.move(State.PREPARED)
@@ -896,7 +923,8 @@ class Journal:
         alone = now >= partition.dead_at and partition.flow is not _Flow.PROBING
         if code in {47, 90}:
             partition.fenced = True
-        if alone and (final or self._must_reject(partition, code, now)):
+        missing = self._must_reject(partition, code, now)
+        if alone and (final or missing):
             self._refuse(batch, code, text)
             batch.bad_records = bad_records
         elif (alone and verdict.absent) or (alone and code == 45 and self._behind_failure(partition, batch)):
@@ -926,6 +954,8 @@ class Journal:
         if code in {17, 29}:
             return True
         if code not in {3, 100}:
+            # Also when nobody answered: a broker that comes back knows no topic for a moment.
+            partition.missing_since = -1.0
             return False
         if partition.missing_since < 0:
             partition.missing_since = now
@@ -977,7 +1007,7 @@ class Journal:
         if partition.flow is not _Flow.ASKING:
             return
         # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.
-        if self._must_reject(partition, code, now) and not (partition.doubtful and code == 29):
+        if self._must_reject(partition, code, now) and not (partition.doubtful and code in {17, 29}):
             self._reject_all(partition, code, reason)
         else:
             partition.refresh = True
@@ -991,10 +1021,14 @@ class Journal:
 
     def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:
         """Nothing of this destination can be delivered."""
+        ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
         for batch in list(partition.queue):
-            if batch.durable and batch.state in {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}:
+            if batch.state in ended and self._rests(batch):
                 batch.code, batch.message = code, reason
                 self._reject(batch)
+        if partition.next_sequence:
+            # What comes now must not continue the sequence of what was rejected.
+            self._reidentify(partition)
         partition.doubtful = False
         partition.flow = _Flow.SETTLING
         partition.rested = True
@@ -1142,13 +1176,13 @@ class Journal:
                 batch.heirs += 1
                 partition.queue.insert(place + index, child)
                 if batch.durable:
-                    persist.batches.append(child)
+                    self._write(child)
             else:
                 child = self.seal(
                     destination, count=count, size_bytes=size_bytes, max_timestamp=max_timestamp
                 )
                 if batch.durable and not self._durable_first:
-                    persist.batches.append(child)
+                    self._write(child)
             made.append(child)
         if batch.position >= 0:
             persist.atomic = True
@@ -1239,7 +1273,7 @@ class Journal:
                 self._ready.divides.extend(
                     Divide(batch, refused=False)
                     for batch in partition.queue
-                    if batch.state is State.SEALED and (batch.durable or not self._durable_first)
+                    if batch.state is State.SEALED and self._rests(batch)
                 )
             return
         self._prepare(partition)
@@ -1254,8 +1288,9 @@ class Journal:
             )
         elif partition.flow is _Flow.FLOWING:
             head = partition.queue[0]
-            if head.doomed and (head.durable or not self._durable_first):
-                self._reject(head)
+            if head.doomed:
+                if self._rests(head):
+                    self._reject(head)
             else:
                 self._flow(partition, now)
 
@@ -1366,6 +1401,8 @@ class Journal:
         return doubt
 
     def _handle_refusal(self, partition: _Partition, head: Batch) -> None:
+        if not self._rests(head):
+            return  # when it is written
         if head.code in {3, 17, 29, 100}:
             self._reject_all(partition, head.code, head.message)
             return

@@ -452,6 +452,7 @@ class Sim:
         self.huge: set[int] = set()
         self.rejected: dict[int, int] = {}
         self.acked: set[int] = set()
+        self.deleted: set[int] = set()
         self.user_resent: set[int] = set()
         self.sends = 0
         self.crashes = 0
@@ -710,6 +711,8 @@ class Sim:
         self.log(f"notice {notice}")
         match notice:
             case j.AckedLoss():
+                if self.deleted:
+                    return
                 raise Violation(f"a loss is reported where nothing was lost: {notice}")
             case j.Parked(batch, evidence):
                 self._parked(batch, evidence)
@@ -998,9 +1001,7 @@ class Sim:
             if ends:
                 leader.start = max(leader.start, self.rng.choice(ends))
         elif kind < 0.65 and self.options.denies:
-            self.denied[partition] = self.rng.choice((29, 3, 17))
-            self.ever_denied.add(partition)
-            self.at(self.rng.choice((1.0, 30.0, 100.0)), lambda: self.denied.pop(partition, None))
+            self._deny(partition)
         elif kind < 0.7:
             self.max_count = self.rng.choice((1, 2, 10**6))
         elif kind < 0.75:
@@ -1009,6 +1010,23 @@ class Sim:
             self.crash_in = self.rng.randint(0, 8)
         elif kind < 0.9:
             self.crash()
+
+    def _deny(self, partition: int) -> None:
+        """Not authorised; or the topic is unknown, for a moment or because it was deleted."""
+        if partition in self.denied:
+            return
+        code = self.rng.choice((29, 3))
+        deleted = code == 3 and self.rng.random() < 0.5
+        self.log(f"deny {partition} {code} deleted={deleted}")
+        self.denied[partition] = code
+        if code == 29 or deleted:
+            self.ever_denied.add(partition)
+        if deleted:
+            self.deleted.update(r for b in self.leaders[partition].log for r in b.records)
+            self.pending[partition].clear()
+            self.leaders[partition] = Leader()
+        seconds = 100.0 if deleted else self.rng.choice((1.0, 20.0))
+        self.at(seconds, lambda: self.denied.pop(partition, None))
 
     def _burst(self) -> None:
         """What the next while is like."""
@@ -1077,7 +1095,9 @@ class Sim:
                 raise Violation(f"in the log twice: {twice}")
             if promised != sorted(promised):
                 raise Violation(f"out of order in partition {number}: {promised}")
-            expected = {r for r in self.durable if self.home[r] == number and r not in self.rejected}
+            expected = {
+                r for r in self.durable if self.home[r] == number and r not in self.rejected
+            } - self.deleted
             if missing := expected - set(seen):
                 raise Violation(f"lost: {sorted(missing)}")
             if self.options.durable_first and (extra := set(seen) & self.gone - self.durable):
