@@ -19,6 +19,7 @@ from kafkasafe.errors import (
     SpoolWriteError,
     UndecidableError,
     UsageError,
+    WrongClusterError,
 )
 from kafkasafe.producer import RecordFuture, SafeProducer
 
@@ -42,4 +43,5 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "SpoolWriteError",
     "UndecidableError",
     "UsageError",
+    "WrongClusterError",
 ]

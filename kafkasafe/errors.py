@@ -24,6 +24,7 @@ __all__ = [
     "SpoolWriteError",
     "UndecidableError",
     "UsageError",
+    "WrongClusterError",
 ]
 
 
@@ -133,6 +134,10 @@ class SpoolCorruptError(SpoolError):
 
 class SpoolFormatError(SpoolError):
     """The directory is not a spool, or was written by a newer kafkasafe. Nothing was changed."""
+
+
+class WrongClusterError(SpoolError):
+    """The spool directory holds records for another cluster. Nothing was sent; they wait for theirs."""
 
 
 class LaneBusyError(SpoolError):

@@ -27,7 +27,6 @@ from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump
 from kafkasafe._io.transport import Transport
 from kafkasafe.config import validate, volatile_reason
 from kafkasafe.errors import (
-    DeliveryTimeoutError,
     ForkedProcessError,
     ProducerClosedError,
     SpoolError,
@@ -438,6 +437,7 @@ class SafeProducer:
                 raise self._closed
             if pump.parked is not None:
                 raise pump.parked
+            self._raise_failure()
             chunk = self._chunks.get(topic)
             if chunk is not None:
                 self._seal(chunk)
@@ -703,8 +703,7 @@ class SafeProducer:
             if self._callbacks is not None:
                 self._callbacks.stop()
             _PRODUCERS.discard(self)
-        if pump.failure is not None and not isinstance(pump.failure, DeliveryTimeoutError):
-            raise SpoolError(f"The producer ended by an error: {pump.failure!r}") from pump.failure
+        self._raise_failure()
 
     def _flush_disk(self) -> None:
         pump = self._pump
@@ -726,6 +725,8 @@ class SafeProducer:
 
     def _raise_failure(self) -> None:
         failure = self._pump.failure
+        if isinstance(failure, SpoolError):
+            raise type(failure)(str(failure)) from failure
         if failure is not None:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
 

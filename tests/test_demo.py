@@ -127,7 +127,9 @@ def test_the_quick_demo_shows_nothing_lost_within_its_time(tmp_path):
     assert all(run["lost"] for run in runs if run["client"] != "kafkasafe" and run["fault"] == "everything")
     assert "0 lost, 0 duplicated, 0 out of order" in done.stdout
     assert "\x1b" not in done.stdout  # plain where there is no terminal
-    assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]  # it cleans up
+    # It cleans up; which ports are taken is known to all clusters of a machine, and stays.
+    left = {path.name for path in tmp_path.iterdir() if not path.name.startswith("kafkasafe-ports")}
+    assert left == {"runs.json"}
     # 40 s on two idle cores; the tests' machine may be busy.
     assert seconds < 90
 

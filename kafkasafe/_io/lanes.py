@@ -14,6 +14,7 @@ import platform
 import re
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
 _LANE: Final = re.compile(r"lane-(\d{3,})")
 _MAX_LANES: Final = 1000
+_BIND_TRIES: Final = 250  # 5 s
 _STRANGERS: Final = frozenset({"lost+found"})
 """What a directory may hold that is to become a spool directory: a file system's root has this."""
 
@@ -110,7 +112,7 @@ class SpoolDirectory:
                         f"{path} is not empty and not a spool directory (it holds {min(strange)!r}): give"
                         " spool_dir a directory of its own. Nothing was changed"
                     )
-                _write_format(path, files)
+                _write_whole(path, "FORMAT", b"kafkasafe-spool %d\n" % _VERSION, files)
             else:
                 _check_format(path, files)
         except OSError as error:
@@ -119,6 +121,51 @@ class SpoolDirectory:
                 " with spool_dir= or KAFKASAFE_SPOOL_DIR. No record was accepted, none was lost"
             ) from error
         return cls(path, files)
+
+    def bind_cluster(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
+        """Write down, durably, which cluster the records in here are for: no other one must get them.
+
+        Args:
+            cluster_id: Of the cluster that answers.
+            drained: Whether nothing waits in any lane: then the directory may change to another cluster.
+
+        Returns:
+            (id of the cluster it belonged to until now, None before the first contact; whether it is now this
+            cluster's).
+
+        Raises:
+            SpoolError: It cannot be read or written.
+        """
+        try:
+            handle = self._files.open(self.path / "FORMAT", write=True)
+            try:
+                # Two processes at their first contact, with different clusters: one of them must see the other's.
+                for _ in range(_BIND_TRIES):
+                    if self._files.lock(handle):
+                        break
+                    time.sleep(0.02)
+                else:
+                    raise SpoolError(f"{self.path / 'FORMAT'} stays locked by another process")
+                bound = self._cluster_id()
+                if bound not in {None, cluster_id} and not drained():
+                    return bound, False
+                if bound != cluster_id:
+                    _write_whole(self.path, "CLUSTER", f"{cluster_id}\n".encode(), self._files)
+            finally:
+                self._files.close(handle)
+        except OSError as error:
+            raise SpoolError(f"{self.path / 'CLUSTER'} cannot be read or written: {error}") from error
+        return bound, True
+
+    def _cluster_id(self) -> str | None:
+        try:
+            handle = self._files.open(self.path / "CLUSTER")
+        except FileNotFoundError:
+            return None
+        try:
+            return self._files.read(handle, 0, 1024).decode(errors="replace").strip() or None
+        finally:
+            self._files.close(handle)
 
     def lanes(self) -> list[int]:
         """Numbers of the lanes that are there, ascending."""
@@ -243,17 +290,17 @@ class SpoolDirectory:
         return LaneLock(lane, number, handle, self._files)
 
 
-def _write_format(path: Path, files: Files) -> None:
-    draft = path / f"FORMAT.{os.getpid()}.{time.monotonic_ns()}"
+def _write_whole(path: Path, name: str, content: bytes, files: Files) -> None:
+    """A small file, all of it or nothing."""
+    draft = path / f"{name}.{os.getpid()}.{time.monotonic_ns()}"
     handle = files.open(draft, write=True, create=True)
     try:
-        content = b"kafkasafe-spool %d\n" % _VERSION
         if files.writev(handle, [content], 0) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         files.sync_data(handle)
     finally:
         files.close(handle)
-    files.rename(draft, path / "FORMAT")
+    files.rename(draft, path / name)
     files.sync_directory(path)
 
 

@@ -179,6 +179,7 @@ class Pump:
         self._abandon = False
         self._fences: dict[tuple[str, int], int] = {}
         self._cluster_id: str | None = None
+        self._stranger: WrongClusterError | None = None
         self._complained: dict[str, float] = {}
         self._memory = 0
         self._own: Lane
@@ -254,8 +255,9 @@ class Pump:
                 self._backlog += parcel.size_bytes
             if failure is None:
                 self._inbox.append(lambda: self._take(parcels))
-        for parcel in parcels if failure is not None else ():
-            self._abort(parcel, failure)
+        if failure is not None:
+            for parcel in parcels:
+                self._abort(parcel, failure)
         self._wake.set()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
@@ -331,12 +333,11 @@ class Pump:
                 self._timer(_SPILL_EVERY_S, self._expire)
             while not self._stop:
                 self._turn()
+        except SpoolError as error:
+            log.error("The producer ended: %s", error)  # noqa: TRY400 - it says what is safe and what to do
+            self._fail(error)
         except BaseException as error:
-            log.error(
-                "The producer ended by an error; everything durable is safe in the spool: %s",
-                error,
-                exc_info=not isinstance(error, SpoolError),
-            )
+            log.exception("The producer ended by an error; everything durable is safe in the spool")
             self._fail(error)
         finally:
             self._shut()
@@ -352,6 +353,11 @@ class Pump:
             heapq.heappop(self._timers)[2]()
         for lane in list(self._lanes):
             self._drive(lane)
+        if self._stranger is not None:
+            # What was accepted goes to disk; then this producer ends.
+            self._seal_due(float("inf"))
+            if not self._inbox:
+                raise self._stranger
         if self._inbox or self._stop:
             return
         if self._timers:
@@ -373,10 +379,11 @@ class Pump:
                 self._persist(lane, ready.persist)
             for divide in ready.divides:
                 self._divide(lane, divide)
-            if ready.sends:
-                self._send(lane, ready.sends)
-            for ask in ready.asks:
-                self._ask(lane, ask)
+            if self._stranger is None:
+                if ready.sends:
+                    self._send(lane, ready.sends)
+                for ask in ready.asks:
+                    self._ask(lane, ask)
             for wait in ready.waits:
                 self._wait(lane, wait)
             if ready.resolved:
@@ -868,14 +875,21 @@ class Pump:
 
     def _bind(self, cluster_id: str) -> None:
         """Before anything is asked of a cluster or sent to it: are the records in the spool directory for it?"""
-        bound = self._directory.bind_cluster(cluster_id, drained=self._drained)
-        if bound is not None:
-            raise WrongClusterError(
-                f"{self._directory.path} holds records for the cluster {bound}, but the brokers are those of the cluster"
+        bound, ours = self._directory.bind_cluster(cluster_id, drained=self._drained)
+        if not ours:
+            self._stranger = WrongClusterError(
+                f"{self._directory.path} holds records for cluster {bound}, but these brokers are cluster"
                 f" {cluster_id}. Nothing was sent; all accepted records are safe and wait. Use a spool_dir for each"
                 " cluster, or let them be delivered to theirs first (kafkasafe spool ls shows what waits)"
             )
+            return
         self._cluster_id = cluster_id
+        if bound is not None and bound != cluster_id:
+            log.warning(
+                "%s was used for cluster %s until now; nothing waited for it", self._directory.path, bound
+            )
+            for lane in self._lanes:
+                lane.journal.new_cluster()
 
     def _drained(self) -> bool:
         """Whether nothing of an earlier life, or of another process, waits in the spool directory."""
