@@ -622,7 +622,9 @@ class Journal:
                 # Nothing was ever sent: that waits for a durable baseline.
                 self._touch(partition)
                 continue
-            doubt = [batch for batch in partition.queue if batch.identity is not None]
+            # Only the first ones of a queue are ever sent. Where marks are lost, nobody knows what was in front.
+            near = max(self._window, WINDOW) if self._blind_before < 0 else None
+            doubt = [batch for batch in islice(partition.queue, near) if batch.identity is not None]
             for batch in doubt:
                 batch.move(State.IN_DOUBT)
             if doubt:

@@ -493,6 +493,21 @@ class Sim:
                 self.crash()
         self.now = max(self.now, until)
 
+    def freeze(self, seconds: float) -> None:
+        """The client is dead or stopped; everybody else goes on."""
+        until = self.now + seconds
+        later = []
+        while self.events and self.events[0][0] <= until:
+            event = heapq.heappop(self.events)
+            if event[2] == -1:
+                self.now = max(self.now, event[0])
+                event[3]()
+            elif event[2] == self.life:
+                later.append(event)
+        for event in later:
+            heapq.heappush(self.events, event)
+        self.now = until
+
     def point(self) -> None:
         """The client may die here."""
         if self.crash_in >= 0:
@@ -554,9 +569,9 @@ class Sim:
         if self.weather.crash_within:
             self.crash_in = self.rng.randint(0, self.weather.crash_within)
         if not self.healing:
-            self.now += self.rng.choice((0.01, 0.5, 5.0, 29.0, 31.0))
+            self.freeze(self.rng.choice((0.01, 0.5, 5.0, 29.0, 31.0)))
             if self.rng.random() < 0.1:
-                self._turn(self.now + 30 * 3600.0)
+                self.freeze(30 * 3600.0)
                 self.expire()
         self._new_life()
 
@@ -1005,7 +1020,7 @@ class Sim:
         elif kind < 0.7:
             self.max_count = self.rng.choice((1, 2, 10**6))
         elif kind < 0.75:
-            self.now += self.rng.choice((20.0, 7 * 3600.0, 30 * 3600.0))
+            self.freeze(self.rng.choice((20.0, 7 * 3600.0, 30 * 3600.0)))
         elif kind < 0.85:
             self.crash_in = self.rng.randint(0, 8)
         elif kind < 0.9:
@@ -1074,9 +1089,11 @@ class Sim:
         self.denied.clear()
         self.max_count = 10**6
         self.mine(0, self.learn)
-        until = self.now + 600
+        until, left = self.now + 600, self.journal.unfinished
         while self.now < until:
             self._turn(self.now + 5.0)
+            if self.journal.unfinished < left:
+                until, left = self.now + 600, self.journal.unfinished
             if not self.journal.unfinished:
                 self._turn(self.now + REQUEST_TIMEOUT_S)  # what still comes late
                 if not self.journal.unfinished:
