@@ -7,6 +7,8 @@ python examples/drop_in.py --bootstrap localhost:9092     # or uses yours
 import argparse
 import contextlib
 import json
+import os
+import tempfile
 
 from kafka import KafkaConsumer, TopicPartition
 
@@ -57,6 +59,8 @@ def main() -> None:
         else:
             from kafkasafe.testing.broker import KafkaCluster
 
+            # A cluster that is gone in a minute: its records should not wait in the user's state directory.
+            os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
             cluster = stack.enter_context(KafkaCluster(brokers=1))
             cluster.create_topic(options.topic, partitions=3)
             servers = cluster.bootstrap_servers
