@@ -1294,7 +1294,7 @@ class Journal:
                 if self._rests(head):
                     self._reject(head)
             else:
-                self._flow(partition, now)
+                self._flow(partition, now, now_ms)
 
     def _prepare(self, partition: _Partition) -> None:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
@@ -1378,7 +1378,7 @@ class Journal:
                 acked_before=last is not None
                 and first is not None
                 and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
-                read_log=any(now_ms - batch.max_timestamp > self._state_age_s * 1000 for batch in doubt),
+                read_log=any(self._is_old(batch, now_ms) for batch in doubt),
                 fenced=partition.fenced,
             )
         )
@@ -1425,17 +1425,36 @@ class Journal:
         )
         partition.refresh = False
 
-    def _flow(self, partition: _Partition, now: float) -> None:
+    def _flow(self, partition: _Partition, now: float, now_ms: int) -> None:
         """Send what the window and the order allow."""
+        old_in_flight = False
         for batch in islice(partition.queue, self._window):
             if batch.state in {State.SENT, State.ACKED}:
+                old_in_flight |= batch.state is State.SENT and self._is_old(batch, now_ms)
                 continue
             if batch.state is not State.PREPARED or batch.identity is None:
                 break
             ours = (batch.identity.producer_id, batch.identity.producer_epoch)
-            if partition.in_flight and (partition.confirmed_id != ours or now >= partition.confirmed_until):
+            if partition.in_flight and (
+                old_in_flight or partition.confirmed_id != ours or now >= partition.confirmed_until
+            ):
+                break
+            old = self._is_old(batch, now_ms)
+            if old and now < partition.dead_at:
+                # Once it is appended the leader may forget us, and would then append what is still on its way.
+                if not partition.in_flight:
+                    self._pause(
+                        partition,
+                        "a request whose answer was lost may still arrive",
+                        at_least_s=partition.dead_at - now,
+                    )
                 break
             self._send(partition, batch)
+            old_in_flight |= old
+
+    def _is_old(self, batch: Batch, now_ms: int) -> bool:
+        """A leader forgets a producer by the timestamp of its last batch: after this one any moment."""
+        return now_ms - batch.max_timestamp > self._state_age_s * 1000
 
     def _send(self, partition: _Partition, batch: Batch) -> None:
         batch.move(State.SENT)
