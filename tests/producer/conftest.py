@@ -6,11 +6,11 @@ from pathlib import Path
 # The helpers of these tests (harness.py, lives.py) are modules beside them; pytest's importlib mode adds no path.
 sys.path.insert(0, str(Path(__file__).parent))
 
-import harness  # noqa: E402
-import pytest  # noqa: E402
+import harness
+import pytest
 
-from kafkasafe.testing.broker import KafkaCluster  # noqa: E402
-from kafkasafe.testing.tcp_proxy import TcpProxy  # noqa: E402
+from kafkasafe.testing.broker import KafkaCluster
+from kafkasafe.testing.tcp_proxy import TcpProxy
 
 
 @pytest.fixture(scope="session")

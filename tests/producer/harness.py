@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import kafka.errors as kafka_errors
 import lives
 from kafka import KafkaConsumer, TopicPartition
 from lives import record_key, record_value, send
@@ -32,7 +33,10 @@ __all__ = [
     "audit",
     "dead_address",
     "dump_segments",
+    "end_offset",
+    "kafka_errors",
     "new_topic",
+    "numbers_of",
     "read_log",
     "record_key",
     "record_value",

@@ -111,7 +111,6 @@ def burst(
     partition: int | None = None,
     go: str | None = None,
     first: int = 0,
-    fork_after: bool = False,
 ) -> None:
     """Sends records in batches of a few, makes them durable, says so by a file, and waits to be killed.
 
@@ -127,7 +126,6 @@ def burst(
         partition: Of all records.
         go: With `first`: file to wait for before the rest is sent.
         first: So many records are sent and acknowledged before `go` is waited for; `<ready>.first` says so.
-        fork_after: Close the file of readiness in a forked child that lives on.
     """
     producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool, **options)
     begin, end = numbers
@@ -139,7 +137,7 @@ def burst(
             time.sleep(0.005)
     for number in range(begin + first, end):
         future = send(producer, topic, number, timestamp_ms=timestamp_ms, partition=partition)
-        if (number - begin) % batches_of == batches_of - 1:
+        if (number - begin - first) % batches_of == batches_of - 1:
             future.durable(60)
     producer.flush_spool(60)
     Path(ready).touch()
