@@ -145,6 +145,7 @@ class Batch:
         durable: It, and the mark that gives it its id, are on disk.
         writing: It is on its way to the disk: it stays what it is until it has its position there.
         former_life: It was recovered: an earlier life may have sent it.
+        unanswered: A request with it under its id may still be on its way, or have been appended unnoticed.
         base_offset: In the partition, -1 while unknown.
         code: Why it was refused, Kafka's error code.
         message: The same for people.
@@ -166,6 +167,7 @@ class Batch:
     durable: bool = False
     writing: bool = False
     former_life: bool = False
+    unanswered: bool = False
     base_offset: int = -1
     code: int = 0
     message: str = ""
@@ -179,6 +181,8 @@ class Batch:
         if to not in TRANSITIONS[self.state]:
             raise IllegalMoveError(f"{self} cannot become {to.value}")
         self.state = to
+        if to is State.IN_DOUBT:
+            self.unanswered = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +340,8 @@ class _Partition:
     """The pause after a failure is over."""
     refresh: bool = False
     fenced: bool = False
+    sequence_refused: bool = False
+    """The leader does not take the sequence of a batch in doubt."""
     renew: bool = False
     """The batches that are not in the log need new ids, as soon as nothing can be appended under the old ones."""
     reason: str = ""
@@ -677,7 +683,7 @@ class Journal:
         """The number of a destination, declared if it is new."""
         number = self._numbers.get((topic, partition))
         if number is None:
-            number = len(self._partitions) + 1
+            number = max(self._partitions, default=0) + 1
             self._numbers[topic, partition] = number
             self._partitions[number] = _Partition(number, topic, partition)
             self._ready.persist.marks.append(m.Destination(number, topic, partition))
@@ -887,10 +893,11 @@ class Journal:
         if sent:
             partition.dead_at = now + self._request_timeout_s
             partition.missing_since = -1.0
-        if sent or partition.flow is _Flow.PROBING:
+        missing = not sent and self._must_reject(partition, code, now)
+        if sent or partition.flow is _Flow.PROBING or (missing and batch.unanswered):
             batch.move(State.IN_DOUBT)
             partition.doubtful = True
-        elif self._must_reject(partition, code, now) and now >= partition.dead_at:
+        elif missing:
             self._refuse(batch, code, message)
         else:
             batch.move(State.PREPARED)
@@ -926,12 +933,19 @@ class Journal:
         if code in {47, 90}:
             partition.fenced = True
         missing = self._must_reject(partition, code, now)
-        if alone and (final or missing):
+        if alone and not batch.unanswered and (final or missing):
             self._refuse(batch, code, text)
             batch.bad_records = bad_records
-        elif (alone and verdict.absent) or (alone and code == 45 and self._behind_failure(partition, batch)):
+        elif alone and (
+            (verdict.absent and not final and not missing)
+            # No other request had it, and this one was not appended.
+            or (code == 45 and not batch.unanswered and self._behind_failure(partition, batch))
+            or (code == 59 and not batch.unanswered)
+        ):
             batch.move(State.PREPARED)
+            partition.renew = partition.renew or code == 59
         else:
+            partition.sequence_refused = partition.sequence_refused or code in {45, 59}
             batch.move(State.IN_DOUBT)
             partition.doubtful = True
         self._settle(partition, text)
@@ -943,12 +957,12 @@ class Journal:
 
     @staticmethod
     def _behind_failure(partition: _Partition, batch: Batch) -> bool:
-        """A 45 for a batch sent once, behind one that is not in the log: the gap is that one's, nothing is missing."""
+        """A 45 behind a batch that is not in the log: the gap is that one's, nothing is missing."""
         for earlier in partition.queue:
             if earlier is batch:
                 return False
-            if earlier.tries and earlier.state in {State.PREPARED, State.REFUSED}:
-                return batch.tries == 1 and not batch.former_life
+            if earlier.state in {State.PREPARED, State.REFUSED}:
+                return True
         return False
 
     def _must_reject(self, partition: _Partition, code: int, now: float) -> bool:
@@ -1080,23 +1094,27 @@ class Journal:
         if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.fenced):
             self._park(partition, absent[0], judgement.evidence)
             return
-        if absent and judgement.verdict is Verdict.GAP and not self._explained(partition, absent[0]):
+        # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
+        gap = judgement.verdict is Verdict.GAP or (stable and partition.sequence_refused)
+        if absent and gap and not self._explained(partition, absent[0]):
             if now < partition.dead_at:
                 # No new id while a request under the old one may still be appended.
                 self._pause(partition, judgement.evidence, at_least_s=partition.dead_at - now)
                 return
             partition.renew = True
-            self._ready.notices.append(
-                AckedLoss(
-                    destination,
-                    -1,
-                    partition.last_acked_offset,
-                    "sequence",
-                    f"{judgement.evidence}; the next batch is {absent[0].identity}",
+            if judgement.verdict is Verdict.GAP:
+                self._ready.notices.append(
+                    AckedLoss(
+                        destination,
+                        -1,
+                        partition.last_acked_offset,
+                        "sequence",
+                        f"{judgement.evidence}; the next batch is {absent[0].identity}",
+                    )
                 )
-            )
         for batch in absent:
             batch.move(State.PREPARED)
+            batch.unanswered = now < partition.dead_at
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
         partition.fenced = False
         partition.flow = _Flow.SETTLING
@@ -1140,6 +1158,7 @@ class Journal:
             partition.unsure_before = -1
         else:
             batch.move(State.PREPARED)
+            batch.unanswered = False  # decided
             partition.unsure_before = -1
             partition.renew = True
         if partition.partition == UNCHOSEN:
@@ -1231,6 +1250,7 @@ class Journal:
                     batch.move(State.PREPARED)
                 batch.move(State.SEALED)
                 batch.identity = None
+                batch.unanswered = False
             elif batch.state is State.SEALED:
                 batch.identity = None
             elif batch.identity is not None and batch.position >= 0 and batch.state is not State.ACKED:
@@ -1333,14 +1353,20 @@ class Journal:
 
     def _settled(self, partition: _Partition, now: float, now_ms: int) -> None:
         """Every request in flight has an outcome: what now?"""
-        if not partition.doubtful:
-            partition.fenced = False
-            head = next((b for b in partition.queue if b.state is not State.ACKED), None)
-            refused = head is not None and head.state is State.REFUSED
-            if (refused or partition.renew) and now < partition.dead_at:
-                # Both end in new ids: not while a request under the old ones may still be appended.
+        head = next((b for b in partition.queue if b.state is not State.ACKED), None)
+        refused = head is not None and head.state is State.REFUSED
+        if not partition.doubtful and (refused or partition.renew):
+            # Both end in new ids: not while a request under the old ones may still be appended, and not for a
+            # batch that was looked for before that was certain.
+            if now < partition.dead_at:
                 self._pause(partition, partition.reason, at_least_s=partition.dead_at - now)
                 return
+            for batch in partition.queue:
+                if batch.state is State.PREPARED and batch.unanswered:
+                    batch.move(State.IN_DOUBT)
+                    partition.doubtful = partition.rested = True
+        if not partition.doubtful:
+            partition.fenced = partition.sequence_refused = False
             if refused and head is not None:
                 self._handle_refusal(partition, head)
                 return

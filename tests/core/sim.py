@@ -213,6 +213,7 @@ class SimSpool:
         self.batches: dict[int, Stored] = {}
         self.finished: set[int] = set()
         self.committed: set[int] = set()
+        self.rejected: dict[int, int] = {}
 
     def write_group(
         self,
@@ -266,7 +267,10 @@ class SimSpool:
                     for position, _ in entries:
                         self.finished.add(position)
                         self.committed.add(position)
-                case m.Rejected(position) | m.Replaced(position):
+                case m.Rejected(position, code):
+                    self.finished.add(position)
+                    self.rejected[position] = code
+                case m.Replaced(position):
                     self.finished.add(position)
                 case _:
                     pass
@@ -453,6 +457,7 @@ class Sim:
         self.rejected: dict[int, int] = {}
         self.acked: set[int] = set()
         self.deleted: set[int] = set()
+        self.put_aside: dict[int, tuple[int, ...]] = {}
         self.user_resent: set[int] = set()
         self.sends = 0
         self.crashes = 0
@@ -733,6 +738,7 @@ class Sim:
                 self._parked(batch, evidence)
             case j.Refusal(batch):
                 partition = self._partition(batch)
+                self.put_aside[batch.position] = self.parcels[batch.handle][0]
                 for record in self.parcels[batch.handle][0]:
                     allowed = (
                         record in self.poisoned | self.huge
@@ -1104,6 +1110,9 @@ class Sim:
 
     def check(self) -> None:
         """Every accepted record: once, in order, or rejected for a reason."""
+        for position, code in self.spool.rejected.items():
+            # Also where the client died before it could tell.
+            self.rejected.update(dict.fromkeys(self.put_aside[position], code))
         for number, leader in enumerate(self.leaders):
             seen: list[int] = [r for b in leader.log for r in b.records if r >= 0]
             promised = [r for r in seen if r in self.durable]
