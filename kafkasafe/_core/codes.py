@@ -89,6 +89,8 @@ _PRODUCE: Final[dict[int, Verdict]] = {
         _row(
             3, "UNKNOWN_TOPIC_OR_PARTITION", _RETRY, "the broker does not host it", absent=True, refresh=True
         ),
+        _row(31, "CLUSTER_AUTHORIZATION_FAILED", _RETRY, "this user may not write idempotently", absent=True),
+        _row(35, "UNSUPPORTED_VERSION", _RETRY, "the broker does not know this version", absent=True),
         _row(89, "THROTTLING_QUOTA_EXCEEDED", _RETRY, "quota exceeded", absent=True),
         # Answers that may come after the append: the leader resigned, a replica was slow, a disk failed.
         _row(5, "LEADER_NOT_AVAILABLE", _RETRY, "an election is going on", refresh=True),
@@ -130,6 +132,7 @@ _PRODUCE: Final[dict[int, Verdict]] = {
             split=True,
         ),
         _row(87, "INVALID_RECORD", _REJECT, "a record breaks a rule of the topic", absent=True, split=True),
+        _row(21, "INVALID_REQUIRED_ACKS", _REJECT, "acks is neither 0, 1 nor all", absent=True),
         _row(42, "INVALID_REQUEST", _REJECT, "the broker finds the request malformed", absent=True),
         _row(
             43, "UNSUPPORTED_FOR_MESSAGE_FORMAT", _REJECT, "the topic has an old message format", absent=True

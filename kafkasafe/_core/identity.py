@@ -115,7 +115,8 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     if view.producer_epoch > first.producer_epoch:
         return Judgement(Verdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
     if view.producer_epoch < first.producer_epoch:
-        verdict = Verdict.GAP if acked_before else Verdict.DECIDED
+        # An epoch begins at sequence 0; what does not begin there follows something.
+        verdict = Verdict.GAP if acked_before or first.base_sequence else Verdict.DECIDED
         return Judgement(verdict, 0, f"{seen}: nothing of our epoch {first.producer_epoch}")
     if view.last_sequence < 0:
         return Judgement(Verdict.READ_LOG, 0, f"{seen}: no data batch remembered")
@@ -141,16 +142,18 @@ class Scan:
         doubt: The batches looked for.
         next_offset: Where the next page starts.
         end_offset: The leader's log end when the scan began: it must get this far (exclusive).
-        complete: False once part of the range could not be seen: trimmed, or compacted (a hole between offsets).
         found: Base offset of each batch found, by index.
+        trimmed_to: Log start offset, where it was behind the place of the scan; else -1.
+        hidden_before: Offset (exclusive) up to which part of the range could not be seen: trimmed, or compacted (a
+            hole between offsets); -1 when all was seen.
     """
 
     doubt: Sequence[BatchId]
     next_offset: int
     end_offset: int
-    complete: bool = True
     found: dict[int, int] = field(default_factory=dict)
     trimmed_to: int = -1
+    hidden_before: int = -1
 
     def page(
         self,
@@ -167,15 +170,13 @@ class Scan:
             log_start_offset: The log's start when it was read.
         """
         if log_start_offset > self.next_offset:
-            self.complete = False
-            self.trimmed_to = log_start_offset
-            self.next_offset = log_start_offset
+            self.trimmed_to = self.hidden_before = self.next_offset = log_start_offset
         wanted = {(b.producer_id, b.producer_epoch, b.base_sequence): i for i, b in enumerate(self.doubt)}
         for base_offset, last_offset, producer_id, epoch, base_sequence in headers:
             if last_offset < self.next_offset:
                 continue
             if base_offset > self.next_offset:
-                self.complete = False
+                self.hidden_before = base_offset
             index = wanted.get((producer_id, epoch, base_sequence))
             if index is not None:
                 self.found.setdefault(index, base_offset)
@@ -191,21 +192,23 @@ class Scan:
 def judge_by_log(scan: Scan) -> Judgement:
     """Judge by what a finished scan saw: found is committed; not found is absent if nothing was hidden.
 
-    Found batches are a prefix of the doubtful ones, because they were appended in order; anything else means that
-    part of the log is gone.
+    Batches are appended in order. So one that was not seen, before one that was found, sat in the part that could
+    not be seen; and one behind the newest found one is absent if everything from there on was seen. Anything else
+    means that part of the log is gone.
     """
-    present = 0
-    while present in scan.found:
-        present += 1
-    later = [index for index in scan.found if index >= present]
     seen = f"the log up to offset {scan.next_offset} holds {len(scan.found)} of {len(scan.doubt)} batches"
     if scan.trimmed_to >= 0:
         seen += f"; it was trimmed to {scan.trimmed_to}"
-    if later:
-        # A later batch is there, an earlier one is not: the earlier one was there before it (broker order) and is
-        # gone, or a state-less leader took the later one out of order.
-        return Judgement(Verdict.UNDECIDABLE, present, f"{seen}; a later batch is there", dict(scan.found))
-    if present == len(scan.doubt) or scan.complete:
+    newest = max(scan.found, default=-1)
+    before = -1
+    for index in range(newest + 1):
+        if index not in scan.found and before >= scan.hidden_before:
+            # A later batch is there, this one is not, and its place was seen: it is gone, or a state-less leader
+            # took the later one out of order.
+            return Judgement(Verdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found))
+        before = scan.found.get(index, before)
+    present = newest + 1
+    if present == len(scan.doubt) or before >= scan.hidden_before:
         return Judgement(Verdict.DECIDED, present, seen, dict(scan.found))
     return Judgement(
         Verdict.UNDECIDABLE, present, f"{seen}; what was before is not readable", dict(scan.found)

@@ -546,7 +546,7 @@ class Journal:
                         self._partitions[number] = _Partition(number, topic, partition)
                         self._numbers[topic, partition] = number
                 case m.State():
-                    known = self._partitions[mark.destination]
+                    known = self._declared(mark.destination)
                     known.baseline_offset = mark.baseline_offset
                     known.last_acked_offset = known.clear_offset = mark.last_acked_offset
                     known.leader_epoch = mark.leader_epoch
@@ -556,7 +556,7 @@ class Journal:
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():
-                    known = self._partitions[mark.destination]
+                    known = self._declared(mark.destination)
                     for at, base_offset in mark.entries:
                         done = self._spooled.get(at)
                         if done is not None and done.state is not State.REPLACED:
@@ -582,6 +582,11 @@ class Journal:
                 case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
+    def _declared(self, destination: int) -> _Partition:
+        if destination not in self._partitions:
+            raise m.MarkError(f"A mark speaks of destination {destination}, never declared")
+        return self._partitions[destination]
+
     def recover_lost(self, position: int, destination: int) -> None:
         """Damage in the log: a data batch, or (destination 0) a whole group with its marks.
 
@@ -606,7 +611,7 @@ class Journal:
     def _recover_identities(self, mark: m.Identified) -> None:
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
-            for batch in self._partitions[mark.destination].queue:
+            for batch in self._declared(mark.destination).queue:
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.identity = None
                     batch.state = State.SEALED
@@ -1212,7 +1217,7 @@ class Journal:
         partition.queue.remove(batch)
         if not refused:
             persist.after.append(lambda: self._forget(batch))
-        self._ready.resolved.append(Resolution(batch, Fate.REPLACED))
+        persist.after.append(lambda: self._ready.resolved.append(Resolution(batch, Fate.REPLACED)))
         if refused:
             self._reidentify(partition)
         partition.rested = True
