@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import operator
 import os
 import random
 import re
@@ -41,6 +42,8 @@ _MAX_RECORDS: Final = 8192
 _RECORD_OVERHEAD: Final = 16
 """The most that a record without headers and timestamp takes beside its key and value."""
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_MAX_PARTITION: Final = 2**31 - 1
+_MAX_TIMESTAMP: Final = 2**63 - 1
 _NEVER: Final = float("inf")
 _CLOSE_IDLE_S: Final = 5.0
 
@@ -369,6 +372,7 @@ class SafeProducer:
             ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
             MessageSizeTooLargeError: Larger than `max_request_size`.
         """
+        given_key, given_value = key, value
         if self._serializes:
             key, value = self._serialize(topic, headers, key, value)
         size = _RECORD_OVERHEAD
@@ -383,11 +387,16 @@ class SafeProducer:
             if type(key) is not bytes:
                 key = _as_bytes(key, "key", "key_serializer")
             size += len(key)
+        if self._config.custom_partitioner and partition is None:
+            partition = self._ask_partitioner(topic, given_key, key, given_value, value)
         special: tuple[int | None, Headers, int | None] | None = None
         if headers or partition is not None or timestamp_ms is not None:
+            if timestamp_ms is not None:
+                timestamp_ms = _as_int(timestamp_ms, "timestamp_ms", _MAX_TIMESTAMP)
+            if partition is not None:
+                partition = self._check_partition(topic, partition)
             special = (partition, _check_headers(headers), timestamp_ms)
-            size += 8 + sum(len(name) * 4 + len(content) + 10 for name, content in special[1])
-            self._check_partition(topic, partition)
+            size += 8 + sum(len(name.encode()) + len(content) + 10 for name, content in special[1])
         if size > self._max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
@@ -419,14 +428,26 @@ class SafeProducer:
             value = self._value_serializer(topic, headers, value)
         return key, value
 
-    def _check_partition(self, topic: str, partition: int | None) -> None:
-        if partition is None:
-            return
-        if partition < 0:
-            raise ValueError("partition must be >= 0")
+    def _check_partition(self, topic: str, partition: Any) -> int:
+        partition = _as_int(partition, "partition", _MAX_PARTITION)
         known = self._partition_counts.get(topic)
         if known is not None and partition >= known:
             raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {known}")
+        return partition
+
+    def _ask_partitioner(
+        self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
+    ) -> int | None:
+        """A partitioner of the user's is asked at once, while there are the key and value that it was written for.
+
+        None where the topic is not known yet: then it is asked at first contact, for bytes.
+        """
+        count = self._partition_counts.get(topic)
+        if count is None:
+            return None
+        cluster = _Cluster(topic, count)
+        chosen: int = self._config.partitioner.partition(topic, key, key_bytes, value, value_bytes, cluster)
+        return chosen
 
     def _open_chunk(self, topic: str) -> _Chunk:
         """A chunk with room for one more record. Called with the lock held; lets go of it while it waits."""
@@ -591,13 +612,21 @@ class SafeProducer:
         if self._config.custom_partitioner:
             cluster = _Cluster(topic, partitions)
             partitioner = self._config.partitioner
-            return np.array(
-                [
-                    partitioner.partition(topic, key, key, value, value, cluster)
-                    for key, value in zip(keys, values, strict=True)
-                ],
-                np.int64,
-            )
+            try:
+                return np.array(
+                    [
+                        _as_int(
+                            partitioner.partition(topic, key, key, value, value, cluster),
+                            "the partitioner's choice",
+                            partitions - 1,
+                        )
+                        for key, value in zip(keys, values, strict=True)
+                    ],
+                    np.int64,
+                )
+            except Exception:
+                # The partitioner is the user's, the records are accepted: they go where the default one puts them.
+                log.exception("%s: the partitioner failed; the records go where KafkaProducer puts them", topic)
         # Records without a key go together: to one partition per batch, another one each time (KIP-480).
         self._rotation += 1
         if None not in keys:
@@ -882,6 +911,16 @@ def _as_bytes(item: Any, what: str, option: str) -> bytes:
     if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(item)
     raise TypeError(f"Unsupported type for serialized {what}: {type(item)}; pass bytes, or set {option}")
+
+
+def _as_int(item: Any, what: str, most: int) -> int:
+    try:
+        number = operator.index(item)
+    except TypeError:
+        raise TypeError(f"{what} must be an int, not {type(item).__name__}") from None
+    if not 0 <= number <= most:
+        raise ValueError(f"{what} must be >= 0 and <= {most}, not {number}")
+    return number
 
 
 def _check_headers(headers: Any) -> Headers:
