@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import platformdirs
 from kafka import KafkaProducer
-from kafka.partitioner import DefaultPartitioner
+from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
 from kafkasafe._core.batch import Compression
 from kafkasafe.errors import ConfigError
@@ -197,7 +197,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         retry_backoff_s=_number(merged, "retry_backoff_ms", least=1) / 1000,
         window=min(5, window),
         partitioner=partitioner,
-        custom_partitioner=type(partitioner) is not DefaultPartitioner,
+        # The sticky one puts keys where the default one does; without a key, batches stick here in any case.
+        custom_partitioner=type(partitioner) not in {DefaultPartitioner, StickyPartitioner},
         key_serializer=merged["key_serializer"],
         value_serializer=merged["value_serializer"],
         spool_dir=spool_dir,
