@@ -322,17 +322,25 @@ class SafeProducer:
                 "The spool %s does not survive a restart of the machine: %s", config.spool_dir, reason
             )
         lock = directory.take_lane(config.spool_lane)
-        self._transport = Transport(config.kafka)
-        self._pump = Pump(
-            config,
-            self._transport,
-            directory,
-            files,
-            choose=self._choose,
-            seal_due=self._seal_due,
-            on_topic=self._on_topic,
-        )
-        self._pump.start(lock)
+        try:
+            self._transport = Transport(config.kafka)
+            try:
+                self._pump = Pump(
+                    config,
+                    self._transport,
+                    directory,
+                    files,
+                    choose=self._choose,
+                    seal_due=self._seal_due,
+                    on_topic=self._on_topic,
+                )
+                self._pump.start(lock)
+            except BaseException:
+                self._transport.close(0.0)
+                raise
+        except BaseException:
+            lock.release()
+            raise
         self._partition_counts.update(self._pump.remembered_topics())
         _PRODUCERS.add(self)
         self._at_exit = _exit_hook(weakref.ref(self))
@@ -429,11 +437,11 @@ class SafeProducer:
         return key, value
 
     def _check_partition(self, topic: str, partition: Any) -> int:
-        partition = _as_int(partition, "partition", _MAX_PARTITION)
+        number = _as_int(partition, "partition", _MAX_PARTITION)
         known = self._partition_counts.get(topic)
-        if known is not None and partition >= known:
-            raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {known}")
-        return partition
+        if known is not None and number >= known:
+            raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
+        return number
 
     def _ask_partitioner(
         self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
@@ -626,7 +634,7 @@ class SafeProducer:
                 )
             except Exception:
                 # The partitioner is the user's, the records are accepted: they go where the default one puts them.
-                log.exception("%s: the partitioner failed; the records go where KafkaProducer puts them", topic)
+                log.exception("%s: the partitioner failed; records go where KafkaProducer's puts them", topic)
         # Records without a key go together: to one partition per batch, another one each time (KIP-480).
         self._rotation += 1
         if None not in keys:
