@@ -1,0 +1,312 @@
+"""Journals with one safety rule taken out each: the simulation must find every one of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import BatchId, Judgement
+
+
+class SendsBeforeDurable(j.Journal):
+    """A batch may be sent while it is being written."""
+
+    def seal(self, destination: int, **of: Any) -> j.Batch:
+        batch = super().seal(destination, **of)
+        if batch.identity is not None and batch.state is j.State.SEALED:
+            batch.move(j.State.PREPARED)
+        return batch
+
+
+class SendsBeforeIdDurable(j.Journal):
+    """A batch may be sent before the mark that gives it its id is durable."""
+
+    def _prepare(self, partition: j._Partition) -> None:
+        super()._prepare(partition)
+        for batch in partition.queue:
+            if batch.state is j.State.SEALED and batch.durable and batch.identity is not None:
+                batch.move(j.State.PREPARED)
+
+
+class ResendsBlindly(j.Journal):
+    """A batch whose answer was lost is sent again without asking."""
+
+    def lost(self, batch: j.Batch, *, sent: bool, **of: Any) -> None:
+        super().lost(batch, sent=False, **of)
+
+
+class TrustsFormerLife(j.Journal):
+    """What an earlier life may have sent is sent again without asking, under a new id."""
+
+    def recovered(self, now: float) -> None:
+        for partition in self._partitions.values():
+            for batch in partition.queue:
+                batch.identity, batch.state = None, j.State.SEALED
+        super().recovered(now)
+
+
+class NeverSeesGhosts(j.Journal):
+    """A request whose answer was lost is taken for dead at once."""
+
+    def _forget_ghosts(self) -> None:
+        for partition in self._partitions.values():
+            partition.dead_at = 0.0
+
+    def lost(self, *args: Any, **of: Any) -> None:
+        super().lost(*args, **of)
+        self._forget_ghosts()
+
+    def recovered(self, now: float) -> None:
+        super().recovered(now)
+        self._forget_ghosts()
+
+
+class BelievesTooEarly(j.Journal):
+    """A refusal counts though another request with the batch may be on its way, or was appended."""
+
+    def refused(self, batch: j.Batch, *args: Any, **of: Any) -> None:
+        batch.unanswered = False
+        partition = self._partitions[batch.destination]
+        kept, partition.dead_at = partition.dead_at, 0.0
+        super().refused(batch, *args, **of)
+        partition.dead_at = kept
+
+
+class AsksOnlyOnce(j.Journal):
+    """A batch that was looked for while a request with it was on its way gets a new id without another look."""
+
+    def _settled(self, partition: j._Partition, now: float, now_ms: int) -> None:
+        for batch in partition.queue:
+            batch.unanswered = False
+        super()._settled(partition, now, now_ms)
+
+
+class NeverProbes(j.Journal):
+    """What the leader has is taken for committed, replicated or not."""
+
+    def judged(self, destination: int, judgement: Judgement, *, stable: bool, **of: Any) -> None:
+        super().judged(destination, judgement, stable=True, **of)
+
+
+class ReusesProducerId(j.Journal):
+    """A new life goes on with the old one's producer id."""
+
+    def recover_marks(self, position: int, recovered: Any) -> None:
+        super().recover_marks(position, recovered)
+        for mark in recovered:
+            if isinstance(mark, m.Granted):
+                self._producer_id, self._producer_epoch = mark.producer_id, mark.producer_epoch
+
+
+class KeepsEpoch(j.Journal):
+    """New ids begin at sequence 0 of the same epoch."""
+
+    def _reidentify(self, partition: j._Partition) -> None:
+        epoch = partition.producer_epoch
+        super()._reidentify(partition)
+        partition.producer_epoch = epoch
+
+
+class FirstNotAlone(j.Journal):
+    """The window is filled before the leader is known to know us."""
+
+    def _flow(self, partition: j._Partition, now: float, now_ms: int) -> None:
+        for batch in partition.queue:
+            if isinstance(batch.identity, BatchId):
+                partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
+                partition.confirmed_until = math.inf
+                break
+        super()._flow(partition, now, now_ms)
+
+
+class IgnoresAge(j.Journal):
+    """Old timestamps are taken for new ones."""
+
+    def _is_old(self, batch: j.Batch, now_ms: int) -> bool:
+        return False
+
+    def acked(self, batch: j.Batch, *args: Any, now: float, **of: Any) -> None:
+        super().acked(batch, *args, now=now, **of)
+        self._partitions[batch.destination].confirmed_until = now + self._state_age_s
+
+
+class IgnoresAgeOfTheSent(j.Journal):
+    """An old batch may be sent while a request may still be on its way, and others beside it."""
+
+    def _flow(self, partition: j._Partition, now: float, now_ms: int) -> None:
+        self._blind = True
+        super()._flow(partition, now, now_ms)
+        self._blind = False
+
+    def _is_old(self, batch: j.Batch, now_ms: int) -> bool:
+        return not getattr(self, "_blind", False) and super()._is_old(batch, now_ms)
+
+
+class WideWindow(j.Journal):
+    """Ten in flight."""
+
+    def __init__(self, **of: Any) -> None:
+        super().__init__(**{**of, "window": 10})
+
+
+class ResolvesEarly(j.Journal):
+    """A future resolves with the answer, not with the mark."""
+
+    def _finish(self, partition: j._Partition, batch: j.Batch) -> None:
+        self._passed(partition, batch)
+        if batch.position >= 0:
+            self._commits(partition, batch)
+        self._leave(batch, j.State.COMMITTED, j.Fate.COMMITTED)
+
+
+class ScansFromLastAck(j.Journal):
+    """The scan begins behind the newest acknowledged batch, whatever is in doubt before it."""
+
+    def _settled(self, partition: j._Partition, now: float, now_ms: int) -> None:
+        partition.clear_offset = partition.last_acked_offset
+        super()._settled(partition, now, now_ms)
+
+
+class SnapshotsTooMuch(j.Journal):
+    """A snapshot tells what is acknowledged, not what is marked."""
+
+    def _state_mark(self, partition: j._Partition) -> m.State:
+        kept, partition.clear_offset = partition.clear_offset, partition.last_acked_offset
+        mark = super()._state_mark(partition)
+        partition.clear_offset = kept
+        return mark
+
+
+class _Drops(j.Journal):
+    """Marks of one kind never reach the disk."""
+
+    kind: type[Any]
+
+    def ready(self, now: float, now_ms: int) -> j.Ready:
+        ready = super().ready(now, now_ms)
+        ready.persist.marks = [mark for mark in ready.persist.marks if not isinstance(mark, self.kind)]
+        return ready
+
+
+class ForgetsReplaced(_Drops):
+    kind = m.Replaced
+
+
+class ForgetsRejected(_Drops):
+    kind = m.Rejected
+
+
+class ForgetsCommitted(_Drops):
+    kind = m.Committed
+
+
+class ForgetsIdentified(_Drops):
+    kind = m.Identified
+
+
+class ForgetsState(_Drops):
+    """No baseline: a new life thinks that nothing was ever sent."""
+
+    kind = m.State
+
+
+class ForgetsVoid(j.Journal):
+    """A mark of new ids does not take the old ones back."""
+
+    def ready(self, now: float, now_ms: int) -> j.Ready:
+        ready = super().ready(now, now_ms)
+        ready.persist.marks = [
+            mark
+            for mark in ready.persist.marks
+            if not (isinstance(mark, m.Identified) and mark.reason is m.IdentityReason.REIDENTIFIED)
+        ]
+        return ready
+
+
+class TearsReplaced(j.Journal):
+    """A division is not all or nothing."""
+
+    def ready(self, now: float, now_ms: int) -> j.Ready:
+        ready = super().ready(now, now_ms)
+        ready.persist.atomic = False
+        return ready
+
+
+class LosesPlace(j.Journal):
+    """The position of a divided batch is released before its parts are done."""
+
+    def replaced(self, batch: j.Batch, children: Any) -> list[j.Batch]:
+        made = super().replaced(batch, children)
+        for child in made:
+            child.parent = None
+        self._spooled.pop(batch.position, None)
+        return made
+
+
+class RejectsMissingTopic(j.Journal):
+    """A topic that is unknown for a moment is taken for deleted."""
+
+    def __init__(self, **of: Any) -> None:
+        super().__init__(**{**of, "missing_topic_s": 0.0})
+
+
+class SumsMissingTime(j.Journal):
+    """The time without the topic goes on though the cluster gave another answer."""
+
+    def _must_reject(self, partition: j._Partition, code: int, now: float) -> bool:
+        since = partition.missing_since
+        verdict = super()._must_reject(partition, code, now)
+        if since >= 0:
+            partition.missing_since = since
+        return verdict
+
+
+class ContinuesSequence(j.Journal):
+    """After a rejection the next batch goes on behind the gap."""
+
+    def _reidentify(self, partition: j._Partition) -> None:
+        pass
+
+
+class SkipsSettling(j.Journal):
+    """After a failure the others go on being sent."""
+
+    def _settle(self, partition: j._Partition, reason: str) -> None:
+        super()._settle(partition, reason)
+        if not partition.doubtful:
+            partition.flow = j._Flow.FLOWING
+
+
+MUTANTS: list[type[j.Journal]] = [
+    SendsBeforeDurable,
+    SendsBeforeIdDurable,
+    ResendsBlindly,
+    TrustsFormerLife,
+    NeverSeesGhosts,
+    BelievesTooEarly,
+    AsksOnlyOnce,
+    NeverProbes,
+    ReusesProducerId,
+    KeepsEpoch,
+    FirstNotAlone,
+    IgnoresAge,
+    IgnoresAgeOfTheSent,
+    WideWindow,
+    ResolvesEarly,
+    ScansFromLastAck,
+    SnapshotsTooMuch,
+    ForgetsReplaced,
+    ForgetsRejected,
+    ForgetsCommitted,
+    ForgetsIdentified,
+    ForgetsState,
+    ForgetsVoid,
+    TearsReplaced,
+    LosesPlace,
+    RejectsMissingTopic,
+    SumsMissingTime,
+    ContinuesSequence,
+    SkipsSettling,
+]
