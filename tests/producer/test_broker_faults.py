@@ -309,7 +309,7 @@ def test_leaders_fail_over_while_records_flow(kafka_cluster, zygote, tmp_path):
             spool=str(tmp_path / "spool"),
             ledger=str(tmp_path / "ledger"),
             seed=next(seeds),
-            pause_s=0.003,
+            pause_s=0.02,
             options={"request_timeout_ms": 3000, "batch_size": 20_000},
         )
 
