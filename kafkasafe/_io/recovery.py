@@ -93,12 +93,14 @@ class StoredSegment:
         first_position: Of its first record, which is also its name.
         size_bytes: Bytes that count; what stands behind them was abandoned.
         batches: Its data batches, by position.
+        proven_bytes: In front of this, a later group says that all of it was durable.
     """
 
     path: Path
     first_position: int
     size_bytes: int = 0
     batches: dict[int, Stored] = field(default_factory=dict)
+    proven_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +369,8 @@ def _judge(
             torn, next_position = (item.segment, item.at), item.group.position
             break
         groups += 1
+        if item.end_position <= synced:
+            segments[item.segment].proven_bytes = item.end
         closed = item.group.closed
         declared.update(mark.number for mark in item.marks if isinstance(mark, m.Destination))
         entries.append(MarksEntry(item.group.position, item.marks))

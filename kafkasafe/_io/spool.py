@@ -241,18 +241,18 @@ class Spool:
         Raises:
             SpoolError: A file cannot be deleted. The log is whole.
         """
-        done = 0
-        for segment, following in zip(self._segments, self._segments[1:], strict=False):
-            if following.first_position > before_position:
-                break
-            done += segment.size_bytes
+        # What a segment begins with stands for those before it: it must be durable before they go.
+        bound = min(before_position, self.synced_position - 1)
+        done = [
+            segment
+            for segment, following in zip(self._segments, self._segments[1:], strict=False)
+            if following.first_position <= bound
+        ]
+        kept = sum(segment.size_bytes for segment in done)
         freed = 0
-        while done - freed > retain_bytes and len(self._segments) > 1:
-            segment = self._segments[0]
-            if (
-                self._segments[1].first_position > before_position
-                or done - freed - segment.size_bytes < retain_bytes
-            ):
+        for segment in done:
+            kept -= segment.size_bytes
+            if kept < retain_bytes:
                 break
             self._close_reader(segment.path)
             try:
@@ -526,37 +526,40 @@ def _content(files: Files, path: Path) -> bytes:
 
 
 def _cut(files: Files, lane: Path, found: Log) -> None:
-    """Remove a torn tail, from the back, so that a crash in between leaves the same tail, only shorter."""
-    for path in reversed(found.doomed):
+    """Remove a torn tail. A crash at any point in between leaves what is judged the same again."""
+    doomed = list(found.doomed)
+    if found.segments and found.segments[-1].size_bytes == 0:
+        doomed.insert(0, found.segments.pop().path)  # its name is the next segment's
+    if found.segments:
+        last = found.segments[-1]
+        handle = files.open(last.path, write=True)
+        try:
+            # First this: what was abandoned behind its end is only hidden by the segments that follow.
+            # Also where nothing is torn: gives back what a dead owner had reserved.
+            cut = files.size(handle) - last.size_bytes
+            files.truncate(handle, last.size_bytes)
+            if cut:
+                log.info("%s: %d bytes of a torn tail were cut off %s", lane, cut, last.path.name)
+                files.sync_data(handle)
+        finally:
+            files.close(handle)
+    for path in reversed(doomed):
         files.unlink(path)
         files.sync_directory(lane)
-    if not found.segments:
-        return
-    last = found.segments[-1]
-    if last.size_bytes == 0:
-        # Its name is the next segment's.
-        files.unlink(last.path)
-        files.sync_directory(lane)
-        del found.segments[-1]
-        return
-    handle = files.open(last.path, write=True)
-    try:
-        # Also where nothing is torn: gives back what a dead owner had reserved.
-        files.truncate(handle, last.size_bytes)
-        if found.torn is not None:
-            log.info("%s: a torn tail was cut off at byte %d of %s", lane, last.size_bytes, last.path.name)
-            files.sync_data(handle)
-    finally:
-        files.close(handle)
 
 
 def _make_durable(files: Files, lane: Path, found: Log) -> None:
-    """What was read may be in the page cache only: before anybody relies on it, it goes to disk."""
-    ends = [segment.first_position for segment in found.segments[1:]] + [found.next_position]
-    for segment, end in zip(found.segments, ends, strict=False):
-        if end > found.synced_position:
+    """What was read may be in the page cache only: before anybody relies on it, it goes to disk.
+
+    It is written again for that: where the fsync of a dead owner had failed, the kernel takes it for written, and a
+    fsync that succeeds now would prove nothing.
+    """
+    for segment in found.segments:
+        if segment.proven_bytes < segment.size_bytes:
             handle = files.open(segment.path, write=True)
             try:
+                rest = files.read(handle, segment.proven_bytes, segment.size_bytes - segment.proven_bytes)
+                _write_all(files, handle, [rest], segment.proven_bytes)
                 files.sync_data(handle)
             finally:
                 files.close(handle)
