@@ -46,6 +46,7 @@ _MAX_PARTITION: Final = 2**31 - 1
 _MAX_TIMESTAMP: Final = 2**63 - 1
 _NEVER: Final = float("inf")
 _CLOSE_IDLE_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.25
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -474,13 +475,15 @@ class SafeProducer:
             with pump.cond:
                 if pump.room(needed):
                     break
-            self._lock.release()
-            try:
-                pump.wait(lambda: pump.room(needed), max(0.0, deadline - time.monotonic()))  # noqa: B023
-            finally:
-                self._lock.acquire()
-            self._raise_failure()
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now < deadline:
+                self._lock.release()
+                try:
+                    # In steps: nobody tells when somebody else makes room on the disk.
+                    pump.wait(lambda: pump.room(needed), min(_LOOK_EVERY_S, deadline - now))  # noqa: B023
+                finally:
+                    self._lock.acquire()
+            else:
                 raise SpoolFullError(
                     f"No room in the spool {self._config.spool_dir} within max_block_ms="
                     f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"

@@ -166,6 +166,7 @@ class Batch:
     tries: int = 0
     durable: bool = False
     writing: bool = False
+    written: list[Callable[[], None]] = field(default_factory=list)
     former_life: bool = False
     unanswered: bool = False
     base_offset: int = -1
@@ -776,6 +777,9 @@ class Journal:
             if batch.state is State.SEALED and batch.identity is not None:
                 batch.move(State.PREPARED)
             self._touch(self._partitions[batch.destination])
+            waiting, batch.written = batch.written, []
+            for then in waiting:
+                then()
         for then in persist.after:
             then()
 
@@ -834,7 +838,7 @@ class Journal:
         self._passed(partition, batch)
         if batch.writing:
             # Acknowledged while its spill is being written: the mark needs its position.
-            self._ready.persist.after.append(lambda: self._finish(partition, batch))
+            batch.written.append(lambda: self._finish(partition, batch))
             return
         if batch.position < 0:
             self._leave(batch, State.COMMITTED, Fate.COMMITTED)

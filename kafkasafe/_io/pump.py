@@ -71,6 +71,10 @@ _SPILL_EVERY_S: Final = 0.05
 _SCAN_BYTES: Final = 1024 * 1024
 _SCAN_PATIENCE: Final = 100  # polls of a log whose replicas lag, 0.1 s apart
 _LOG_EVERY_S: Final = 10.0
+_LAST_WRITES: Final = 4
+"""How often a failing disk is tried at the very end."""
+_FREE_BYTES: Final = 4 * 1024 * 1024
+"""Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
 
 Indexes = npt.NDArray[np.int64]
 
@@ -130,8 +134,16 @@ class Lane:
     parcels: dict[int, Parcel] = field(default_factory=dict)
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
-    known: dict[str, int] = field(default_factory=dict)
     released_at: int = -1
+    unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
+    """What a failing disk does not take, in the order in which it is tried again."""
+    write_attempt: int = 0
+    retry_at: float = 0.0
+
+    @property
+    def held(self) -> bool:
+        """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
+        return any(unit.marks or unit.after for unit in self.unwritten)
 
 
 Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], Indexes]
@@ -240,7 +252,12 @@ class Pump:
     def room(self, needed: int) -> bool:
         """Whether `needed` more bytes can be accepted now. Call with `cond` held."""
         limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
-        return self._backlog + needed <= _BACKLOG_BYTES and self._used + self._backlog + needed <= limit
+        if self._backlog + needed > _BACKLOG_BYTES or self._used + self._backlog + needed > limit:
+            return False
+        try:
+            return self._files.free_bytes(self._directory.path) >= self._backlog + needed + _FREE_BYTES
+        except OSError:
+            return True  # writing will tell
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order. Never blocks; `room` was asked before."""
@@ -369,7 +386,7 @@ class Pump:
 
     def _drive(self, lane: Lane) -> None:
         """Carry out what the journal decides until there is nothing more to do now."""
-        while not self._abandon:
+        while not self._abandon and not lane.held:
             ready = lane.journal.ready(time.monotonic(), _now_ms())
             for notice in ready.notices:
                 self._notice(lane, notice)
@@ -476,6 +493,10 @@ class Pump:
         self._timer(_ADOPT_EVERY_S, self._adopt)
 
     def _close_lane(self, lane: Lane) -> None:
+        for attempt in range(1, _LAST_WRITES):
+            if self._write_out(lane):
+                break
+            time.sleep(self._backoff.pause_s(attempt))
         try:
             lane.spool.release(lane.journal.release_position, self._config.retain_acked_bytes)
             lane.spool.close(closed_mark=True)
@@ -617,38 +638,74 @@ class Pump:
     # -- out: disk -------------------------------------------------------------------------------------------------
 
     def _persist(self, lane: Lane, persist: j.Persist) -> None:
-        """Write one group and make it durable; tries for ever, since nothing may overtake it."""
+        """Write one group and make it durable, now, or as soon as the disk takes it."""
+        if lane.unwritten:
+            lane.unwritten.extend(_apart(persist))
+        else:
+            lane.unwritten.append(persist)
+        if lane.write_attempt == 0 or persist.marks or persist.after:
+            self._write_out(lane)
+
+    def _write_out(self, lane: Lane) -> bool:
+        """Write what is unwritten, decisions first: on a full disk they are what makes room. False when it failed."""
+        while lane.unwritten:
+            index = next((i for i, unit in enumerate(lane.unwritten) if unit.marks or unit.after), 0)
+            unit = lane.unwritten[index]
+            del lane.unwritten[index]
+            try:
+                self._write_unit(lane, unit)
+            except SpoolWriteError as error:
+                for part in reversed(_apart(unit)):
+                    lane.unwritten.insert(index, part)
+                self._stall(lane, error)
+                return False
+            lane.write_attempt = 0
+        return True
+
+    def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
+        lane.write_attempt += 1
+        self.counters["spool_write_errors"] += 1
+        self._complain(
+            f"write {lane.name}",
+            "%s: a write failed (%s). Nothing promised is affected; it is tried again. If the disk is full, make room",
+            lane.name,
+            error,
+        )
+        self._emit(events.SpoolWriteFailed(lane.name, str(error), lane.write_attempt))
+        if lane.retry_at <= time.monotonic():
+            pause_s = self._backoff.pause_s(lane.write_attempt)
+            lane.retry_at = time.monotonic() + pause_s
+            self._timer(pause_s, lambda: self._retry_write(lane))
+
+    def _retry_write(self, lane: Lane) -> None:
+        lane.retry_at = 0.0
+        if lane in self._lanes:
+            self._write_out(lane)
+
+    def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
+        if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
+            self._write_group(lane, persist)
+            return
+        # One fsync for each batch. A failure leaves in `persist` what was not durable yet.
+        while persist:
+            first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
+            self._write_group(lane, first)
+            del persist.batches[:1]
+            persist.marks, persist.after = [], []
+
+    def _write_group(self, lane: Lane, persist: j.Persist) -> None:
         parcels = [lane.parcels[batch.handle] for batch in persist.batches]
-        positions: list[
-            int
-        ] = []  # kept over failures: with spool_sync="each" part of the group may be durable
+        positions: list[int] = []
         if parcels or persist.marks:
-            attempt = 0
-            while True:
-                try:
-                    data = [
-                        (batch.destination, self._stamped(parcel, batch))
-                        for parcel, batch in zip(parcels, persist.batches, strict=True)
-                    ]
-                    started = time.monotonic()
-                    self._write(lane, persist, data, positions)
-                    self.counters["fsync_count"] += 1
-                    self.counters["fsync_us"] += int((time.monotonic() - started) * 1e6)
-                    break
-                except SpoolWriteError as error:
-                    attempt += 1
-                    self.counters["spool_write_errors"] += 1
-                    self._complain(
-                        f"write {lane.name}",
-                        "%s: a write failed (%s). Nothing promised is affected; it is tried again. If the disk is full,"
-                        " make room",
-                        lane.name,
-                        error,
-                    )
-                    self._emit(events.SpoolWriteFailed(lane.name, str(error), attempt))
-                    if self._abandon or (self._closing and attempt > 3):
-                        raise
-                    time.sleep(self._backoff.pause_s(attempt))
+            data = [
+                (batch.destination, self._stamped(parcel, batch))
+                for parcel, batch in zip(parcels, persist.batches, strict=True)
+            ]
+            started = time.monotonic()
+            positions = lane.spool.write_group(persist.marks, data, atomic=persist.atomic)
+            lane.spool.sync()
+            self.counters["fsync_count"] += 1
+            self.counters["fsync_us"] += int((time.monotonic() - started) * 1e6)
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         for parcel in parcels:
             self._memory += parcel.size_bytes
@@ -660,20 +717,6 @@ class Pump:
                 for parcel in parcels:
                     self._drop(parcel)
         self._publish_used()
-
-    def _write(
-        self, lane: Lane, persist: j.Persist, data: list[tuple[int, bytearray]], positions: list[int]
-    ) -> None:
-        if self._config.spool_sync != "each" or len(data) < 2 or persist.atomic:
-            written = lane.spool.write_group(persist.marks, data, atomic=persist.atomic)
-            lane.spool.sync()
-            positions += written
-            return
-        # One fsync for each batch. A failure repeats only what was not durable yet.
-        for index in range(len(positions), len(data)):
-            written = lane.spool.write_group(() if index else persist.marks, [data[index]])
-            lane.spool.sync()
-            positions += written
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
         """The batch's bytes with its id in them, to be written."""
@@ -1263,6 +1306,13 @@ def _stamp(data: bytearray, identity: BatchId | None) -> None:
         codec.stamp_identity(data, -1, -1, -1)
     else:
         codec.stamp_identity(data, identity.producer_id, identity.producer_epoch, identity.base_sequence)
+
+
+def _apart(persist: j.Persist) -> list[j.Persist]:
+    """A group that could not be written as a whole: its decisions, then its batches, which speak of nothing else."""
+    if persist.atomic or not persist.batches or not (persist.marks or persist.after):
+        return [persist]
+    return [j.Persist(marks=persist.marks, after=persist.after), j.Persist(persist.batches)]
 
 
 def _pieces(count: int, bad: set[int]) -> list[Indexes]:
