@@ -364,6 +364,8 @@ class _Partition:
     in flight. Before, it would take any base sequence, and a second batch could overtake a failed first."""
     dead_at: float = 0.0
     """From then on no request of ours whose answer was lost can still be appended."""
+    asked_at: float = 0.0
+    """What the cluster answers is what it knew then, or later."""
     missing_since: float = -1.0
     unsure_before: int = -1
     """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
@@ -1087,6 +1089,12 @@ class Journal:
         last = partition.last_acked_id
         # What was acknowledged behind it says as much as a probe would.
         passed = newest is not None and last is not None and _follows(last, newest)
+        if present and not stable and not passed and now - partition.asked_at > self._request_timeout_s:
+            # This process slept over the answer: the leader may have forgotten us, and would append the probe.
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+            self._touch(partition)
+            return
         if present and not stable and not passed:
             # Above the high watermark an append can still be undone by a leader change.
             partition.flow = _Flow.PROBING
@@ -1106,9 +1114,9 @@ class Journal:
         # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
         gap = judgement.verdict is Verdict.GAP or (stable and partition.sequence_refused)
         if absent and gap and not self._explained(partition, absent[0]):
-            if now < partition.dead_at:
+            if partition.asked_at < partition.dead_at:
                 # No new id while a request under the old one may still be appended.
-                self._pause(partition, judgement.evidence, at_least_s=partition.dead_at - now)
+                self._pause(partition, judgement.evidence, at_least_s=max(0.0, partition.dead_at - now))
                 return
             partition.renew = True
             if judgement.verdict is Verdict.GAP:
@@ -1123,7 +1131,7 @@ class Journal:
                 )
         for batch in absent:
             batch.move(State.PREPARED)
-            batch.unanswered = now < partition.dead_at
+            batch.unanswered = partition.asked_at < partition.dead_at
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
         partition.fenced = False
         partition.flow = _Flow.SETTLING
@@ -1402,6 +1410,7 @@ class Journal:
             self._touch(partition)
             return
         partition.flow = _Flow.ASKING
+        partition.asked_at = now
         first = doubt[0].identity
         last = partition.last_acked_id
         start = partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
@@ -1475,17 +1484,25 @@ class Journal:
             ):
                 break
             old = self._is_old(batch, now_ms)
-            if old and now < partition.dead_at:
+            if old and (now < partition.dead_at or batch.unanswered):
                 # Once it is appended the leader may forget us, and would then append what is still on its way.
                 if not partition.in_flight:
-                    self._pause(
-                        partition,
-                        "a request whose answer was lost may still arrive",
-                        at_least_s=partition.dead_at - now,
-                    )
+                    self._hold(partition, batch, now)
                 break
             self._send(partition, batch)
             old_in_flight |= old
+
+    def _hold(self, partition: _Partition, batch: Batch, now: float) -> None:
+        """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
+        if now < partition.dead_at:
+            reason = "a request whose answer was lost may still arrive"
+            self._pause(partition, reason, at_least_s=partition.dead_at - now)
+            return
+        batch.move(State.IN_DOUBT)
+        partition.doubtful = True
+        partition.flow = _Flow.SETTLING
+        partition.rested = True
+        self._touch(partition)
 
     def _is_old(self, batch: Batch, now_ms: int) -> bool:
         """A leader forgets a producer by the timestamp of its last batch: after this one any moment."""
