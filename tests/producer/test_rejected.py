@@ -1,0 +1,275 @@
+"""What the cluster refuses for good: told, kept aside, and never in the way of what is behind it."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import harness
+import pytest
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+
+from kafkasafe import RejectedError, SafeProducer, events
+from kafkasafe._core import batch as codec
+from kafkasafe.testing.broker import KafkaCluster
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A broker that makes no topics by itself and can forbid."""
+    config = {
+        "auto.create.topics.enable": False,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": True,
+    }
+    with KafkaCluster(brokers=1, config=config) as cluster:
+        yield cluster
+
+
+class Dead:
+    """A dead-letter handler that remembers."""
+
+    def __init__(self) -> None:
+        self.letters: list[dict] = []
+
+    def __call__(self, **letter) -> None:
+        self.letters.append(letter)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [int(letter["value"][: harness.lives.DIGITS]) for letter in self.letters]
+
+
+def kept_aside(producer: SafeProducer) -> list[bytes]:
+    """Values of the records in `rejected/`, read as what they are: Kafka batches."""
+    files = sorted((producer._config.spool_dir / producer.lane / "rejected").glob("*.log"))
+    return [value for file in files for value in codec.decode(bytearray(file.read_bytes())).values]
+
+
+def check(cluster, topic, producer, futures, bad, code, dead, reason: str) -> None:
+    """`bad` records are refused and told, all others delivered in order."""
+    check_fates(topic, producer, futures, bad, code, dead, reason)
+    log = harness.read_log(cluster.bootstrap_servers, topic)
+    harness.audit(log, futures.keys() - bad, contents=False)
+    assert not bad & {number for records in log.values() for number in harness.numbers_of(records)}
+
+
+def check_fates(topic, producer, futures, bad, code, dead, reason: str) -> None:
+    for number, future in futures.items():
+        if number in bad:
+            with pytest.raises(RejectedError, match=f"refused the record: .*{reason}.*rejected") as caught:
+                future.get(30)
+            assert caught.value.code == code
+            assert re.search(reason, caught.value.reason)
+            assert future.failed()
+            assert not future.succeeded()
+        else:
+            future.get(30)
+    assert sorted(dead.numbers) == sorted(bad)
+    assert all(letter["topic"] == topic and letter["error"].code == code for letter in dead.letters)
+    if bad:
+        assert sorted(kept_aside(producer)) == sorted(harness.record_value(number) for number in bad)
+
+
+LARGE = 400  # its value has 30,000 bytes
+
+
+@pytest.mark.parametrize("batching", ["alone", "together"])
+@pytest.mark.parametrize("spool", ["always", "on_error"])
+def test_a_record_too_large_for_the_topic(kafka, producers, batching, spool):
+    """Alone in its batch; or among good ones, which are delivered: the batch is divided until it is alone."""
+    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 20_000})
+    dead = Dead()
+    producer = producers(
+        kafka.bootstrap_servers, dead_letter=dead, linger_ms=200, spool=spool, spool_after_ms=100
+    )
+    futures = {}
+    for number in range(LARGE - 30, LARGE + 30):
+        futures[number] = harness.send(producer, topic, number)
+        if batching == "alone":
+            futures[number].durable(10) if spool == "always" else producer._seal_all()
+    check(kafka, topic, producer, futures, {LARGE}, 10, dead, "MESSAGE_TOO_LARGE")
+    producer.close()
+
+
+def test_good_records_in_a_batch_that_is_too_large_are_all_delivered(kafka, producers):
+    topic = harness.new_topic(kafka, 3, config={"max.message.bytes": 4000})
+    dead = Dead()
+    producer = producers(kafka.bootstrap_servers, dead_letter=dead, linger_ms=200)
+    futures = {number: harness.send(producer, topic, number) for number in range(1, 301)}
+    check(kafka, topic, producer, futures, set(), 10, dead, "")
+    assert producer.metrics()["kafkasafe"].get("records_rejected", 0) == 0
+    producer.close()
+
+
+def test_records_without_a_key_on_a_compacted_topic(kafka, producers):
+    """The broker names the bad records: the good ones of the batch are delivered in order."""
+    topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
+    dead = Dead()
+    seen: list = []
+    producer = producers(kafka.bootstrap_servers, dead_letter=dead, linger_ms=100, on_event=seen.append)
+    numbers = range(1, 101)
+    bad = {number for number in numbers if harness.record_key(number) is None}
+    assert len(bad) == 14
+    futures = {number: harness.send(producer, topic, number) for number in numbers}
+    check(kafka, topic, producer, futures, bad, 87, dead, "INVALID_RECORD")
+    assert {letter["key"] for letter in dead.letters} == {None}
+    refused = [event for event in seen if isinstance(event, events.BatchRejected)]
+    assert sum(event.records for event in refused) == 14
+    producer.close()
+
+
+def test_a_stream_of_good_and_bad_records(kafka, producers):
+    """Rejections while much is in flight: the gaps they leave in the sequence hold nobody up."""
+    topic = harness.new_topic(kafka, 2, config={"max.message.bytes": 20_000})
+    dead = Dead()
+    producer = producers(kafka.bootstrap_servers, dead_letter=dead, linger_ms=0, batch_size=3000)
+    futures = {number: harness.send(producer, topic, number) for number in range(2500)}
+    check(
+        kafka, topic, producer, futures, {0, 400, 800, 1200, 1600, 2000, 2400}, 10, dead, "MESSAGE_TOO_LARGE"
+    )
+    producer.close()
+
+
+def test_killed_while_records_are_refused(kafka, zygote, tmp_path, producers):
+    """What was refused stays refused, or is refused again; nothing else is lost, and nothing is there twice."""
+    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 20_000})
+    log = tmp_path / "lives.log"
+    for life_number in range(8):
+        ready = tmp_path / f"ready{life_number}"
+        life = zygote.fork(
+            harness.lives.burst,
+            log,
+            servers=kafka.bootstrap_servers,
+            topic=topic,
+            spool=str(tmp_path / "spool"),
+            ready=str(ready),
+            numbers=[400 * life_number + 380, 400 * life_number + 420],
+            options={"request_timeout_ms": 3000, "batch_size": 10_000},
+        )
+        life.until(ready)
+        threading.Event().wait(0.03 * life_number)
+        assert life.kill() == -9
+    dead = Dead()
+    with producers(kafka.bootstrap_servers, dead_letter=dead, request_timeout_ms=3000) as producer:
+        producer.flush(60)
+    sent = {number for begin in range(380, 3580, 400) for number in range(begin, begin + 40)}
+    large = {number for number in sent if number % 400 == 0}
+    found = harness.read_log(kafka.bootstrap_servers, topic)
+    harness.audit(found, sent - large, note=log)
+    assert not large & set(harness.numbers_of(found[0]))
+    assert set(dead.numbers) <= large
+    assert large <= {int(value[: harness.lives.DIGITS]) for value in kept_aside(producer)}
+
+
+def test_a_topic_that_never_was(strict, producers):
+    """After a while its records are refused; others go on meanwhile."""
+    good = harness.new_topic(strict, 1)
+    dead = Dead()
+    producer = producers(strict.bootstrap_servers, dead_letter=dead, missing_topic_timeout_ms=1500)
+    futures = [harness.send(producer, "never-made", number) for number in range(10)]
+    others = [harness.send(producer, good, number) for number in range(10)]
+    for future in others:
+        future.get(30)
+    for future in futures:
+        with pytest.raises(RejectedError, match=r"UnknownTopicOrPartitionError|UNKNOWN_TOPIC") as caught:
+            future.get(30)
+        assert caught.value.code == 3
+    assert dead.numbers == list(range(10))
+    assert kept_aside(producer) == [harness.record_value(number) for number in range(10)]
+    producer.close()
+
+
+def test_a_topic_that_is_deleted(strict, producers):
+    good, doomed = harness.new_topic(strict, 1), harness.new_topic(strict, 2)
+    dead = Dead()
+    producer = producers(strict.bootstrap_servers, dead_letter=dead, missing_topic_timeout_ms=1000)
+    for number in range(10):
+        harness.send(producer, doomed, number).get(30)
+    strict.delete_topic(doomed)
+    futures = [harness.send(producer, doomed, number) for number in range(10, 30)]
+    others = [harness.send(producer, good, number) for number in range(10)]
+    for future in others:
+        future.get(30)
+    for future in futures:
+        with pytest.raises(RejectedError, match=r"UnknownTopic|UNKNOWN_TOPIC") as caught:
+            future.get(40)
+        assert caught.value.code in {3, 100}
+    assert sorted(dead.numbers) == list(range(10, 30))
+    producer.close()
+
+
+def test_a_topic_that_is_deleted_and_made_again_in_time(strict, producers):
+    """Records sent meanwhile wait for it; they are delivered to the new one, once."""
+    topic = harness.new_topic(strict, 1)
+    producer = producers(strict.bootstrap_servers)
+    for number in range(10):
+        harness.send(producer, topic, number).get(30)
+    strict.delete_topic(topic)
+    futures = [harness.send(producer, topic, number) for number in range(10, 30)]
+    futures[-1].durable(10)
+    threading.Event().wait(0.5)
+    assert not futures[0].is_done
+    strict.create_topic(topic, 1)
+    for future in futures:
+        future.get(60)
+    producer.close()
+    harness.audit(harness.read_log(strict.bootstrap_servers, topic), range(10, 30))
+
+
+def test_a_dead_letter_handler_that_fails_costs_nothing(kafka, producers):
+    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 20_000})
+
+    def broken(**letter) -> None:
+        raise RuntimeError("no")
+
+    producer = producers(kafka.bootstrap_servers, dead_letter=broken)
+    bad = harness.send(producer, topic, LARGE)
+    with pytest.raises(RejectedError):
+        bad.get(30)
+    harness.send(producer, topic, 1).get(30)
+    assert kept_aside(producer) == [harness.record_value(LARGE)]
+    producer.close()
+
+
+@pytest.mark.parametrize("knows", ["the metadata", "the leader alone"])
+def test_a_topic_that_this_user_may_not_write(strict, producers, knows):
+    """Then allowed after all: what is sent afterwards is delivered."""
+    secret, good = harness.new_topic(strict, 1), harness.new_topic(strict, 1)
+
+    def rule(operation, permission) -> ACL:
+        return ACL("User:ANONYMOUS", "*", operation, permission, ResourcePattern(ResourceType.TOPIC, secret))
+
+    rules = [rule(ACLOperation.WRITE, ACLPermissionType.DENY)]
+    if knows == "the leader alone":
+        rules.append(rule(ACLOperation.ALL, ACLPermissionType.ALLOW))
+    with strict.admin() as admin:
+        assert admin.create_acls(rules)["failed"] == []
+    dead = Dead()
+    producer = producers(strict.bootstrap_servers, dead_letter=dead)
+    refused = {number: harness.send(producer, secret, number) for number in range(1, 11)}
+    others = [harness.send(producer, good, number) for number in range(10)]
+    for future in others:
+        future.get(30)
+    reason = "TOPIC_AUTHORIZATION_FAILED|TopicAuthorizationFailed"
+    check_fates(secret, producer, refused, set(refused), 29, dead, reason)
+    with strict.admin() as admin:
+        admin.delete_acls(rules)
+    # Every broker has to hear of it first.
+    harness.until(lambda: _allowed(producer, secret), 20, "the rule to be gone")
+    late = [harness.send(producer, secret, number) for number in range(20, 30)]
+    for future in late:
+        future.get(30)
+    producer.close()
+    numbers = harness.numbers_of(harness.read_log(strict.bootstrap_servers, secret)[0])
+    assert [number for number in numbers if number < 1000] == list(range(20, 30))
+
+
+def _allowed(producer: SafeProducer, topic: str) -> bool:
+    try:
+        harness.send(producer, topic, 1000).get(30)
+    except RejectedError:
+        return False
+    return True
