@@ -144,6 +144,7 @@ class Batch:
         tries: How often it was sent in this life.
         durable: It, and the mark that gives it its id, are on disk.
         writing: It is on its way to the disk: it stays what it is until it has its position there.
+        owed: Its records are on disk as part of another batch, which comes back until this one is durable.
         former_life: It was recovered: an earlier life may have sent it.
         unanswered: A request with it under its id may still be on its way, or have been appended unnoticed.
         base_offset: In the partition, -1 while unknown.
@@ -167,6 +168,7 @@ class Batch:
     durable: bool = False
     writing: bool = False
     written: list[Callable[[], None]] = field(default_factory=list)
+    owed: bool = False
     former_life: bool = False
     unanswered: bool = False
     base_offset: int = -1
@@ -703,8 +705,10 @@ class Journal:
         Returns:
             The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
         """
-        batch = self._make(destination, count, size_bytes, max_timestamp)
-        partition = self._partitions[destination]
+        return self._enqueue(self._make(destination, count, size_bytes, max_timestamp))
+
+    def _enqueue(self, batch: Batch) -> Batch:
+        partition = self._partitions[batch.destination]
         # Sequences ascend in queue order: behind a batch without an id there is none with one.
         if (
             self._producer_id >= 0
@@ -713,7 +717,7 @@ class Journal:
         ):
             self._identify(partition, batch)
         partition.queue.append(batch)
-        if self._durable_first:
+        if self._durable_first or batch.owed:
             self._write(batch)
         elif batch.identity is not None:
             batch.move(State.PREPARED)
@@ -1211,16 +1215,15 @@ class Journal:
                 child.doomed, child.code, child.message = doomed, batch.code, batch.message
                 # Only the parent's position tells recovery where they stand: it is kept as long as they are.
                 child.parent = batch
+                child.owed = batch.durable
                 batch.heirs += 1
                 partition.queue.insert(place + index, child)
                 if batch.durable:
                     self._write(child)
             else:
-                child = self.seal(
-                    destination, count=count, size_bytes=size_bytes, max_timestamp=max_timestamp
-                )
-                if batch.durable and not self._durable_first:
-                    self._write(child)
+                child = self._make(destination, count, size_bytes, max_timestamp)
+                child.owed = batch.durable
+                self._enqueue(child)
             made.append(child)
         if batch.position >= 0:
             persist.atomic = True
@@ -1345,7 +1348,7 @@ class Journal:
         for batch in islice(partition.queue, _PREPARE_AHEAD):
             if batch.identity is not None:
                 continue
-            if batch.doomed or (self._durable_first and not batch.durable):
+            if batch.doomed or ((self._durable_first or batch.owed) and not batch.durable):
                 break
             self._identify(partition, batch)
             if batch.durable and batch.identity is not None:

@@ -13,8 +13,8 @@ from kafkasafe._core.identity import BatchId, Judgement
 class SendsBeforeDurable(j.Journal):
     """A batch may be sent while it is being written."""
 
-    def seal(self, destination: int, **of: Any) -> j.Batch:
-        batch = super().seal(destination, **of)
+    def _enqueue(self, batch: j.Batch) -> j.Batch:
+        super()._enqueue(batch)
         if batch.identity is not None and batch.state is j.State.SEALED:
             batch.move(j.State.PREPARED)
         return batch

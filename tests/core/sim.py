@@ -822,7 +822,7 @@ class Sim:
         self.log(f"send {batch.position} {identity} {records}")
         if identity is None or identity.count != len(records):
             raise Violation(f"{batch} is sent without an id")
-        if self.options.durable_first or batch.durable:
+        if self.options.durable_first or batch.durable or batch.owed:
             ids = self.spool.durable_ids.get(batch.destination, {})
             if batch.position not in ids or ids[batch.position] != identity:
                 raise Violation(f"{batch} is sent before it and its id are durable")
