@@ -1,0 +1,60 @@
+"""Loss of power at every moment of random histories: what was promised is there, nothing else is made up."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kafkasafe.errors import SpoolError
+from kafkasafe.testing.disk import Disk, ProcessKilled
+
+from .model import Owner
+
+
+def live(seed: int, *, steps: int = 12, faults: float = 0.4) -> Owner:
+    """A random history of one lane over several lives of its owner."""
+    rng = random.Random(seed)
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=rng.choice((700, 1500, 4096)))
+    for _ in range(steps):
+        if rng.random() < faults:
+            operation = rng.choice(
+                ("writev", "sync_data", "sync_data", "sync_directory", "create", "unlink", "truncate")
+            )
+            disk.fail(operation, call=rng.randrange(3), times=rng.randint(1, 2), partial=rng.random())
+        dies = rng.random() < 0.2
+        if dies:
+            disk.fail(call=rng.randrange(12), kill=True)
+        try:
+            burst = [
+                owner.group(rng, batches=rng.randint(0, 3), size=rng.choice((10, 300, 900)))
+                for _ in range(rng.randint(1, 3))
+            ]
+            owner.commit(burst)
+            if rng.random() < 0.3:
+                try:
+                    owner.release(rng.randint(0, owner.spool.next_position), rng.choice((0, 0, 2000)))
+                except SpoolError:
+                    pass
+            if rng.random() < 0.1:
+                owner.close()
+                dies = True
+        except ProcessKilled:
+            owner.note()
+        while dies:
+            disk.heal()
+            owner.files.kill()
+            if rng.random() < 0.3:
+                disk.fail(call=rng.randrange(12), kill=True)
+            try:
+                owner.open()
+                dies = False
+            except ProcessKilled:
+                pass
+    return owner
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_crash_recovers_to_what_was_promised(seed):
+    assert live(seed).check_crashes(seed=seed) > 50
