@@ -1,0 +1,71 @@
+"""What each answer to a Produce request means."""
+
+from __future__ import annotations
+
+import kafka.errors as kafka_errors
+import pytest
+
+from kafkasafe._core.codes import _PRODUCE, Action, classify_produce
+
+# Answers that a broker gives before it touches its log. Everything else may come after the append.
+BEFORE_APPEND = {2, 3, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 76, 87, 89, 100}
+
+
+@pytest.mark.parametrize("code", [*range(-2, 140), 9999])
+def test_only_an_answer_from_before_the_append_proves_absence(code: int) -> None:
+    verdict = classify_produce(code)
+    assert verdict.code == code
+    assert verdict.absent == (code in BEFORE_APPEND)
+    assert verdict.explanation
+    assert verdict.name
+
+
+@pytest.mark.parametrize("code", [45, 46, 47, 59, 90])
+def test_the_broker_is_asked_about_its_doubts_in_our_sequence(code: int) -> None:
+    assert classify_produce(code).action is Action.ASK_BROKER
+
+
+@pytest.mark.parametrize("code", [10, 18, 21, 32, 42, 43, 44, 76, 87])
+def test_what_no_retry_can_mend_is_rejected(code: int) -> None:
+    verdict = classify_produce(code)
+    assert verdict.action is Action.REJECT_BATCH
+    assert verdict.absent
+
+
+@pytest.mark.parametrize("code", [17, 29])
+def test_what_concerns_the_topic_rejects_all_of_it(code: int) -> None:
+    assert classify_produce(code).action is Action.REJECT_DESTINATION
+
+
+@pytest.mark.parametrize("code", [10, 18, 32, 44, 87])
+def test_a_batch_with_good_records_in_it_is_divided_first(code: int) -> None:
+    assert classify_produce(code).splittable
+
+
+@pytest.mark.parametrize("code", [3, 5, 6, 13, 56, 72, 74, 75, 100, 12345])
+def test_a_leader_that_moved_is_looked_for(code: int) -> None:
+    verdict = classify_produce(code)
+    assert verdict.action is Action.RETRY
+    assert verdict.refresh_metadata
+
+
+def test_success_is_the_only_ack() -> None:
+    acks = [code for code in range(-2, 200) if classify_produce(code).action is Action.ACK]
+    assert acks == [0]
+
+
+def test_an_unknown_code_is_retried_and_proves_nothing() -> None:
+    verdict = classify_produce(4711)
+    assert (verdict.name, verdict.action, verdict.absent, verdict.splittable) == (
+        "ERROR_4711",
+        Action.RETRY,
+        False,
+        False,
+    )
+
+
+def test_names_are_kafkas() -> None:
+    for code, verdict in _PRODUCE.items():
+        theirs = kafka_errors.for_code(code)
+        if theirs is not kafka_errors.UnknownError and code not in {0, -1}:
+            assert theirs.errno == code, verdict.name

@@ -1,0 +1,162 @@
+"""Whether a batch is in the log: the decision tables."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkasafe._core.identity import (
+    MAX_SEQUENCE,
+    BatchId,
+    ProducerView,
+    Scan,
+    Verdict,
+    add_sequence,
+    judge_by_log,
+    judge_by_state,
+    sequence_distance,
+)
+
+
+def ids(*counts: int, epoch: int = 0, start: int = 0) -> list[BatchId]:
+    made = []
+    for count in counts:
+        made.append(BatchId(7, epoch, start, count))
+        start = add_sequence(start, count)
+    return made
+
+
+def view(last_sequence: int, epoch: int = 0) -> ProducerView:
+    return ProducerView(epoch, last_sequence, 0)
+
+
+@given(st.integers(0, MAX_SEQUENCE), st.integers(0, 2**20))
+def test_sequences_wrap_as_kafkas_do(start: int, count: int) -> None:
+    end = add_sequence(start, count)
+    assert 0 <= end <= MAX_SEQUENCE
+    assert sequence_distance(start, end) == count
+    assert sequence_distance(end, start) == -count
+
+
+def test_the_sequence_behind_the_largest_is_zero() -> None:
+    assert add_sequence(MAX_SEQUENCE, 1) == 0
+    assert BatchId(1, 0, MAX_SEQUENCE - 1, 4).last_sequence == 1
+
+
+@pytest.mark.parametrize(
+    ("last_sequence", "verdict", "present"),
+    [
+        (9, Verdict.GAP, 0),  # the batch before, 10–19, is missing as well
+        (19, Verdict.DECIDED, 0),
+        (24, Verdict.UNDECIDABLE, 0),  # half a batch is not ours
+        (29, Verdict.DECIDED, 1),
+        (39, Verdict.DECIDED, 2),
+        (500, Verdict.DECIDED, 2),  # something behind it, too
+    ],
+)
+def test_the_state_tells_up_to_where_the_leader_has_us(
+    last_sequence: int, verdict: Verdict, present: int
+) -> None:
+    judgement = judge_by_state(ids(10, 10, start=20), view(last_sequence), acked_before=True)
+    assert (judgement.verdict, judgement.present) == (verdict, present)
+
+
+def test_the_state_tells_across_the_wrap() -> None:
+    doubt = ids(10, 10, start=MAX_SEQUENCE - 4)
+    judgement = judge_by_state(doubt, view(4), acked_before=True)
+    assert (judgement.verdict, judgement.present) == (Verdict.DECIDED, 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "acked_before", "start", "verdict"),
+    [
+        (None, False, 0, Verdict.READ_LOG),
+        (view(-1, epoch=2), False, 0, Verdict.READ_LOG),
+        (view(5, epoch=3), False, 0, Verdict.READ_LOG),  # somebody bumped the epoch
+        (view(5, epoch=1), False, 0, Verdict.DECIDED),  # our epoch is new to it and begins at 0: just send
+        (view(5, epoch=1), True, 0, Verdict.GAP),
+        (view(5, epoch=1), False, 10, Verdict.GAP),  # what was before sequence 10 of our epoch is not there
+    ],
+)
+def test_other_epochs_and_silence(
+    state: ProducerView | None, acked_before: bool, start: int, verdict: Verdict
+) -> None:
+    judgement = judge_by_state(ids(10, epoch=2, start=start), state, acked_before=acked_before)
+    assert (judgement.verdict, judgement.present) == (verdict, 0)
+
+
+def scanned(
+    doubt: list[BatchId],
+    log: list[tuple[int, BatchId | None]],
+    *,
+    begin: int = 0,
+    end: int = 100,
+    start: int = 0,
+) -> Scan:
+    """A scan of one page; batches of others are None, of ten records."""
+    scan = Scan(doubt, begin, end)
+    headers = [
+        (
+            offset,
+            offset + (b.count if b else 10) - 1,
+            *((7, b.producer_epoch, b.base_sequence) if b else (-1, -1, -1)),
+        )
+        for offset, b in log
+    ]
+    scan.page(headers, next_offset=end, log_start_offset=start)
+    return scan
+
+
+A, B, C = ids(10, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("log", "start", "verdict", "present"),
+    [
+        ([(0, None), (10, None)], 0, Verdict.DECIDED, 0),
+        ([(0, A), (10, None), (20, B)], 0, Verdict.DECIDED, 2),
+        ([(0, A), (10, B), (20, C)], 0, Verdict.DECIDED, 3),
+        # A later one without the earlier, and everything to be seen: part of the log is gone.
+        ([(0, None), (10, B)], 0, Verdict.UNDECIDABLE, 0),
+        ([(0, A), (10, C)], 0, Verdict.UNDECIDABLE, 1),
+        # The beginning is trimmed: it may have been there.
+        ([(30, None)], 30, Verdict.UNDECIDABLE, 0),
+        # What was before a batch that was found is decided by the order of appends; what is behind it was seen.
+        ([(30, B)], 30, Verdict.DECIDED, 2),
+        ([(30, B), (40, C)], 30, Verdict.DECIDED, 3),
+        ([(30, A), (40, C)], 30, Verdict.UNDECIDABLE, 1),
+        # Compaction left a hole between 10 and 40.
+        ([(0, None), (40, None)], 0, Verdict.UNDECIDABLE, 0),
+        ([(0, A), (40, None)], 0, Verdict.UNDECIDABLE, 1),
+        ([(0, A), (40, C)], 0, Verdict.DECIDED, 3),
+        ([(0, None), (40, A)], 0, Verdict.DECIDED, 1),
+    ],
+)
+def test_the_log_tells(
+    log: list[tuple[int, BatchId | None]], start: int, verdict: Verdict, present: int
+) -> None:
+    judgement = judge_by_log(scanned([A, B, C], log, start=start))
+    assert (judgement.verdict, judgement.present) == (verdict, present)
+    assert all(judgement.offsets[i] == offset for offset, b in log if b for i in [[A, B, C].index(b)])
+    if start:
+        assert "trimmed to 30" in judgement.evidence
+
+
+def test_a_scan_ends_at_the_log_end_or_with_the_last_batch_found() -> None:
+    scan = Scan([A], 5, 30)
+    assert not scan.done
+    # The first batch of an answer may begin, or even end, before what was asked for.
+    scan.page([(0, 4, 1, 0, 0), (5, 9, 1, 0, 0)], next_offset=10, log_start_offset=0)
+    assert (scan.next_offset, scan.done, scan.hidden_before) == (10, False, -1)
+    scan.page([(10, 19, 7, 0, 0)], next_offset=20, log_start_offset=0)
+    assert scan.done
+    assert scan.found == {0: 10}
+    empty = Scan([A], 30, 30)
+    assert empty.done
+
+
+def test_the_first_copy_is_the_one() -> None:
+    scan = Scan([A], 0, 20)
+    scan.page([(0, 9, 7, 0, 0), (10, 19, 7, 0, 0)], next_offset=20, log_start_offset=0)
+    assert judge_by_log(scan).offsets == {0: 0}
