@@ -1,0 +1,234 @@
+"""Damage in a closed spool: found, told, copied aside; it costs what it hit and nothing else."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+from kafkasafe._io.recovery import scan
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
+from kafkasafe.testing.disk import Disk
+
+from .model import LANE, ROOT, Group, Owner, encode, recover
+
+DECLARED = [m.Destination(number, "topic", number) for number in (1, 2, 3)]
+
+
+@dataclass
+class Closed:
+    """A closed spool, and what each of its bytes belongs to."""
+
+    disk: Disk
+    items: list
+    groups: list[tuple[Path, int, int, list[int]]]
+    """(segment, start, end, positions) of each control batch and of all its group."""
+    batches: list[tuple[Path, int, int, int]]
+    end: tuple[Path, int]
+    """Where the last group begins: it says only that the spool was closed."""
+
+
+def closed_spool(seed: int) -> Closed:
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1500)
+    rng = random.Random(seed)
+    owner.declare(DECLARED)
+    for _ in range(9):
+        owner.commit([owner.group(rng, batches=rng.randint(0, 3), size=200)])
+    owner.close()
+    disk = disk.copy()
+    found = recover(disk)
+    assert found.items == owner.promised
+    batches = [
+        (segment.path, stored.at, stored.at + stored.size_bytes, position)
+        for segment in scan(disk.process(), LANE).segments
+        for position, stored in segment.batches.items()
+    ]
+    groups = []
+    for path, _, size in found.spool.segments:
+        content, at = disk.files()[path], 0
+        while at < size:
+            header = codec.read_header(content, at)
+            group, marks = m.decode_group(content[at : at + header.size_bytes])
+            positions = [group.position] * bool(marks) + [entry.position for entry in group.manifest]
+            groups.append((path, at, at + header.size_bytes, positions))
+            at += header.size_bytes + sum(entry.size_bytes for entry in group.manifest)
+    found.close()
+    return Closed(disk.copy(), found.items, groups, batches, groups[-1][:2])
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def closed(request):
+    return closed_spool(request.param)
+
+
+def lost_with(closed: Closed, path: Path, byte: int) -> set[int]:
+    """Positions that damage of this byte may cost."""
+    for segment, start, end, position in closed.batches:
+        if segment == path and start <= byte < end:
+            return {position}
+    for index, (segment, start, end, positions) in enumerate(closed.groups):
+        if segment == path and start <= byte < end:
+            lost = set(positions) & {at for at, _ in closed.items}  # not the marks of a snapshot
+            if index == 0:
+                # The first snapshot declares the destinations; up to the next one nobody knows what they mean.
+                for other, _, _, more in closed.groups:
+                    if other == path:
+                        lost |= set(more)
+                lost &= {at for at, what in closed.items if what[0] == "batch"}
+            return lost
+    raise AssertionError("a byte that belongs to nothing")
+
+
+def test_every_flipped_bit_is_found_and_costs_what_it_hit(closed):
+    rng = random.Random(7)
+    segments = [path for path in closed.disk.files() if path.suffix == ".log"]
+    assert len(segments) >= 3
+    for _ in range(250):
+        path = rng.choice(segments)
+        byte = rng.randrange(len(closed.disk.files()[path]))
+        disk = closed.disk.copy()
+        disk.flip(path, byte, 1 << rng.randrange(8))
+        damaged = disk.files()
+        if path == closed.end[0] and byte >= closed.end[1]:
+            found = recover(disk)
+            assert found.items == closed.items
+            found.close()
+            continue
+        with pytest.raises(SpoolCorruptError) as raised:
+            recover(disk)
+        assert raised.value.damage
+        assert path.name in str(raised.value)
+        assert {p: c for p, c in disk.files().items() if p.suffix == ".log"} == {
+            p: c for p, c in damaged.items() if p.suffix == ".log"
+        }, "refusing must not change anything"
+        found = recover(disk, on_corrupt="quarantine", snapshot=lambda: DECLARED)
+        kept = [item for item in found.items if item[1][0] != "lost"]
+        lost = {at for at, _ in closed.items} - {at for at, _ in kept}
+        assert kept == [item for item in closed.items if item[0] not in lost], (
+            "a record that was never written"
+        )
+        assert lost == lost_with(closed, path, byte)
+        assert len(found.items) > len(kept), "skipped without a word"
+        aside = {p: c for p, c in disk.files().items() if p.parent.name == "quarantine"}
+        ranges = {p: (int(p.stem.split("-")[1]), c) for p, c in aside.items() if p.name.startswith(path.stem)}
+        assert all(c == damaged[path][start : start + len(c)] for start, c in ranges.values())
+        assert any(start <= byte < start + len(c) for start, c in ranges.values())
+        # Told once: the next life finds the same, and goes on where this one was.
+        found.spool.write_group([m.Rejected(1, 1, "after")], [(1, bytearray(encode(1, 2, 3)))])
+        found.spool.sync()
+        found.close()
+        again = recover(disk.crash())
+        assert again.items[:-2] == found.items
+        assert again.items[-2][1] == ("marks", (m.Rejected(1, 1, "after"),))
+        again.close()
+
+
+def test_a_segment_that_is_missing_is_damage(closed):
+    segments = sorted(path for path in closed.disk.files() if path.suffix == ".log")
+    disk = closed.disk.copy()
+    disk.process().unlink(segments[1])
+    with pytest.raises(SpoolCorruptError, match=segments[0].name):
+        recover(disk)
+    found = recover(disk, on_corrupt="quarantine")
+    at = int(segments[1].stem), int(segments[2].stem)
+    assert [i for i in found.items if i[1][0] != "lost"] == [
+        i for i in closed.items if not at[0] <= i[0] < at[1]
+    ]
+    found.close()
+
+
+@pytest.mark.parametrize("cut", [1, 100, 10_000])
+def test_a_segment_that_lost_its_end_is_damage(closed, cut):
+    path = sorted(path for path in closed.disk.files() if path.suffix == ".log")[1]
+    disk = closed.disk.copy()
+    content = disk.files()[path]
+    disk.put(path, content[: max(0, len(content) - cut)])
+    with pytest.raises(SpoolCorruptError, match=path.name):
+        recover(disk)
+    found = recover(disk, on_corrupt="quarantine")
+    kept = [item for item in found.items if item[1][0] != "lost"]
+    assert 0 < len(kept) < len(closed.items)
+    assert all(item in closed.items for item in kept)
+    assert kept[-1] == closed.items[-1]
+    found.close()
+
+
+def test_a_batch_put_in_the_place_of_another_is_damage():
+    disk = Disk()
+    owner = Owner(disk)
+    one, two = encode(1, 2, 50), encode(2, 2, 50)
+    assert len(one) == len(two)
+    owner.commit([Group((m.Destination(1, "topic", 1),), ((1, one), (1, two)))])
+    owner.commit([Group((), ((1, encode(3, 1, 1)),))])
+    owner.close()
+    segment = scan(disk.process(), LANE).segments[0]
+    (first, stored), (_, other), _ = sorted(segment.batches.items())
+    content = bytearray(disk.files()[segment.path])
+    moved = content[other.at : other.at + other.size_bytes]
+    codec.stamp_address(moved, first, 1)
+    content[stored.at : stored.at + stored.size_bytes] = moved
+    disk.put(segment.path, bytes(content))
+    with pytest.raises(SpoolCorruptError):
+        recover(disk)
+    found = recover(disk, on_corrupt="quarantine")
+    assert [what[0] for _, what in found.items] == ["lost", "batch", "batch"]
+    found.close()
+
+
+def test_damage_while_the_spool_is_open_is_found_when_the_batch_is_read():
+    disk = Disk()
+    owner = Owner(disk)
+    owner.commit([Group((m.Destination(1, "topic", 1),), ((1, encode(1, 2, 50)),))])
+    position = owner.promised[-1][0]
+    disk.flip(owner.spool.segments[0][0], -1)
+    with pytest.raises(SpoolCorruptError) as raised:
+        owner.spool.read(position)
+    assert len(raised.value.damage) == 1
+    with pytest.raises(SpoolError, match="no batch"):
+        owner.spool.read(position + 1)
+    owner.close()
+
+
+# -- newer formats ---------------------------------------------------------------------------------------------------
+
+
+def test_a_newer_directory_is_refused(closed):
+    disk = closed.disk.copy()
+    disk.put(ROOT / "FORMAT", b"kafkasafe-spool 2\n")
+    before = disk.files()
+    with pytest.raises(SpoolFormatError, match="upgrade kafkasafe"):
+        recover(disk)
+    assert disk.files() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"something else\n", b"kafkasafe-spool 1"])
+def test_a_directory_of_something_else_is_refused(closed, content):
+    disk = closed.disk.copy()
+    disk.put(ROOT / "FORMAT", content)
+    with pytest.raises(SpoolFormatError, match="not that of a spool"):
+        recover(disk)
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_newer_group_refuses_the_lane_and_changes_nothing(closed, where, monkeypatch):
+    path, at, end, _ = closed.groups[0 if where == "first" else -1]
+    disk = closed.disk.copy()
+    content = disk.files()[path]
+    group, marks = m.decode_group(content[at:end])
+    with monkeypatch.context() as newer:
+        newer.setattr(m, "FORMAT_VERSION", 2)
+        values = [getattr(group, name) for name in m.Group.__slots__]
+        control = bytes(m.encode_group(m.Group(2, *values[1:]), marks, 0))
+    assert len(control) == end - at
+    disk.put(path, content[:at] + control + content[end:])
+    before = disk.files()
+    with pytest.raises(SpoolFormatError, match="upgrade kafkasafe"):
+        recover(disk, on_corrupt="quarantine")
+    assert {p: c for p, c in disk.files().items() if p.name != "lock"} == {
+        p: c for p, c in before.items() if p.name != "lock"
+    }
