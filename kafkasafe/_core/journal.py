@@ -614,9 +614,10 @@ class Journal:
         self._group_index = 0
 
     def _recover_identities(self, mark: m.Identified) -> None:
+        partition = self._declared(mark.destination)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
-            for batch in self._declared(mark.destination).queue:
+            for batch in partition.queue:
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.identity = None
                     batch.state = State.SEALED
@@ -1396,7 +1397,6 @@ class Journal:
                     batch.move(State.PREPARED)
             if partition.renew:
                 self._reidentify(partition)
-                partition.rested = True
                 self._prepare(partition)
         if not partition.rested:
             self._pause(partition, partition.reason)
