@@ -10,9 +10,10 @@ The rules that `Owner.check` holds every recovered lane to:
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
@@ -20,9 +21,10 @@ from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import BatchEntry, LostEntry, MarksEntry, scan
 from kafkasafe._io.spool import Entry, Spool
-from kafkasafe.errors import KafkaSafeError, SpoolWriteError
+from kafkasafe.errors import KafkaSafeError, SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.testing.disk import CrashState, Disk
 
+T = TypeVar("T")
 ROOT = Path("/state/spool")
 LANE = ROOT / "lane-000"
 DECLARATIONS = m.Topic | m.Destination | m.State
@@ -144,10 +146,22 @@ def items_of(spool: Spool, entries: Sequence[Entry]) -> list[tuple[int, tuple]]:
     assert position in {spool.next_position, -1}
     for at, what in items:
         if what[0] == "batch":
-            header = codec.verify(spool.read(at))
+            header = codec.verify(patiently(lambda at=at: spool.read(at)))
             assert what == ("batch", header.partition_leader_epoch, header.crc, header.count)
     assert spool.used_bytes == sum(size for _, _, size in spool.segments)
     return items
+
+
+def patiently(action: Callable[[], T], tries: int = 5) -> T:
+    """Do it again when the disk says no; damage is no such thing."""
+    for _ in range(tries - 1):
+        try:
+            return action()
+        except SpoolCorruptError:
+            raise
+        except SpoolError:
+            pass
+    return action()
 
 
 class Owner:
@@ -192,8 +206,8 @@ class Owner:
         if rng.random() < 0.5:
             marks.append(m.Rejected(self.number, 7, "x" * rng.randrange(40)))
         destinations = [rng.randint(1, 3) for _ in range(batches)]
-        for destination in sorted(set(destinations) - self.declared.keys()):
-            marks.append(m.Destination(destination, "topic", destination))
+        new = sorted(set(destinations) - self.declared.keys())
+        marks += [m.Destination(destination, "topic", destination) for destination in new]
         content = [
             encode(self.number * 100 + i, rng.randint(1, 4), rng.randrange(size)) for i in range(batches)
         ]
@@ -220,7 +234,7 @@ class Owner:
         else:
             self.waiting.append((group, positions))
         for position, (_, content) in zip(positions, data, strict=True):
-            assert self.spool.read(position) == content
+            assert patiently(lambda at=position: self.spool.read(at)) == content
         return True
 
     def sync(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -33,10 +34,8 @@ def live(seed: int, *, steps: int = 12, faults: float = 0.4) -> Owner:
             ]
             owner.commit(burst)
             if rng.random() < 0.3:
-                try:
+                with contextlib.suppress(SpoolError):
                     owner.release(rng.randint(0, owner.spool.next_position), rng.choice((0, 0, 2000)))
-                except SpoolError:
-                    pass
             if rng.random() < 0.1:
                 owner.close()
                 dies = True
