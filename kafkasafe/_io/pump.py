@@ -918,7 +918,18 @@ class Pump:
 
     def _bind(self, cluster_id: str) -> None:
         """Before anything is asked of a cluster or sent to it: are the records in the spool directory for it?"""
-        bound, ours = self._directory.bind_cluster(cluster_id, drained=self._drained)
+        attempt = 0
+        while True:
+            try:
+                bound, ours = self._directory.bind_cluster(cluster_id, drained=self._drained)
+                break
+            except SpoolError as error:
+                if self._stop:
+                    raise
+                # A disk that fails or is full: nothing may go anywhere before this is known and written down.
+                attempt += 1
+                self._complain("bind", "Nothing is sent yet, it is tried again: %s", error)
+                time.sleep(self._backoff.pause_s(attempt))
         if not ours:
             self._stranger = WrongClusterError(
                 f"{self._directory.path} holds records for cluster {bound}, but these brokers are cluster"
