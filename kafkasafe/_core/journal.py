@@ -67,6 +67,9 @@ UNCHOSEN: Final = -1
 _PREPARE_AHEAD: Final = 64
 """How many waiting batches get their id with one mark."""
 
+_DIVIDE_BYTES: Final = 1024 * 1024
+"""How much is divided at a time: what waited through a long outage does not fit into memory, nor twice on disk."""
+
 _MAX_EPOCH: Final = 2**15 - 2
 
 
@@ -1313,11 +1316,13 @@ class Journal:
         if partition.partition == UNCHOSEN:
             topic = self._topics.get(partition.topic)
             if topic is not None and topic.partition_count > 0 and partition.flow is not _Flow.PARKED:
-                self._ready.divides.extend(
-                    Divide(batch, refused=False)
-                    for batch in partition.queue
-                    if batch.state is State.SEALED and self._rests(batch)
-                )
+                size = 0
+                for batch in partition.queue:
+                    if batch.state is State.SEALED and self._rests(batch):
+                        self._ready.divides.append(Divide(batch, refused=False))
+                        size += batch.size_bytes
+                        if size >= _DIVIDE_BYTES:
+                            break
             return
         self._prepare(partition)
         if partition.flow is _Flow.SETTLING and not partition.in_flight:
