@@ -187,7 +187,7 @@ def test_names_are_lost_in_any_combination(disk):
 def test_a_new_directory_goes_with_all_that_is_in_it():
     disk = Disk()
     files = disk.process()
-    disk.fail("sync_directory", kill=True)
+    disk.fail("sync_directory", call=1, kill=True)
     with pytest.raises(ProcessKilled):
         files.make_directory(ROOT)
     files = disk.process()

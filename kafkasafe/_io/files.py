@@ -158,20 +158,19 @@ class OsFiles:
         while not at.is_dir():
             missing.append(at)
             at = at.parent
+        # Whoever made this one may have died before its name was durable. Where its parent is closed to us, somebody
+        # else made it, long ago.
+        with contextlib.suppress(PermissionError):
+            self.sync_directory(at.parent)
         made = False
         for directory in reversed(missing):
             try:
                 directory.mkdir(mode=_DIRECTORY_MODE)
+                made = True
             except FileExistsError:
                 if not directory.is_dir():
                     raise
-                continue
             self.sync_directory(directory.parent)
-            made = True
-        if not made:
-            # Whoever made it may have died before this. A parent that is closed to us was made by somebody else.
-            with contextlib.suppress(PermissionError):
-                self.sync_directory(path.parent)
         return made
 
     def sync_directory(self, path: Path) -> None:

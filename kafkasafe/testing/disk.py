@@ -502,21 +502,19 @@ class DiskFiles:
         """See `Files`."""
         self._call("make_directory")
         disk = self.disk
-        made = False
-        for directory in [*reversed(path.parents), path]:
-            if directory in disk._directories:
-                continue
-            if directory.name in disk._names(directory.parent):
+        there = next(at for at in (path, *path.parents) if at in disk._directories)
+        # Whoever made this one may have died before its name was durable.
+        self.sync_directory(there.parent)
+        missing = [at for at in (*reversed(path.parents), path) if at not in disk._directories]
+        for directory in missing:
+            names = disk._names(directory.parent)
+            if directory.name in names:
                 raise _error(errno.ENOTDIR, directory)
-            disk._names(directory.parent)[directory.name] = _DIRECTORY
+            names[directory.name] = _DIRECTORY
             disk._directories[directory] = {}
             disk.operations.append(Link(directory.parent, directory.name, _DIRECTORY))
             self.sync_directory(directory.parent)
-            made = True
-        if not made:
-            # Whoever made it may have died before this.
-            self.sync_directory(path.parent)
-        return made
+        return bool(missing)
 
     def sync_directory(self, path: Path) -> None:
         """See `Files`."""

@@ -172,7 +172,7 @@ class Owner:
         self.options = {"segment_bytes": segment_bytes, "sync": sync}
         self.promised: list[tuple[int, tuple]] = []
         self.released = 0
-        self.history: list[Expected] = []
+        self.history = [Expected(0, 0, 0, ((),))]
         self.declared: dict[int, m.Destination] = {}
         self.waiting: list[tuple[Group, list[int]]] = []  # written since the last promise, with positions
         self.tails: list[tuple[Item, ...]] = [()]

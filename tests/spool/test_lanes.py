@@ -1,0 +1,235 @@
+"""Who owns which lane: on real files, with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from kafkasafe._core import marks as m
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.spool import Spool
+from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
+from kafkasafe.testing.disk import Disk, ProcessKilled
+
+from .model import LANE, ROOT, Owner, encode, recover
+
+
+def directory(path) -> SpoolDirectory:
+    return SpoolDirectory.open(path, files=OsFiles())
+
+
+def fill(lock) -> None:
+    spool, _ = Spool.open(
+        lock.path,
+        files=OsFiles(),
+        segment_bytes=4096,
+        sync="group",
+        snapshot=lambda: [m.Destination(1, "topic", 1)],
+        clock_ms=lambda: 0,
+    )
+    spool.write_group((), [(1, bytearray(encode(1, 1, 1)))])
+    spool.sync()
+    spool.close()
+
+
+@contextlib.contextmanager
+def other_process(path, *, lane="None", fill="False"):
+    """A process that takes a lane, says so, and waits to be killed."""
+    code = textwrap.dedent(
+        f"""
+        import sys, time
+        from pathlib import Path
+        from kafkasafe._core import marks as m
+        from kafkasafe._io.files import OsFiles
+        from kafkasafe._io.lanes import SpoolDirectory
+        from kafkasafe._io.spool import Spool
+        lock = SpoolDirectory.open(Path({str(path)!r}), files=OsFiles()).take_lane({lane})
+        if {fill}:
+            spool, _ = Spool.open(lock.path, files=OsFiles(), segment_bytes=4096, sync="group",
+                                  snapshot=lambda: [], clock_ms=lambda: 0)
+            spool.write_group([m.Granted(1, 1)], [])
+            spool.sync()
+        print(lock.number, flush=True)
+        sys.stdin.read()
+        """
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield child, int(child.stdout.readline())
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+
+def test_the_lowest_free_lane_is_taken(tmp_path):
+    spools = directory(tmp_path)
+    locks = [spools.take_lane() for _ in range(3)]
+    assert [lock.number for lock in locks] == [0, 1, 2]
+    assert all(lock.held for lock in locks)
+    locks[1].release()
+    assert not locks[1].held
+    assert spools.take_lane().number == 1
+    for lock in locks:
+        lock.release()
+        lock.release()
+    assert spools.lanes() == [0, 1, 2]
+
+
+def test_a_lane_of_a_live_process_is_refused_and_its_process_named(tmp_path):
+    with other_process(tmp_path) as (child, number):
+        assert number == 0
+        spools = directory(tmp_path)
+        with pytest.raises(LaneBusyError, match=f"process {child.pid}") as raised:
+            spools.take_lane(0)
+        assert raised.value.pid == child.pid
+        assert spools.is_owned(0)
+        mine = spools.take_lane()
+        assert mine.number == 1
+        assert spools.dead_lanes() == []
+        child.kill()
+        child.wait()
+        assert not spools.is_owned(0)
+        lock = spools.take_lane(0)
+        assert spools.owner(0)[0] == os.getpid()
+        lock.release()
+        assert spools.owner(0) == (0, "")
+        mine.release()
+
+
+def test_two_processes_never_own_the_same_lane(tmp_path):
+    with contextlib.ExitStack() as stack:
+        numbers = [stack.enter_context(other_process(tmp_path))[1] for _ in range(3)]
+        lock = directory(tmp_path).take_lane()
+        assert [*numbers, lock.number] == [0, 1, 2, 3]
+        lock.release()
+
+
+def test_lanes_of_dead_processes_are_found_once_and_only_with_content(tmp_path):
+    with other_process(tmp_path, fill="True") as (child, _), other_process(tmp_path) as (empty, _):
+        spools = directory(tmp_path)
+        mine = spools.take_lane()
+        assert (mine.number, spools.dead_lanes()) == (2, [])
+        for process in (child, empty):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        (dead,) = spools.dead_lanes()
+        assert dead.number == 0
+        assert dead.held
+        assert spools.dead_lanes() == [], "owned by now: by us"
+        dead.release()
+        assert spools.dead_lanes() == [], "offered before, and as it was then"
+        again = spools.take_lane(0)
+        fill(again)
+        again.release()
+        (dead,) = spools.dead_lanes()
+        dead.release()
+        mine.release()
+
+
+def test_a_forked_child_neither_holds_nor_releases_the_lock(tmp_path):
+    spools = directory(tmp_path)
+    lock = spools.take_lane()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        answer = b"bad"
+        try:
+            held = lock.held
+            lock.release()
+            with contextlib.suppress(LaneBusyError):
+                spools.take_lane(0)
+                held = True
+            answer = b"bad" if held else b"ok."
+        finally:
+            os.write(writing, answer)
+            # Wait for the parent to look: the lock must be free once the parent lets go of it.
+            signal.alarm(20)
+            signal.pause()
+            os._exit(0)
+    try:
+        assert os.read(reading, 3) == b"ok."
+        assert spools.owner(0)[0] == os.getpid()
+        with pytest.raises(LaneBusyError):
+            directory(tmp_path).take_lane(0)
+        assert lock.held
+        lock.release()
+        again = spools.take_lane(0)
+        again.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("where", ["file/spool", "file", "/proc/no-such-directory/spool"])
+def test_a_directory_that_cannot_be_used_is_an_error_that_says_what_to_do(tmp_path, where):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(SpoolError, match=r"cannot be used.*KAFKASAFE_SPOOL_DIR.*No record was accepted"):
+        directory(tmp_path / where)
+
+
+def test_a_directory_that_is_not_writable_is_an_error_that_says_what_to_do():
+    disk = Disk()
+    disk.put(ROOT / "FORMAT", b"kafkasafe-spool 1\n")
+    disk.fail("make_directory", call=1, error=13)
+    with pytest.raises(SpoolError, match=r"No lane .*Permission denied.*none was lost"):
+        recover(disk)
+    disk.fail("open", error=13)
+    with pytest.raises(SpoolError, match=re.escape("KAFKASAFE_SPOOL_DIR")):
+        recover(disk)
+
+
+def test_a_directory_with_something_else_in_it_is_refused_and_not_touched(tmp_path):
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(SpoolFormatError, match=r"letters\.txt"):
+        directory(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
+
+
+def test_what_a_new_file_system_holds_does_no_harm(tmp_path):
+    (tmp_path / "lost+found").mkdir()
+    assert directory(tmp_path).lanes() == []
+    assert (tmp_path / "FORMAT").read_bytes() == b"kafkasafe-spool 1\n"
+
+
+def test_a_process_killed_anywhere_while_a_spool_directory_is_made_leaves_one_that_works():
+    """And what the next process writes there survives a loss of power, wherever the first one had got to."""
+    for call in range(60):
+        disk = Disk()
+        fault = disk.fail(call=call, kill=True)
+        with contextlib.suppress(ProcessKilled):
+            Owner(disk).close()
+        if not fault.hits:
+            break
+        owner = Owner(disk)
+        owner.commit([owner.group(random.Random(call))])
+        assert owner.check_crashes(samples=3, thorough=4) > 5
+    else:
+        raise AssertionError("never done")
+    assert call > 10
+
+
+def test_the_lock_is_free_when_opening_fails():
+    disk = Disk()
+    owner = Owner(disk)
+    owner.close()
+    disk.fail("truncate", error=13)
+    with pytest.raises(SpoolError):
+        SpoolDirectory.open(ROOT, files=disk.process()).take_lane()
+    lock = SpoolDirectory.open(ROOT, files=disk.process()).take_lane()
+    assert lock.path == LANE
+    lock.release()
