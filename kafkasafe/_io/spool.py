@@ -79,7 +79,8 @@ class Spool:
         self._closed = False
         self.next_position = found.next_position
         self.synced_position = found.next_position
-        self._disk_position = found.next_position  # fdatasync returned for everything before it
+        # fdatasync returned for everything before it.
+        self._disk_position = found.synced_position if sync == "os" else found.next_position
 
     @classmethod
     def open(
@@ -228,12 +229,18 @@ class Spool:
             raise SpoolCorruptError(f"A spooled batch is damaged on disk: {damage}", damage=(str(damage),))
         return data
 
-    def release(self, before_position: int, retain_bytes: int = 0) -> int:
+    @property
+    def first_position(self) -> int:
+        """Position of the first record that is still there."""
+        return self._segments[0].first_position if self._segments else self.next_position
+
+    def release(self, before_position: int, retain_bytes: int = 0, retain_since_ms: int = 1 << 62) -> int:
         """Delete segments, from the front, of which everything is done; never the last one.
 
         Args:
             before_position: Everything before it is done.
             retain_bytes: How much of what is done is kept all the same.
+            retain_since_ms: What was written then or later (ms since the epoch) is kept all the same.
 
         Returns:
             Bytes freed.
@@ -252,7 +259,7 @@ class Spool:
         freed = 0
         for segment in done:
             kept -= segment.size_bytes
-            if kept < retain_bytes:
+            if kept < retain_bytes or segment.written_ms >= retain_since_ms:
                 break
             self._close_reader(segment.path)
             try:

@@ -1,0 +1,147 @@
+"""Each safety step of the spool is taken out once: the tests must notice, or they prove nothing."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import random
+import sys
+import textwrap
+
+import pytest
+
+from kafkasafe._core import marks as m
+from kafkasafe._io import recovery, spool
+from kafkasafe._io.spool import Spool
+from kafkasafe.errors import KafkaSafeError
+from kafkasafe.testing.disk import Disk
+
+from . import test_damage, test_spool
+from .model import Group, Owner, encode
+from .test_crash import live, live_os
+
+
+def crashes() -> None:
+    for seed in range(100, 112):
+        live(seed, steps=8).check_crashes(samples=3, seed=seed, thorough=4)
+
+
+def os_crashes() -> None:
+    for seed in range(5):
+        live_os(seed)
+
+
+def failed_syncs() -> None:
+    """Every commit's fsync fails once; then power goes."""
+    for seed in range(5):
+        rng = random.Random(seed)
+        owner = Owner(Disk(), segment_bytes=1500)
+        for _ in range(4):
+            owner.disk.fail("sync_data", error=errno.EIO)
+            owner.commit([owner.group(rng, batches=2, size=400)])
+        owner.check_crashes(samples=8, seed=seed)
+
+
+def deaths_after_failed_syncs() -> None:
+    """The next process reads from the cache what the disk does not have."""
+    for seed in range(3):
+        rng = random.Random(seed)
+        owner = Owner(Disk(), segment_bytes=1500)
+        for _ in range(3):
+            assert owner.write(owner.group(rng, batches=2, size=400))
+            owner.disk.fail("sync_data")
+            assert not owner.sync()
+            owner.files.kill()
+            owner.open()
+            owner.commit([owner.group(rng)])
+        owner.check_crashes(samples=6, seed=seed)
+
+
+def atomic_groups() -> None:
+    owner = Owner(Disk(), segment_bytes=8000)
+    owner.declare([m.Destination(1, "topic", 1)])
+    for number in range(4):
+        batches = tuple((1, encode(10 * number + i, 1, 600)) for i in range(3))
+        owner.commit([Group((), batches, atomic=number + 1)])
+    owner.check_crashes(samples=8)
+
+
+def flips() -> None:
+    test_damage.test_every_flipped_bit_is_found_and_costs_what_it_hit(test_damage.closed_spool(0))
+
+
+MUTANTS = {
+    "a new segment's name is not synced": (
+        Spool, "_roll", "self._files.sync_directory(self._lane)", "pass", crashes),
+    "a new segment begins without a snapshot": (
+        Spool, "_roll", "self._append(control, (), (), end_position)", "pass",
+        test_spool.test_every_segment_stands_alone_once_those_before_it_are_released),
+    "the old segment is not synced before the new one": (
+        Spool, "_roll", "self._to_disk()", "self._disk_position = self.next_position", crashes),
+    "nothing is ever synced": (
+        Spool, "_to_disk", "self._files.sync_data(self._handle)", "pass", crashes),
+    "a failed fsync is tried again, and believed": (
+        Spool, "_to_disk", "self._files.sync_data(self._handle)",
+        "try: self._files.sync_data(self._handle)\n        except OSError: self._files.sync_data(self._handle)",
+        failed_syncs),
+    "a segment is written on after its failed fsync": (
+        Spool, "_to_disk", "self._files.sync_data(self._handle)",
+        "try: self._files.sync_data(self._handle)\n        except OSError: return",
+        failed_syncs),
+    "groups say that they are durable themselves": (
+        Spool, "_group", "self._disk_position,", "self.next_position,", crashes),
+    "an operating system's cache is taken for a disk": (
+        Spool, "__init__", 'found.synced_position if sync == "os" else found.next_position',
+        "found.next_position", os_crashes),
+    "segments behind the promised end stay": (
+        Spool, "_put_back", "self._files.unlink(segment.path)", "pass", crashes),
+    "a release syncs the directory only once": (
+        Spool, "release", "self._files.sync_directory(self._lane)", "pass", crashes),
+    "a segment goes before its successor is durable": (
+        Spool, "release", "min(before_position, self.synced_position - 1)", "before_position",
+        test_spool.test_a_segment_is_not_released_before_what_replaces_it_is_durable),
+    "a torn tail is not cut": (
+        spool, "_cut", "files.truncate(handle, last.size_bytes)", "cut = 0", crashes),
+    "segments behind a torn tail stay": (
+        spool, "_cut", "files.unlink(path)", "pass", crashes),
+    "what recovery found is not made durable": (
+        spool, "_make_durable", "for segment in found.segments:", "for segment in ():", crashes),
+    "what recovery found is only synced again": (
+        spool, "_make_durable", "_write_all(files, handle, [rest], segment.proven_bytes)", "pass",
+        deaths_after_failed_syncs),
+    "damage is not copied aside": (
+        spool, "_quarantine", "_write_all(files, handle, [content], 0)", "pass", flips),
+    "half an atomic group counts": (
+        recovery, "_judge", "if cut is not None and item.group.atomic:", "if False:", atomic_groups),
+    "the manifest's CRC is ignored": (
+        recovery, "_batch_at", "header.size_bytes, header.crc)", "header.size_bytes, entry.crc)",
+        test_damage.test_a_batch_put_in_the_place_of_another_is_damage),
+    "the manifest's addresses are ignored": (
+        recovery, "_batch_at", "found == promised and", "", flips),
+    "all damage is taken for a torn tail": (
+        recovery, "_judge", "if item.position >= synced:", "if True:", flips),
+}  # fmt: skip
+
+
+def mutate(monkeypatch, place, name: str, old: str, new: str) -> None:
+    function = getattr(place, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) >= 1, "the mutant is out of date"
+    namespace = vars(sys.modules[function.__module__])
+    local: dict[str, object] = {}
+    code = "from __future__ import annotations\n" + source.replace(old, new)
+    exec(compile(code, f"<mutant of {name}>", "exec"), namespace, local)
+    monkeypatch.setattr(place, name, local[name])
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_tests_find(mutant, monkeypatch):
+    place, name, old, new, detector = MUTANTS[mutant]
+    mutate(monkeypatch, place, name, old, new)
+    with pytest.raises((AssertionError, KafkaSafeError, OSError, pytest.fail.Exception)):
+        detector()
+
+
+@pytest.mark.parametrize("detector", [os_crashes, failed_syncs, deaths_after_failed_syncs, atomic_groups])
+def test_without_a_mutant_there_is_nothing_to_find(detector):
+    detector()
