@@ -702,15 +702,19 @@ class Pump:
                 for parcel, batch in zip(parcels, persist.batches, strict=True)
             ]
             started = time.monotonic()
-            positions = lane.spool.write_group(persist.marks, data, atomic=persist.atomic)
-            lane.spool.sync()
+            try:
+                positions = lane.spool.write_group(persist.marks, data, atomic=persist.atomic)
+                lane.spool.sync()
+            finally:
+                # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
+                for parcel in parcels:
+                    if parcel.data is not None:
+                        codec.stamp_address(parcel.data, 0, -1)
             self.counters["fsync_count"] += 1
             self.counters["fsync_us"] += int((time.monotonic() - started) * 1e6)
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         for parcel in parcels:
             self._memory += parcel.size_bytes
-            if parcel.data is not None:
-                codec.stamp_address(parcel.data, 0, -1)
         if parcels:
             self._made_durable(parcels)
             if self._memory > _MEMORY_BYTES:
