@@ -367,6 +367,7 @@ class Weather:
     latency_s: float = 0.01
     replicate_s: float = 0.01
     crash_within: int = 0
+    disk: float = 0.0
 
 
 CODES = (19, 6, 7, 20, 5, 56, -1, 2, 3, 89)
@@ -388,6 +389,8 @@ class Options:
     steps: int = 40
     groups_per_segment: int = 10**9
     window: int = 5
+    favourite: str = ""
+    """The fault that comes most: "limit", "missing" or "crash"."""
 
 
 def options_for(seed: int) -> Options:
@@ -536,6 +539,7 @@ class Sim:
         self.parcels: dict[int, tuple[tuple[int, ...], int]] = {}
         self.connections: dict[int, Connection] = {}
         self.pid_wanted = False
+        self.unwritten: deque[j.Persist] = deque()
         self.spool.snapshot = self.journal.snapshot
         self.spool.recover(self.journal)
         self.journal.recovered(self.now)
@@ -646,6 +650,8 @@ class Sim:
     def drive(self) -> None:
         """What the pump does in a turn."""
         for _ in range(10_000):
+            if any(unit.marks or unit.after for unit in self.unwritten):
+                break  # a decision is not on disk: no other before it
             self.point()
             ready = self.journal.ready(self.now, self.now_ms)
             for notice in ready.notices:
@@ -685,6 +691,26 @@ class Sim:
         self.journal.granted(self.next_pid, 0)
 
     def _persist(self, persist: j.Persist) -> None:
+        """What a failing disk does not take is tried again, decisions before batches."""
+        if self.unwritten:
+            self.unwritten.extend(_apart(persist))
+        else:
+            self.unwritten.append(persist)
+        self._write_out()
+
+    def _write_out(self) -> None:
+        while self.unwritten:
+            index = next((i for i, unit in enumerate(self.unwritten) if unit.marks or unit.after), 0)
+            unit = self.unwritten[index]
+            del self.unwritten[index]
+            if (unit.batches or unit.marks) and self.rng.random() < self.weather.disk:
+                for part in reversed(_apart(unit)):
+                    self.unwritten.insert(index, part)
+                self.mine(0.3, self._write_out)
+                return
+            self._write(unit)
+
+    def _write(self, persist: j.Persist) -> None:
         data = []
         for batch in persist.batches:
             records, timestamp = self.parcels[batch.handle]
@@ -797,7 +823,7 @@ class Sim:
 
     def _check_round_trip(self) -> None:
         """A new life on what is durable now would know what this one knows."""
-        if self.rng.random() > 0.05:
+        if self.rng.random() > 0.05 or self.unwritten:
             return
         twin = self.make_journal(durable_first=self.options.durable_first)
         self.spool.recover(twin)
@@ -1006,6 +1032,8 @@ class Sim:
     def _fault(self) -> None:
         partition = self.rng.randrange(self.options.partitions)
         kind = self.rng.random()
+        if self.options.favourite and self.rng.random() < 0.6:
+            kind = {"limit": 0.68, "missing": 0.64, "crash": 0.8}[self.options.favourite]
         if kind < 0.15:
             self._restart(partition)
         elif kind < 0.3:
@@ -1039,8 +1067,8 @@ class Sim:
         """Not authorised; or the topic is unknown, for a moment or because it was deleted."""
         if partition in self.denied:
             return
-        code = self.rng.choice((29, 3))
-        deleted = code == 3 and self.rng.random() < 0.5
+        code = 3 if self.options.favourite == "missing" else self.rng.choice((29, 3))
+        deleted = code == 3 and not self.options.favourite and self.rng.random() < 0.5
         self.log(f"deny {partition} {code} deleted={deleted}")
         self.denied[partition] = code
         if code == 29 or deleted:
@@ -1064,6 +1092,7 @@ class Sim:
             ask_fails=r.choice((0, 0, 0.3)),
             latency_s=r.choice((0.001, 0.05, 2.0)),
             replicate_s=r.choice((0.001, 0.05, 5.0)),
+            disk=r.choice((0, 0, 0, 0.5)),
             crash_within=r.choice((0, 0, 0, 20, 60)),
         )
         if self.weather.crash_within:
@@ -1135,6 +1164,12 @@ class Sim:
                 raise Violation(f"rejected and in the log: {sorted(both)}")
         if undone := set(self.accepted) - self.durable - self.gone:
             raise Violation(f"accepted and forgotten: {sorted(undone)}")
+
+
+def _apart(persist: j.Persist) -> list[j.Persist]:
+    if persist.atomic or not persist.batches or not (persist.marks or persist.after):
+        return [persist]
+    return [j.Persist(marks=persist.marks, after=persist.after), j.Persist(persist.batches)]
 
 
 class Question:

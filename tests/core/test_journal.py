@@ -1,0 +1,858 @@
+"""The two-phase journal: each rule alone, all of them in storms, and each of them missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mutants
+import sim
+
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import BatchId, Judgement, Verdict
+
+NOW_MS = 1_700_000_000_000
+TOPIC_ID = bytes(range(16))
+
+# -- all rules, in storms ----------------------------------------------------------------------------------------------
+
+CHUNK = 20
+
+
+@pytest.mark.parametrize("chunk", range(15))
+def test_no_schedule_breaks_a_promise(chunk: int) -> None:
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        try:
+            sim.Sim(seed).run()
+        except Exception as error:
+            error.add_note(f"seed {seed}: {sim.options_for(seed)}")
+            raise
+
+
+# -- each rule missing -------------------------------------------------------------------------------------------------
+
+# Where the rule matters only now and then, the schedules are of the kind where it does.
+KINDS: dict[type[j.Journal], sim.Options] = {
+    mutants.BelievesTooEarly: sim.Options(partitions=1, favourite="limit", describes=False),
+    mutants.KeepsEpoch: sim.Options(partitions=1, poison=0.2, steps=10),
+    mutants.RejectsMissingTopic: sim.Options(partitions=1, denies=True, favourite="missing"),
+    mutants.ScansFromLastAck: sim.Options(partitions=1, describes=False),
+    mutants.SnapshotsTooMuch: sim.Options(partitions=1, describes=False, steps=60, groups_per_segment=2),
+    mutants.TearsReplaced: sim.Options(partitions=1, poison=0.2, favourite="crash"),
+    mutants.SumsMissingTime: sim.Options(partitions=1, denies=True, steps=60, favourite="missing"),
+    mutants.NeverSeesGhosts: sim.Options(partitions=1, old_timestamps=0.3),
+    mutants.IgnoresAge: sim.Options(partitions=1, old_timestamps=0.3, steps=60),
+    mutants.IgnoresAgeOfTheSent: sim.Options(partitions=1, old_timestamps=0.3, steps=60),
+    mutants.AsksOnlyOnce: sim.Options(partitions=1, old_timestamps=1.0),
+}
+# Where few schedules meet it, the search begins near one that does.
+RARE: dict[type[j.Journal], int] = {mutants.AsksOnlyOnce: 450}
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_journal_without_the_rule_is_found_out(mutant: type[j.Journal]) -> None:
+    first = RARE.get(mutant, 0)
+    for seed in range(first, first + 150):
+        try:
+            sim.Sim(seed, KINDS.get(mutant), journal=mutant).run()
+        except (sim.Violation, j.IllegalMoveError, KeyError, ValueError):
+            return
+    pytest.fail("nobody noticed")
+
+
+# -- each rule alone ---------------------------------------------------------------------------------------------------
+
+
+class Shell:
+    """A journal with a disk that never fails and a cluster that says what the test says."""
+
+    def __init__(self, **of: Any) -> None:
+        self.journal = j.Journal(**of)
+        self.now = 100.0
+        self.now_ms = NOW_MS
+        self.position = 0
+        self.marks: list[m.Mark] = []
+        self.groups: list[j.Persist] = []
+        self.sent: list[j.Batch] = []
+        self.asks: list[j.Ask] = []
+        self.waits: list[j.Wait] = []
+        self.divides: list[j.Divide] = []
+        self.resolved: list[j.Resolution] = []
+        self.notices: list[j.Notice] = []
+
+    def turn(self) -> list[j.Batch]:
+        """Everything there is to do; what was sent in it."""
+        before = len(self.sent)
+        for _ in range(100):
+            ready = self.journal.ready(self.now, self.now_ms)
+            self.sent += ready.sends
+            self.asks += ready.asks
+            self.waits += ready.waits
+            self.divides += ready.divides
+            self.resolved += ready.resolved
+            self.notices += ready.notices
+            if not (ready.persist or ready.sends or ready.resolved or ready.divides):
+                return self.sent[before:]
+            if ready.persist:
+                self.write(ready.persist)
+        raise AssertionError("no rest")
+
+    def write(self, persist: j.Persist) -> None:
+        self.groups.append(persist)
+        self.marks += persist.marks
+        self.position += 1 + len(persist.marks)
+        positions = []
+        for batch in persist.batches:
+            positions.append(self.position)
+            self.position += batch.count
+        self.journal.persisted(persist, positions, self.position)
+
+    def seal(self, *counts: int, partition: int = 0, age_s: float = 0.0) -> list[j.Batch]:
+        number = self.journal.destination("t", partition)
+        stamp = self.now_ms - int(age_s * 1000)
+        return [self.journal.seal(number, count=c, size_bytes=100, max_timestamp=stamp) for c in counts]
+
+    def flowing(self, *counts: int, age_s: float = 0.0) -> list[j.Batch]:
+        """The first batch is acknowledged, the others are sent as far as the window goes."""
+        self.journal.granted(7, 0)
+        batches = self.seal(*counts, age_s=age_s)
+        self.turn()
+        self.journal.baseline(1, 0, TOPIC_ID)
+        self.turn()
+        self.ack(batches[0], 0)
+        self.turn()
+        return batches
+
+    def ack(self, batch: j.Batch, offset: int) -> None:
+        self.journal.acked(batch, offset, leader_epoch=3, now=self.now, now_ms=self.now_ms)
+
+    def refuse(self, batch: j.Batch, code: int, **of: Any) -> None:
+        self.journal.refused(batch, code, "", now=self.now, **of)
+
+    def lose(self, batch: j.Batch, *, sent: bool = True, code: int = 0) -> None:
+        self.journal.lost(batch, sent=sent, code=code, message="gone", now=self.now)
+
+    def judge(
+        self, verdict: Verdict, present: int, *, stable: bool = False, offsets: dict[int, int] | None = None
+    ) -> list[j.Batch]:
+        self.journal.judged(
+            1, Judgement(verdict, present, "seen", offsets or {}), stable=stable, now=self.now
+        )
+        return self.turn()
+
+    def wait(self) -> list[j.Batch]:
+        """The pause that was asked for last is over."""
+        self.now += self.waits[-1].at_least_s
+        self.journal.retry(self.waits[-1].destination)
+        return self.turn()
+
+    def ids(self) -> list[tuple[int, int, int] | None]:
+        return [
+            (b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence)
+            if b.identity
+            else None
+            for _, _, b in self.journal.batches()
+        ]
+
+    def fates(self) -> list[tuple[int, j.Fate]]:
+        return [(r.batch.handle, r.fate) for r in self.resolved]
+
+    def reborn(self) -> Shell:
+        """The process dies and comes back on what is durable."""
+        heir = Shell()
+        heir.now, heir.now_ms, heir.position = self.now, self.now_ms, self.position
+        position = 0
+        for group in self.groups:
+            heir.journal.recover_marks(position, group.marks)
+            position += 1 + len(group.marks)
+            for batch in group.batches:
+                heir.journal.recover_batch(
+                    position,
+                    batch.destination,
+                    count=batch.count,
+                    size_bytes=100,
+                    max_timestamp=batch.max_timestamp,
+                    identity=self.written.get(position),
+                )
+                position += batch.count
+        heir.journal.recovered(heir.now)
+        heir.written = dict(self.written)
+        heir.groups = list(self.groups)
+        return heir
+
+    @property
+    def written(self) -> dict[int, BatchId | None]:
+        return self.__dict__.setdefault("_written", {})
+
+    @written.setter
+    def written(self, value: dict[int, BatchId | None]) -> None:
+        self.__dict__["_written"] = value
+
+
+class Keeps(Shell):
+    """Remembers which id was in the bytes when they were written."""
+
+    def write(self, persist: j.Persist) -> None:
+        at = [batch.identity for batch in persist.batches]
+        super().write(persist)
+        for batch, identity in zip(persist.batches, at, strict=True):
+            self.written[batch.position] = identity
+
+
+def test_nothing_is_sent_before_batch_and_baseline_are_durable() -> None:
+    shell = Shell()
+    shell.journal.granted(7, 0)
+    shell.seal(3)
+    first = shell.journal.ready(shell.now, NOW_MS)
+    assert (first.sends, len(first.persist.batches)) == ([], 1)
+    assert first.asks == [j.Ask(1, (), -1, acked_before=False, read_log=False, fenced=False)]
+    shell.write(first.persist)
+    second = shell.journal.ready(shell.now, NOW_MS)
+    assert (second.sends, second.asks) == ([], [])
+    shell.journal.baseline(1, 50, TOPIC_ID)
+    third = shell.journal.ready(shell.now, NOW_MS)
+    assert third.sends == []
+    assert third.persist.marks == [m.State(1, 50, -1, -1, TOPIC_ID)]
+    shell.write(third.persist)
+    assert [b.identity for b in shell.journal.ready(shell.now, NOW_MS).sends] == [BatchId(7, 0, 0, 3)]
+
+
+def test_the_first_batch_of_an_id_goes_alone_then_five() -> None:
+    shell = Shell()
+    shell.journal.granted(7, 0)
+    batches = shell.seal(1, 1, 1, 1, 1, 1, 1, 1)
+    shell.turn()
+    shell.journal.baseline(1, 0, TOPIC_ID)
+    assert shell.turn() == batches[:1]
+    shell.ack(batches[0], 0)
+    assert shell.turn() == batches[1:6]
+    shell.ack(batches[1], 1)
+    assert shell.turn() == batches[6:7]
+
+
+def test_a_future_resolves_when_its_mark_is_durable() -> None:
+    shell = Shell()
+    first, _ = shell.flowing(2, 2)
+    assert shell.fates() == [(first.handle, j.Fate.COMMITTED)]
+    shell.ack(shell.sent[-1], 2)
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    assert ready.resolved == []
+    assert ready.persist.marks == [m.Committed(1, 3, ((shell.sent[-1].position, 2),))]
+    shell.write(ready.persist)
+    assert [r.batch for r in shell.journal.ready(shell.now, NOW_MS).resolved] == [shell.sent[-1]]
+    assert shell.journal.unfinished == 0
+
+
+def test_old_batches_go_one_by_one() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1, age_s=7 * 3600)
+    assert shell.sent == batches[:2]
+    shell.ack(batches[1], 1)
+    assert shell.turn() == batches[2:]
+
+
+def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, age_s=2 * 86400)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    assert shell.asks[-1].read_log
+    assert shell.judge(Verdict.DECIDED, 0, stable=True) == []
+    assert 0 < shell.waits[-1].at_least_s <= 30
+    assert shell.wait() == []
+    assert len(shell.asks) == 3
+    assert shell.judge(Verdict.DECIDED, 0, stable=True) == [batches[1]]
+
+
+def test_after_a_failure_nothing_new_is_sent_until_all_have_their_answer() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1, 1, 1, 1, 1)
+    shell.refuse(batches[1], 19)
+    assert shell.turn() == []
+    for batch in batches[2:6]:
+        shell.refuse(batch, 45)
+    assert shell.turn() == []
+    assert shell.asks[1:] == []
+    assert shell.wait() == batches[1:2]  # alone, under the same id
+    assert batches[1].identity == BatchId(7, 0, 1, 1)
+    shell.ack(batches[1], 1)
+    assert shell.turn() == batches[2:7]
+
+
+def test_a_lost_answer_is_asked_about_and_the_same_id_goes_again() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2, 3)
+    for batch in batches[1:]:
+        shell.lose(batch)
+    shell.turn()
+    assert shell.wait() == []
+    assert shell.asks[-1] == j.Ask(
+        1, (BatchId(7, 0, 1, 2), BatchId(7, 0, 3, 3)), 1, acked_before=True, read_log=False, fenced=False
+    )
+    assert shell.judge(Verdict.DECIDED, 0) == batches[1:2]
+    assert batches[1].identity == BatchId(7, 0, 1, 2)
+
+
+def test_what_the_leader_has_is_probed_before_it_counts() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2, 3)
+    for batch in batches[1:]:
+        shell.lose(batch)
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.DECIDED, 2) == [batches[2]]  # the newest
+    assert len(shell.resolved) == 1
+    shell.ack(batches[2], 3)
+    shell.turn()
+    assert [r.batch for r in shell.resolved] == batches
+    assert [b.base_offset for b in batches] == [0, -1, 3]
+
+
+def test_a_probe_without_answer_leaves_the_doubt() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.DECIDED, 1) == [batches[1]]
+    shell.refuse(batches[1], 29)  # says nothing about what was appended before
+    shell.turn()
+    shell.wait()
+    assert shell.asks[-1].doubt == (BatchId(7, 0, 1, 2),)
+
+
+def test_an_answer_that_was_slept_over_is_asked_for_again() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    shell.now += 3600
+    assert shell.judge(Verdict.DECIDED, 1) == []
+    assert len(shell.asks) == 3
+
+
+def test_a_later_ack_is_as_good_as_a_probe_and_the_scan_starts_before_the_doubt() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2, 3)
+    shell.refuse(batches[1], 7)
+    shell.ack(batches[2], 3)
+    shell.turn()
+    shell.wait()
+    assert (shell.asks[-1].doubt, shell.asks[-1].from_offset) == ((BatchId(7, 0, 1, 2),), 1)
+    assert shell.judge(Verdict.DECIDED, 1) == []
+    assert len(shell.resolved) == 3
+    assert shell.notices == []
+
+
+def test_found_in_the_log_is_committed() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2, 3)
+    for batch in batches[1:]:
+        shell.lose(batch)
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 11}) == [batches[2]]
+    assert batches[1].base_offset == 11
+    assert m.Committed(1, 3, ((batches[1].position, 11),)) in shell.marks
+
+
+def test_a_gap_is_a_loss_and_gets_new_ids_when_all_requests_are_dead() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2, 3)
+    shell.refuse(batches[1], 45)
+    shell.lose(batches[2])
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.GAP, 0) == []
+    assert shell.waits[-1].at_least_s == 30.0
+    assert shell.notices == []
+    shell.wait()
+    assert len(shell.asks) == 3  # what may have arrived meanwhile is seen
+    assert shell.judge(Verdict.GAP, 0) == batches[1:2]
+    assert isinstance(shell.notices[0], j.AckedLoss)
+    assert shell.ids() == [(7, 1, 0), (7, 1, 2)]
+    assert [x for x in shell.marks if isinstance(x, m.Identified)] == [
+        m.Identified(1, m.IdentityReason.REIDENTIFIED, 0, ()),
+        m.Identified(
+            1,
+            m.IdentityReason.FIRST,
+            -1,
+            (m.Identity(batches[1].position, 7, 1, 0), m.Identity(batches[2].position, 7, 1, 2)),
+        ),
+    ]
+
+
+def test_the_last_epoch_is_followed_by_another_producer_id() -> None:
+    shell = Shell()
+    shell.journal.granted(7, 2**15 - 2)
+    (batch,) = shell.seal(1)
+    shell.turn()
+    shell.journal.baseline(1, 0, TOPIC_ID)
+    shell.turn()
+    shell.refuse(batch, 59)
+    shell.turn()
+    shell.wait()
+    assert shell.journal.ready(shell.now, NOW_MS).wants_producer_id
+    shell.journal.granted(8, 0)
+    assert shell.turn() == [batch]
+    assert batch.identity == BatchId(8, 0, 0, 1)
+
+
+def test_an_ack_at_an_old_offset_tells_of_lost_data() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    shell.ack(batches[1], 2)
+    shell.turn()
+    (notice,) = shell.notices
+    assert isinstance(notice, j.AckedLoss)
+    assert (notice.first_offset, notice.last_offset, notice.detector) == (2, 4, "ack")
+    assert shell.journal.last_acked_offset("t", 0) == 6
+
+
+def test_a_log_that_ends_too_early_tells_of_lost_data() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    shell.journal.judged(
+        1, Judgement(Verdict.DECIDED, 0, "seen"), stable=True, shrunk_to=3, now=shell.now + 40
+    )
+    assert shell.turn() == [batches[1]]
+    assert shell.notices == [j.AckedLoss(1, 3, 4, "log end", "seen")]
+    shell.ack(batches[1], 3)
+    shell.turn()
+    assert len(shell.notices) == 1
+
+
+def test_a_rejected_batch_leaves_no_gap() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 2, 3)
+    shell.refuse(batches[1], 87)
+    shell.refuse(batches[2], 45)
+    shell.refuse(batches[3], 45)
+    assert shell.turn() == [batches[2]]
+    assert shell.ids() == [(7, 1, 0), (7, 1, 2)]
+    assert shell.notices == [j.Refusal(batches[1])]
+    assert (batches[1].handle, j.Fate.REJECTED) in shell.fates()
+    assert m.Rejected(batches[1].position, 87, batches[1].message) in shell.marks
+    shell.ack(batches[2], 1)
+    assert shell.turn() == [batches[3]]
+
+
+def test_a_refusal_decides_nothing_while_an_older_request_may_arrive() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.DECIDED, 0) == [batches[1]]
+    shell.refuse(batches[1], 87)
+    shell.turn()
+    shell.wait()
+    shell.now += 30
+    assert shell.notices == []
+    shell.judge(Verdict.DECIDED, 0)
+    assert batches[1].state is j.State.SENT
+    shell.refuse(batches[1], 87)
+    shell.turn()
+    assert shell.notices == []  # it was asked about before the old request was dead: once more
+    shell.wait()
+    shell.judge(Verdict.DECIDED, 0)
+    shell.refuse(batches[1], 87)
+    shell.turn()
+    assert shell.notices == [j.Refusal(batches[1])]
+
+
+def test_a_batch_with_named_records_is_divided_in_place() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 4, 2)
+    shell.refuse(batches[1], 87, bad_records=((1, "bad"),))
+    shell.refuse(batches[2], 45)
+    shell.turn()
+    (divide,) = shell.divides
+    assert (divide.batch, divide.refused) == (batches[1], True)
+    good, bad, rest = shell.journal.replaced(
+        batches[1], [(1, 1, 50, NOW_MS, False), (1, 1, 50, NOW_MS, True), (1, 2, 50, NOW_MS, False)]
+    )
+    assert shell.turn() == [good]
+    assert shell.groups[-2].atomic
+    assert m.Replaced(batches[1].position, 0, 3) in shell.marks
+    assert [b for _, _, b in shell.journal.batches()] == [good, bad, rest, batches[2]]
+    assert shell.journal.release_position == batches[1].position  # its place is remembered
+    shell.ack(good, 1)
+    assert shell.turn() == [rest, batches[2]]
+    assert j.Refusal(bad) in shell.notices
+    shell.ack(rest, 2)
+    shell.turn()
+    assert shell.journal.release_position == batches[2].position
+    assert [b.identity for b in shell.sent[-3:]] == [
+        BatchId(7, 1, 0, 1),
+        BatchId(7, 1, 1, 2),
+        BatchId(7, 1, 3, 2),
+    ]
+
+
+def test_divided_batches_come_back_in_place() -> None:
+    shell = Keeps()
+    batches = shell.flowing(1, 4, 2)
+    shell.refuse(batches[1], 10)
+    shell.refuse(batches[2], 45)
+    shell.turn()
+    first, second = shell.journal.replaced(batches[1], [(1, 2, 50, NOW_MS, False)] * 2)
+    shell.turn()
+    heir = shell.reborn()
+    assert [b.position for _, _, b in heir.journal.batches()] == [
+        first.position,
+        second.position,
+        batches[2].position,
+    ]
+    assert heir.ids() == [(7, 1, 0), (7, 1, 2), (7, 1, 4)]
+    assert heir.journal.release_position == batches[1].position
+
+
+def test_a_batch_of_one_record_is_not_divided() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.refuse(batches[1], 10)
+    shell.turn()
+    assert shell.divides == []
+    assert shell.notices == [j.Refusal(batches[1])]
+
+
+def test_unchosen_batches_are_divided_when_the_topic_is_known() -> None:
+    shell = Shell()
+    shell.journal.granted(7, 0)
+    (batch,) = shell.seal(4, partition=j.UNCHOSEN)
+    assert shell.turn() == []
+    assert (shell.journal.waiting("t"), shell.journal.unchosen_topics()) == (1, ["t"])
+    assert shell.journal.learn_topic("t", TOPIC_ID, 2)
+    assert not shell.journal.learn_topic("t", TOPIC_ID, 2)
+    shell.turn()
+    assert shell.divides == [j.Divide(batch, refused=False)]
+    children = shell.journal.replaced(
+        batch, [(shell.journal.destination("t", p), 2, 50, NOW_MS, False) for p in (0, 1)]
+    )
+    shell.turn()
+    assert shell.journal.waiting("t") == 0
+    assert [a.destination for a in shell.asks] == [2, 3]
+    assert shell.groups[-1].atomic
+    assert shell.groups[-1].batches == children
+    assert shell.journal.topic("t") == m.Topic("t", TOPIC_ID, 2)
+
+
+def test_a_topic_is_rejected_only_after_it_was_missing_without_a_break() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    for _ in range(3):
+        shell.refuse(batches[1], 3)
+        shell.turn()
+        shell.now += 40
+        assert shell.wait() == [batches[1]]
+        shell.refuse(batches[1], 19)  # it is there
+        shell.turn()
+        assert shell.wait() == [batches[1]]
+    shell.refuse(batches[1], 3)
+    shell.turn()
+    shell.wait()
+    shell.now += 61
+    assert shell.notices == []
+    shell.refuse(batches[1], 3)
+    shell.turn()
+    assert shell.notices == [j.Refusal(batches[1])]
+
+
+def test_a_topic_that_was_never_there_is_rejected_after_a_while() -> None:
+    shell = Shell()
+    (batch,) = shell.seal(1, partition=j.UNCHOSEN)
+    shell.turn()
+    for at in (0.0, 30.0, 59.0):
+        shell.journal.reject_unchosen("t", 3, "unknown", 100.0 + at)
+        shell.turn()
+        assert shell.notices == []
+    shell.journal.reject_unchosen("t", 3, "unknown", 160.0)
+    shell.turn()
+    assert shell.fates() == [(batch.handle, j.Fate.REJECTED)]
+
+
+def test_an_unauthorised_topic_rejects_what_waits_and_does_not_continue_its_sequence() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.refuse(batches[1], 29)
+    shell.refuse(batches[2], 29)
+    shell.turn()
+    assert [fate for _, fate in shell.fates()] == [j.Fate.COMMITTED, j.Fate.REJECTED, j.Fate.REJECTED]
+    (later,) = shell.seal(1)
+    assert shell.turn() == [later]
+    assert later.identity == BatchId(7, 1, 0, 1)
+
+
+def test_not_being_allowed_to_ask_proves_nothing() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    shell.journal.ask_failed(1, "no", code=29, now=shell.now)
+    shell.turn()
+    assert shell.notices == []
+    shell.wait()
+    assert len(shell.asks) == 3
+
+
+def test_a_topic_that_may_not_be_asked_about_is_rejected_before_the_first_send() -> None:
+    shell = Shell()
+    shell.journal.granted(7, 0)
+    (batch,) = shell.seal(1)
+    shell.turn()
+    shell.journal.ask_failed(1, "timeout", code=0, now=shell.now)
+    shell.turn()
+    shell.wait()
+    shell.journal.ask_failed(1, "not allowed", code=29, now=shell.now)
+    shell.turn()
+    assert shell.notices == [j.Refusal(batch)]
+
+
+def test_old_brokers_that_forgot_us_get_new_ids() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.refuse(batches[1], 59)
+    shell.refuse(batches[2], 59)
+    shell.turn()
+    assert shell.wait() == [batches[1]]
+    assert shell.ids() == [(7, 1, 0), (7, 1, 1)]
+    assert shell.notices == []
+
+
+def test_old_brokers_that_refuse_a_sequence_the_log_does_not_have_get_new_ids() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.refuse(batches[1], 45)
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.DECIDED, 0, stable=True) == [batches[1]]
+    assert shell.ids() == [(7, 1, 0)]
+
+
+def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.refuse(batches[1], 47)
+    shell.refuse(batches[2], 47)
+    shell.turn()
+    shell.wait()
+    assert shell.asks[-1].fenced
+    shell.judge(Verdict.DECIDED, 0, stable=True)
+    assert shell.notices == [j.Parked(batches[1], "seen")]
+    assert m.Undecidable(batches[1].position, "seen") in shell.marks
+
+
+@pytest.mark.parametrize("resend", [True, False])
+def test_an_undecidable_batch_parks_the_partition_until_it_is_decided(resend: bool) -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    for batch in batches[1:]:
+        shell.lose(batch)
+    shell.turn()
+    shell.wait()
+    shell.now += 40
+    assert shell.judge(Verdict.UNDECIDABLE, 0, stable=True) == []
+    assert shell.notices == [j.Parked(batches[1], "seen")]
+    shell.seal(1)
+    assert shell.turn() == []
+    shell.journal.decide(batches[1], resend=resend)
+    shell.turn()
+    assert shell.asks[-1].doubt == (BatchId(7, 0, 2, 1),)
+    sent = shell.judge(Verdict.DECIDED, 0, stable=True)
+    if resend:
+        assert sent == [batches[1]]
+        assert batches[1].identity == BatchId(7, 1, 0, 1)
+        assert batches[2].identity == BatchId(7, 1, 1, 1)
+    else:
+        assert sent == [batches[2]]
+        assert (batches[1].handle, j.Fate.COMMITTED) in shell.fates()
+    decision = m.Decision.RESEND if resend else m.Decision.SKIP
+    assert m.Resolved(batches[1].position, decision) in shell.marks
+
+
+def test_a_new_life_asks_about_the_old_ones_batches_first_and_keeps_their_ids() -> None:
+    shell = Keeps()
+    old = shell.flowing(1, 1, 1)
+    heir = shell.reborn()
+    heir.journal.granted(8, 0)
+    heir.seal(1)
+    assert heir.turn() == []
+    assert heir.asks == [
+        j.Ask(
+            1, (BatchId(7, 0, 1, 1), BatchId(7, 0, 2, 1)), 1, acked_before=True, read_log=False, fenced=False
+        )
+    ]
+    (sent,) = heir.judge(Verdict.DECIDED, 0)
+    assert (sent.identity, sent.position) == (BatchId(7, 0, 1, 1), old[1].position)
+    heir.ack(sent, 1)
+    (sent,) = heir.turn()  # ours waits until theirs are done
+    assert sent.identity == BatchId(7, 0, 2, 1)
+    heir.ack(sent, 2)
+    (sent,) = heir.turn()
+    assert sent.identity == BatchId(8, 0, 0, 1)
+
+
+def test_former_ids_are_left_not_bumped() -> None:
+    shell = Keeps()
+    shell.flowing(1, 1)
+    heir = shell.reborn()
+    heir.journal.granted(8, 0)
+    heir.turn()
+    heir.judge(Verdict.GAP, 0)
+    heir.wait()
+    heir.judge(Verdict.GAP, 0)
+    assert heir.ids() == [(8, 0, 0)]
+
+
+def test_a_former_life_that_never_had_a_baseline_sent_nothing() -> None:
+    shell = Keeps()
+    shell.journal.granted(7, 0)
+    shell.seal(1)
+    shell.turn()
+    heir = shell.reborn()
+    heir.turn()
+    assert [ask.doubt for ask in heir.asks] == [()]
+    heir.journal.baseline(1, 9, TOPIC_ID)
+    assert [b.identity for b in heir.turn()] == [BatchId(7, 0, 0, 1)]
+
+
+def test_only_the_first_batches_of_a_former_life_are_in_doubt() -> None:
+    shell = Keeps()
+    shell.flowing(*[1] * 9)
+    heir = shell.reborn()
+    heir.turn()
+    assert [i.base_sequence for i in heir.asks[0].doubt] == [1, 2, 3, 4, 5]
+
+
+def test_finished_batches_do_not_come_back() -> None:
+    shell = Keeps()
+    batches = shell.flowing(1, 1, 1, 1)
+    shell.ack(batches[1], 1)
+    shell.refuse(batches[2], 87)
+    shell.refuse(batches[3], 45)
+    shell.turn()
+    heir = shell.reborn()
+    assert [b.position for _, _, b in heir.journal.batches()] == [batches[3].position]
+    assert heir.ids() == [(7, 1, 0)]
+    assert heir.journal.last_acked_offset("t", 0) == 1
+    assert heir.journal.release_position == batches[3].position
+
+
+def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.journal.learn_topic("t", TOPIC_ID, 2)
+    shell.ack(batches[1], 1)
+    snapshot = shell.journal.snapshot()  # the mark of the second is not durable yet
+    assert m.State(1, 0, 0, 3, TOPIC_ID) in snapshot
+    heir = j.Journal()
+    heir.recover_marks(50, snapshot)
+    heir.recover_marks(60, [m.Committed(1, 3, ((4, 1),))])
+    heir.recovered(0.0)
+    assert heir.last_acked_offset("t", 0) == 1
+    assert heir.topic("t") == m.Topic("t", TOPIC_ID, 2)
+    assert heir.release_position == 62
+    assert heir.destination("t", 0) == 1
+    assert heir.destination("t", 1) == 2
+
+
+def test_marks_and_batches_of_nothing_that_was_declared_are_damage() -> None:
+    journal = j.Journal()
+    with pytest.raises(m.MarkError, match="never declared"):
+        journal.recover_batch(1, 9, count=1, size_bytes=1, max_timestamp=0, identity=None)
+    for mark in (
+        m.State(9, 0, 0, 0, TOPIC_ID),
+        m.Committed(9, 0, ()),
+        m.Identified(9, m.IdentityReason.FIRST, -1, ()),
+    ):
+        with pytest.raises(m.MarkError, match="never declared"):
+            journal.recover_marks(1, [mark])
+
+
+def test_a_hole_in_the_spool_parks_what_was_before_it() -> None:
+    shell = Keeps()
+    shell.flowing(1, 1, 1)
+    heir = Shell()
+    heir.journal.recover_marks(0, [m.Destination(1, "t", 0)])
+    for position in (2, 3):
+        heir.journal.recover_batch(
+            position, 1, count=1, size_bytes=9, max_timestamp=NOW_MS, identity=BatchId(7, 0, position, 1)
+        )
+    heir.journal.recover_lost(5, 0)
+    heir.journal.recovered(heir.now)
+    heir.turn()
+    first = heir.notices[0]
+    assert isinstance(first, j.Parked)
+    assert "lost to damage" in first.evidence
+    heir.journal.decide(first.batch, resend=False)
+    heir.turn()
+    second = heir.notices[1]
+    assert isinstance(second, j.Parked)
+    assert second.batch.position == 3
+
+
+def test_only_what_is_allowed_moves() -> None:
+    batch = j.Batch(1, 1, 1, 1, 0)
+    with pytest.raises(j.IllegalMoveError, match="cannot become acked"):
+        batch.move(j.State.ACKED)
+    assert set(j.TRANSITIONS) == set(j.State)
+
+
+# -- without a disk in between -----------------------------------------------------------------------------------------
+
+
+def test_on_error_sends_from_memory_and_spills_with_all_before_it() -> None:
+    shell = Shell(durable_first=False)
+    batches = shell.flowing(1, 1, 1, 1)
+    assert [g.batches for g in shell.groups if g.batches] == []
+    assert shell.sent == batches
+    assert len(shell.resolved) == 1
+    shell.journal.spill([batches[2]])
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    assert ready.persist.batches == batches[1:3]
+    shell.ack(batches[1], 1)  # while it is being written
+    assert shell.journal.ready(shell.now, NOW_MS).resolved == []
+    shell.write(ready.persist)
+    shell.turn()
+    assert m.Committed(1, 3, ((batches[1].position, 1),)) in shell.marks
+    assert [r.batch for r in shell.resolved] == batches[:2]
+    shell.ack(batches[2], 2)
+    shell.ack(batches[3], 3)
+    shell.turn()
+    assert shell.journal.unfinished == 0
+
+
+def test_on_error_refuses_from_memory() -> None:
+    shell = Shell(durable_first=False)
+    batches = shell.flowing(1, 1, 1)
+    shell.refuse(batches[1], 29)
+    shell.refuse(batches[2], 29)
+    shell.turn()
+    assert [fate for _, fate in shell.fates()] == [j.Fate.COMMITTED, j.Fate.REJECTED, j.Fate.REJECTED]
+
+
+def test_on_error_parts_of_a_durable_batch_wait_for_the_disk() -> None:
+    shell = Shell(durable_first=False)
+    batches = shell.flowing(1, 2)
+    shell.journal.spill(batches)
+    shell.turn()
+    shell.refuse(batches[1], 10)
+    shell.turn()
+    made = shell.journal.replaced(batches[1], [(1, 1, 50, NOW_MS, False)] * 2)
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    assert ready.sends == []
+    assert ready.persist.atomic
+    shell.write(ready.persist)
+    assert shell.turn() == made[:1]
