@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kafkasafe.errors import SpoolError
+from kafkasafe.errors import SpoolError, SpoolWriteError
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
 from .model import Owner, recover
@@ -37,8 +37,9 @@ def live(seed: int, *, steps: int = 10, faults: float = 0.4) -> Owner:
                 with contextlib.suppress(SpoolError):
                     owner.release(rng.randint(0, owner.spool.next_position), rng.choice((0, 0, 2000)))
             if rng.random() < 0.1:
-                owner.close()
                 dies = True
+                with contextlib.suppress(SpoolWriteError):
+                    owner.close()
         except ProcessKilled:
             owner.note()
         while dies:

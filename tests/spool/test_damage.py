@@ -10,6 +10,7 @@ import pytest
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._io.inspection import inspect
 from kafkasafe._io.recovery import scan
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 from kafkasafe.testing.disk import Disk
@@ -192,6 +193,34 @@ def test_damage_while_the_spool_is_open_is_found_when_the_batch_is_read():
     with pytest.raises(SpoolError, match="no batch"):
         owner.spool.read(position + 1)
     owner.close()
+
+
+def test_looking_into_a_lane_tells_damage_and_torn_tails_and_changes_nothing():
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1500)
+    owner.declare(DECLARED)
+    for number in range(6):
+        owner.commit([Group((), tuple((1, encode(10 * number + i, 3, 100)) for i in range(2)))])
+    before = disk.files()
+    seen = inspect(LANE, files=disk.process())  # while it is owned
+    assert (seen.batches, seen.records, seen.damage, seen.torn_bytes) == (12, 36, (), 0)
+    assert not seen.closed
+    assert seen.segments == len(owner.spool.segments)
+    assert seen.size_bytes == owner.spool.used_bytes
+    assert seen.next_position == owner.spool.next_position
+    owner.close()
+    assert inspect(LANE, files=disk.process()).closed
+    last = max(path for path in before if path.suffix == ".log")
+    disk.put(last, disk.files()[last][:-1])
+    torn = inspect(LANE, files=disk.process())
+    assert torn.torn_bytes > 0
+    assert torn.damage == ()
+    disk.flip(min(path for path in before if path.suffix == ".log"), -1)
+    before = disk.files()
+    damaged = inspect(LANE, files=disk.process())
+    assert len(damaged.damage) == 1
+    assert damaged.batches == 11
+    assert disk.files() == before
 
 
 # -- newer formats ---------------------------------------------------------------------------------------------------
