@@ -655,7 +655,7 @@ class Pump:
             try:
                 self._write_unit(lane, unit)
             except SpoolWriteError as error:
-                for part in reversed(_apart(unit)):
+                for part in reversed(_apart(unit, smaller=True)):
                     lane.unwritten.insert(index, part)
                 self._stall(lane, error)
                 return False
@@ -1323,10 +1323,18 @@ def _stamp(data: bytearray, identity: BatchId | None) -> None:
         codec.stamp_identity(data, identity.producer_id, identity.producer_epoch, identity.base_sequence)
 
 
-def _apart(persist: j.Persist) -> list[j.Persist]:
-    """A group that could not be written as a whole: its decisions, then its batches, which speak of nothing else."""
-    if persist.atomic or not persist.batches or not (persist.marks or persist.after):
+def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
+    """A group that could not be written as a whole: its decisions, then its batches, which speak of nothing else.
+
+    With `smaller` batches that are alone already come in halves: together they may never fit on the disk.
+    """
+    if persist.atomic or not persist.batches:
         return [persist]
+    if not (persist.marks or persist.after):
+        half = len(persist.batches) // 2
+        if not smaller or not half:
+            return [persist]
+        return [j.Persist(persist.batches[:half]), j.Persist(persist.batches[half:])]
     return [j.Persist(marks=persist.marks, after=persist.after), j.Persist(persist.batches)]
 
 
