@@ -46,6 +46,9 @@ _MAX_PARTITION: Final = 2**31 - 1
 _MAX_TIMESTAMP: Final = 2**63 - 1
 _NEVER: Final = float("inf")
 _CLOSE_IDLE_S: Final = 5.0
+_CLOSE_DISK_S: Final = 30.0
+_CLOSE_DISK_LEAST_S: Final = 10.0
+"""How long a disk that takes nothing holds up `close`, at least: what is not on disk then is lost."""
 _LOOK_EVERY_S: Final = 0.25
 
 Headers = Sequence[tuple[str, bytes]]
@@ -725,7 +728,7 @@ class SafeProducer:
         )
         self._seal_all()
         try:
-            self._flush_disk()
+            self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
             while True:
                 now = time.monotonic()
                 end = pump.last_progress + _CLOSE_IDLE_S if deadline is None else deadline
@@ -745,14 +748,14 @@ class SafeProducer:
             _PRODUCERS.discard(self)
         self._raise_failure()
 
-    def _flush_disk(self) -> None:
+    def _flush_disk(self, limit_s: float) -> None:
         pump = self._pump
         with pump.cond:
             number = pump.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
-        if not pump.wait(lambda: pump.spooled(number), 30.0) and pump.failure is None:
-            log.error("Not everything could be made durable within 30 s of close()")
+        if not pump.wait(lambda: pump.spooled(number), limit_s) and pump.failure is None:
+            log.error("Not everything could be made durable within %.0f s of close()", limit_s)
 
     def resume_parked(self, *, resend: bool) -> None:
         """Decide about every undecidable batch.
