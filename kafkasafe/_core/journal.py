@@ -686,7 +686,8 @@ class Journal:
         Only while nothing of an earlier life waits, and before anything was asked.
         """
         for partition in self._partitions.values():
-            partition.baseline_offset = partition.last_acked_offset = partition.leader_epoch = -1
+            partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
+            partition.leader_epoch = -1
             partition.topic_id = m.NO_TOPIC_ID
             partition.last_acked_id = None
             partition.flow = _Flow.NEW
