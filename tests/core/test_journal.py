@@ -84,6 +84,7 @@ class Shell:
         self.divides: list[j.Divide] = []
         self.resolved: list[j.Resolution] = []
         self.notices: list[j.Notice] = []
+        self.surveys: list[j.SurveyAsk] = []
 
     def turn(self) -> list[j.Batch]:
         """Everything there is to do; what was sent in it."""
@@ -96,6 +97,7 @@ class Shell:
             self.divides += ready.divides
             self.resolved += ready.resolved
             self.notices += ready.notices
+            self.surveys += ready.surveys
             if not (ready.persist or ready.sends or ready.resolved or ready.divides):
                 return self.sent[before:]
             if ready.persist:
@@ -856,3 +858,90 @@ def test_on_error_parts_of_a_durable_batch_wait_for_the_disk() -> None:
     assert ready.persist.atomic
     shell.write(ready.persist)
     assert shell.turn() == made[:1]
+
+
+def test_on_error_a_refusal_waits_for_the_disk() -> None:
+    shell = Shell(durable_first=False)
+    batches = shell.flowing(1, 2)
+    shell.journal.spill(batches)
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    shell.refuse(batches[1], 87)
+    assert shell.journal.ready(shell.now, NOW_MS).divides == []
+    shell.write(ready.persist)
+    shell.turn()
+    assert shell.divides == [j.Divide(batches[1], refused=True)]
+
+
+def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
+    shell = Keeps()
+    batches = shell.flowing(5, 5)
+    shell.ack(batches[1], 5)
+    shell.turn()
+    heir = shell.reborn()
+    heir.journal.new_cluster()
+    heir.journal.granted(8, 0)
+    heir.seal(1)
+    heir.turn()
+    assert heir.journal.last_acked_offset("t", 0) == -1
+    assert heir.asks == [j.Ask(1, (), -1, acked_before=False, read_log=False, fenced=False)]
+    assert m.State(1, -1, -1, -1, bytes(16)) in heir.marks
+    heir.journal.baseline(1, 1, TOPIC_ID)
+    (sent,) = heir.turn()
+    heir.lose(sent)
+    heir.turn()
+    heir.wait()
+    assert heir.asks[-1].from_offset == 1
+
+
+def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.journal.baseline(1, 99, TOPIC_ID)
+    shell.journal.ask_failed(1, "late", code=0, now=shell.now)
+    shell.journal.judged(1, Judgement(Verdict.DECIDED, 1, "late"), stable=True, now=shell.now)
+    shell.journal.retry(1)
+    assert shell.turn() == []
+    assert batches[1].state is j.State.SENT
+    assert shell.journal.producer_id == 7
+
+
+def test_a_topic_that_the_metadata_does_not_know_is_rejected_after_a_while() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.lose(batches[1], sent=False, code=3)
+    shell.turn()
+    shell.now += 61
+    assert shell.wait() == [batches[1]]
+    shell.lose(batches[1], sent=False, code=3)
+    shell.turn()
+    assert shell.notices == [j.Refusal(batches[1])]
+
+
+def test_a_batch_in_doubt_is_not_rejected_by_missing_metadata_alone() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.DECIDED, 0) == [batches[1]]
+    shell.lose(batches[1], sent=False, code=17)
+    shell.turn()
+    shell.wait()
+    assert shell.notices == []
+    assert shell.asks[-1].doubt == (BatchId(7, 0, 1, 1),)
+
+
+def test_unchosen_batches_before_a_hole_are_the_users_to_decide() -> None:
+    shell = Shell()
+    shell.journal.recover_marks(0, [m.Destination(1, "t", j.UNCHOSEN), m.Topic("t", TOPIC_ID, 1)])
+    shell.journal.recover_batch(3, 1, count=1, size_bytes=9, max_timestamp=NOW_MS, identity=None)
+    shell.journal.recover_lost(4, 1)
+    shell.journal.recover_lost(5, 0)
+    shell.journal.recovered(shell.now)
+    shell.turn()
+    (parked,) = shell.notices
+    assert isinstance(parked, j.Parked)
+    assert shell.divides == []
+    shell.journal.decide(parked.batch, resend=True)
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    assert ready.divides == [j.Divide(parked.batch, refused=False)]
