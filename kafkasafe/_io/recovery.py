@@ -244,7 +244,7 @@ class _Reader:
     def segment(
         self, index: int, segment: StoredSegment, content: bytes, limit: int | None
     ) -> Iterator[_Group | _Bad]:
-        at, position, exact = 0, segment.first_position, True
+        at, position, exact, more = 0, segment.first_position, True, False
         while at < len(content) and (limit is None or position < limit):
             read = self._group_at(content, at)
             if read is None or not self._follows(read[0], position, exact=exact):
@@ -253,7 +253,7 @@ class _Reader:
                 if read is not None and limit is not None and read[0].position >= limit:
                     at, read = len(content), None
                 yield _Bad(index, bad_at, at, position)
-                exact = False
+                exact = more = False
                 if read is None:
                     break
             group, marks, size = read
@@ -263,8 +263,9 @@ class _Reader:
             yield item
             at, position = item.end, item.end_position
             exact = not item.batches or item.batches[-1][2] is not None
+            more = not exact and _may_miss_more(content, item.batches[-1], limit)
         segment.size_bytes = at
-        if limit is not None and position < limit and exact:
+        if limit is not None and position < limit and (exact or more):
             yield _Bad(index, at, at, position)
 
     @staticmethod
@@ -327,6 +328,22 @@ class _Reader:
                     return start, read
             found = content.find(_GROUP_KEY, found + 1)
         return len(content), None
+
+
+def _may_miss_more(
+    content: bytes, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
+) -> bool:
+    """The file ends inside the group's last batch, and that does not say that the segment ends with it.
+
+    Groups with marks may have followed. Whoever reads the log must know that, and not only of the batch.
+    """
+    at, entry, _ = last
+    if at + entry.size_bytes <= len(content):
+        return False
+    try:
+        return entry.position + codec.read_header(content, at).count != limit
+    except codec.CorruptBatchError:
+        return True
 
 
 def _batch_at(content: bytes, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:

@@ -159,6 +159,21 @@ def test_a_segment_that_lost_its_end_is_damage(closed, cut):
     found.close()
 
 
+def test_groups_that_went_with_the_end_of_a_segment_are_told_as_lost_groups(closed):
+    """Their marks are gone too: who takes that for one lost batch would decide by what they revoked."""
+    path = sorted(path for path in closed.disk.files() if path.suffix == ".log")[1]
+    size = len(closed.disk.files()[path])
+    groups = [(start, end, positions) for segment, start, end, positions in closed.groups if segment == path]
+    for length in range(0, size, 7):
+        disk = closed.disk.copy()
+        disk.put(path, disk.files()[path][:length])
+        found = recover(disk, on_corrupt="quarantine")
+        missing = [positions for start, end, positions in groups if end > length]
+        blind = [at for at, what in found.items if what == ("lost", 0)]
+        assert bool(blind) >= bool(missing), length
+        found.close()
+
+
 def test_a_batch_put_in_the_place_of_another_is_damage():
     disk = Disk()
     owner = Owner(disk)

@@ -70,6 +70,12 @@ def flips() -> None:
     test_damage.test_every_flipped_bit_is_found_and_costs_what_it_hit(test_damage.closed_spool(0))
 
 
+def short_segments() -> None:
+    test_damage.test_groups_that_went_with_the_end_of_a_segment_are_told_as_lost_groups(
+        test_damage.closed_spool(0)
+    )
+
+
 MUTANTS = {
     "a new segment's name is not synced": (
         Spool, "_roll", "self._files.sync_directory(self._lane)", "pass", crashes),
@@ -118,6 +124,8 @@ MUTANTS = {
         test_damage.test_a_batch_put_in_the_place_of_another_is_damage),
     "the manifest's addresses are ignored": (
         recovery, "_batch_at", "found == promised and", "", flips),
+    "groups behind a batch that is cut short are not missed": (
+        recovery._Reader, "segment", "(exact or more)", "exact", short_segments),
     "all damage is taken for a torn tail": (
         recovery, "_judge", "if item.position >= synced:", "if True:", flips),
 }  # fmt: skip
