@@ -1,0 +1,370 @@
+"""A KafkaProducer, but for the import: the same calls, results and places of records; and what it adds."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import threading
+import time
+from pathlib import Path
+
+import harness
+import kafka.serializer
+import pytest
+from kafka import KafkaProducer, TopicPartition
+from kafka.partitioner import Partitioner, StickyPartitioner
+
+from kafkasafe import SafeProducer
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.inspection import inspect as inspect_lane
+from kafkasafe.errors import DeliveryTimeoutError, UndecidableError
+
+pytestmark = pytest.mark.kafka
+
+
+class Both:
+    """A KafkaProducer and a SafeProducer with the same options, and a topic for each."""
+
+    def __init__(self, kafka, producers, partitions: int = 5, **options) -> None:
+        self.servers = kafka.bootstrap_servers
+        self.topics = harness.new_topic(kafka, partitions), harness.new_topic(kafka, partitions)
+        self.plain = KafkaProducer(bootstrap_servers=self.servers, **options)
+        self.safe = producers(self.servers, **options)
+
+    def send(self, *args, **kwargs):
+        """Metadata of one record that is sent by both."""
+        futures = (
+            self.plain.send(self.topics[0], *args, **kwargs),
+            self.safe.send(self.topics[1], *args, **kwargs),
+        )
+        return futures[0].get(30), futures[1].get(30)
+
+    def logs(self):
+        self.plain.close()
+        self.safe.close()
+        return [harness.read_log(self.servers, topic) for topic in self.topics]
+
+
+def test_the_same_methods_with_the_same_arguments():
+    for name in ("send", "flush", "close", "partitions_for", "metrics", "bootstrap_connected"):
+        theirs = inspect.signature(getattr(KafkaProducer, name)).parameters
+        ours = inspect.signature(getattr(SafeProducer, name)).parameters
+        public = [parameter for parameter in theirs.values() if parameter.name != "null_logger"]
+        assert list(ours) == [parameter.name for parameter in public], name
+        for parameter in public:
+            assert ours[parameter.name].default == parameter.default, (name, parameter)
+
+
+def test_every_option_of_kafka_producer_is_known(producers):
+    options = dict(KafkaProducer.DEFAULT_CONFIG)
+    # The defaults themselves are accepted, all of them.
+    producers(harness.dead_address(), **{k: v for k, v in options.items() if k != "bootstrap_servers"})
+
+
+def test_the_same_records_in_the_same_places(kafka, producers):
+    both = Both(kafka, producers)
+    rnd = random.Random(7)
+    stamp = 1_700_000_000_000
+    for number in range(200):
+        key = rnd.choice([b"", b"a", b"key", rnd.randbytes(rnd.randint(1, 40))])
+        value = rnd.choice([None, b"", b"v", rnd.randbytes(rnd.randint(1, 400))])
+        headers = rnd.choice([None, [], [("h", b"1")], [("trace", b"x"), ("trace", b""), ("ü", b"\xff")]])
+        partition = rnd.choice([None, None, 3])
+        theirs, ours = both.send(value, key, headers, partition, stamp + number)
+        assert ours == theirs._replace(
+            topic=ours.topic, topic_partition=TopicPartition(ours.topic, ours.partition)
+        ), number
+    theirs, ours = both.logs()
+    for partition, records in theirs.items():
+        assert [(r.key, r.value, r.headers, r.timestamp, r.offset) for r in ours[partition]] == [
+            (r.key, r.value, r.headers, r.timestamp, r.offset) for r in records
+        ]
+
+
+def test_keyword_arguments_and_the_time_of_sending(kafka, producers):
+    both = Both(kafka, producers, 1)
+    before = int(time.time() * 1000)
+    theirs, ours = both.send(value=b"v", key=b"k", headers=[("h", b"x")], partition=0, timestamp_ms=None)
+    after = int(time.time() * 1000)
+    assert before <= ours.timestamp <= after
+    assert before <= theirs.timestamp <= after
+
+
+def test_broker_time(kafka, producers):
+    topic = harness.new_topic(kafka, 1, config={"message.timestamp.type": "LogAppendTime"})
+    before = int(time.time() * 1000)
+    metadata = producers(kafka.bootstrap_servers).send(topic, b"v", timestamp_ms=1_700_000_000_000).get(30)
+    assert metadata.timestamp >= before
+    assert harness.read_log(kafka.bootstrap_servers, topic)[0][0].timestamp == metadata.timestamp
+
+
+class ByLength(Partitioner):
+    """Wants the key as the user gave it."""
+
+    def partition(self, topic, key, serialized_key, value, serialized_value, cluster):
+        assert topic in cluster.topics()
+        return (len(key) + len(serialized_value)) % len(cluster.partitions_for_topic(topic))
+
+
+class Text(kafka.serializer.Serializer):
+    def serialize(self, topic, headers, data):
+        return None if data is None else data.encode()
+
+
+class Json(kafka.serializer.Serializer):
+    def serialize(self, topic, headers, data):
+        return None if data is None else json.dumps([topic[:1], data]).encode()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partitioner": ByLength(), "key_serializer": Text(), "value_serializer": Json()},
+        {"partitioner": StickyPartitioner(), "key_serializer": Text(), "value_serializer": Json()},
+    ],
+)
+def test_serializers_and_partitioners_of_the_user(kafka, producers, options):
+    both = Both(kafka, producers, **options)
+    # The first one comes before the topic is known.
+    both.send({"n": -1}, "first")
+    for number in range(60):
+        theirs, ours = both.send({"n": number}, "k" * (number % 11))
+        assert ours.partition == theirs.partition, number
+    theirs, ours = both.logs()
+    assert [[(r.key, r.value) for r in ours[p]] for p in ours] == [
+        [(r.key, r.value) for r in theirs[p]] for p in theirs
+    ]
+
+
+def test_a_partitioner_that_fails(kafka, producers):
+    class Broken(Partitioner):
+        def partition(self, topic, key, serialized_key, value, serialized_value, cluster):
+            if key == b"bad":
+                raise LookupError("no place for it")
+            return 99 if key == b"far" else 0
+
+    topic = harness.new_topic(kafka, 2)
+    producer = producers(kafka.bootstrap_servers, partitioner=Broken())
+    # Not asked before the topic is known; then nobody is there to be told, and no record may be lost by it.
+    harness.until(lambda: producer.send(topic, b"0", b"bad").get(30).offset >= 0)
+    with pytest.raises(LookupError, match="no place for it"):
+        producer.send(topic, b"x", b"bad")
+    with pytest.raises(ValueError, match="Unrecognized partition 99"):
+        producer.send(topic, b"x", b"far")
+    assert producer.send(topic, b"1", b"good").get(30).partition == 0
+
+
+def test_records_without_keys_are_spread(kafka, producers):
+    topic = harness.new_topic(kafka, 4)
+    producer = producers(kafka.bootstrap_servers, linger_ms=0)
+    used = {producer.send(topic, b"x").get(30).partition for _ in range(12)}
+    assert used == {0, 1, 2, 3}
+
+
+def test_looking_at_the_cluster(kafka, producers):
+    topic = harness.new_topic(kafka, 4)
+    producer = producers(kafka.bootstrap_servers)
+    assert producer.partitions_for(topic) == {0, 1, 2, 3}
+    assert producer.bootstrap_connected()
+    producer.send(topic, b"x", b"k").get(30)
+    values = producer.metrics()["kafkasafe"]
+    assert (values["records_accepted"], values["records_committed"], values["unfinished_batches"]) == (
+        1,
+        1,
+        0,
+    )
+    assert producer.metrics(raw=True)["records_committed"] == 1
+    with pytest.raises(ValueError, match=r"Unrecognized partition 4 for topic .*: it has 4"):
+        producer.send(topic, b"x", partition=4)
+    away = producers(harness.dead_address(), max_block_ms=200)
+    assert not away.bootstrap_connected()
+    with pytest.raises(
+        harness.kafka_errors.KafkaTimeoutError, match=r"Failed to update metadata after 0\.2 secs"
+    ):
+        away.partitions_for(topic)
+
+
+def test_a_topic_that_the_broker_makes_on_demand(kafka, producers):
+    topic = f"made-{random.SystemRandom().getrandbits(40):010x}"
+    producer = producers(kafka.bootstrap_servers)
+    futures = [producer.send(topic, b"%d" % number) for number in range(20)]
+    assert [future.get(30).offset for future in futures] == list(range(20))
+
+
+# -- futures -----------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks(kafka, producers):
+    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 5000})
+    producer = producers(kafka.bootstrap_servers)
+    told: list = []
+    both = threading.Barrier(2, timeout=30)
+
+    def called(*args, **kwargs):
+        told.append((args, kwargs, threading.current_thread()))
+
+    good = producer.send(topic, b"x")
+    bad = producer.send(topic, b"x" * 20_000)
+    assert good.add_callback(called, 1, two=2) is good
+    assert good.add_errback(called, "never") is good
+    bad.add_callback(called, "never").add_errback(called, 3, four=4)
+    # A callback may block, or send, without stopping delivery; what it raises is only logged.
+    good.add_both(lambda _: both.wait())
+    producer.send(topic, b"y").add_callback(lambda _: told.append(producer.send(topic, b"z").get(30)))
+    both.wait()
+    producer.flush(30)
+    harness.until(lambda: len(told) == 3)
+    metadata = good.get(0)
+    assert ((1, metadata), {"two": 2}) in [entry[:2] for entry in told]
+    assert ((3, bad.exception), {"four": 4}) in [entry[:2] for entry in told]
+    # Late ones are called at once.
+    late: list = []
+    good.add_callback(late.append)
+    bad.add_errback(late.append)
+    assert late == [metadata, bad.exception]
+    good.add_callback(lambda _: 1 / 0)
+    assert (good.succeeded(), good.failed(), good.is_done, good.retriable()) == (True, False, True, False)
+    assert (bad.succeeded(), bad.failed(), bad.value) == (False, True, None)
+    assert good.value == metadata
+    assert good.exception is None
+
+
+def test_durable_comes_before_delivered(broker, producers):
+    topic = harness.new_topic(broker.cluster, 1)
+    broker.proxy.refuse()
+    producer = producers(broker.servers)
+    future = producer.send(topic, b"%012d" % 0)
+    assert future.durable(10) is future
+    assert not future.is_done
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match=r"Timeout after waiting for 0\.2 secs"):
+        future.get(0.2)
+    assert "pending, durable" in repr(future)
+    producer.send(topic, b"%012d" % 1)
+    producer.flush_spool(10)
+    with pytest.raises(
+        harness.kafka_errors.KafkaTimeoutError, match="they are in the spool and will be delivered"
+    ):
+        producer.flush(0.2)
+    broker.proxy.restore()
+    assert future.get(30).offset == 0
+    producer.flush(30)
+    assert producer.metrics()["kafkasafe"]["unfinished_batches"] == 0
+
+
+def test_delivery_timeout_fails_the_future_and_still_delivers(broker, producers):
+    topic = harness.new_topic(broker.cluster, 1)
+    broker.proxy.refuse()
+    producer = producers(broker.servers, delivery_timeout_ms=500, request_timeout_ms=400)
+    errors: list = []
+    future = harness.send(producer, topic, 1).add_errback(errors.append)
+    with pytest.raises(DeliveryTimeoutError, match=r"safe in the spool .*do not send it again"):
+        future.get(10)
+    assert isinstance(future.exception, harness.kafka_errors.KafkaTimeoutError)
+    producer.flush(1)  # it has its fate
+    harness.until(lambda: errors == [future.exception])
+    broker.proxy.restore()
+    harness.until(lambda: broker.end_offset(topic) == 1, 30, "the record to be delivered")
+    assert future.exception is errors[0]
+    producer.close()
+    harness.audit(harness.read_log(broker.servers, topic), [1])
+
+
+# -- what it adds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spool_sync", ["group", "each", "os"])
+@pytest.mark.parametrize("acks", ["all", 1])
+def test_spool_sync_modes(kafka, producers, spool_sync, acks):
+    topic = harness.new_topic(kafka, 2)
+    with producers(kafka.bootstrap_servers, spool_sync=spool_sync, acks=acks, batch_size=2000) as producer:
+        for number in range(300):
+            future = harness.send(producer, topic, number)
+            if number % 50 == 49:
+                future.durable(10)
+    harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(300))
+
+
+def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, producers):
+    topic = harness.new_topic(broker.cluster, 2)
+    producer = producers(broker.servers, spool="on_error", spool_after_ms=300, request_timeout_ms=2000)
+
+    def on_disk() -> int:
+        return inspect_lane(Path(producer.spool_dir) / producer.lane, files=OsFiles()).records
+
+    for number in range(100):
+        harness.send(producer, topic, number).get(30)
+    assert on_disk() == 0
+    broker.proxy.stall()
+    futures = [harness.send(producer, topic, number) for number in range(100, 150)]
+    # After `spool_after_ms` by itself, and before that on demand.
+    harness.until(lambda: on_disk() == 50, 10, "the records to be on disk")
+    assert not any(future.is_done for future in futures)
+    futures += [harness.send(producer, topic, number) for number in range(150, 160)]
+    producer.flush_spool(10)
+    assert on_disk() == 60
+    # At close, too.
+    harness.send(producer, topic, 160)
+    producer.close(timeout=0)
+    assert on_disk() == 61
+    broker.proxy.restore()
+    with producers(broker.servers, spool="on_error") as again:
+        again.flush(60)
+    harness.audit(harness.read_log(broker.servers, topic), range(161))
+
+
+def test_linger(kafka, producers):
+    """Records that come together go together; nobody who waits for one waits for company."""
+    topic = harness.new_topic(kafka, 1)
+    producer = producers(kafka.bootstrap_servers, linger_ms=60_000)
+    began = time.monotonic()
+    futures = [harness.send(producer, topic, number) for number in range(100)]
+    assert futures[0].get(30).offset == 0
+    harness.send(producer, topic, 100)
+    producer.flush(30)
+    harness.send(producer, topic, 101).durable(30)
+    assert time.monotonic() - began < 20
+    assert producer.metrics()["kafkasafe"]["batches_sent"] <= 3
+
+
+def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_path):
+    """The log was cut where the answer stood: nobody can know, so nobody guesses."""
+    for resend in (True, False):
+        topic = harness.new_topic(broker.cluster, 1)
+        spool, go, ready = tmp_path / f"spool{resend}", tmp_path / f"go{resend}", tmp_path / f"ready{resend}"
+        life = zygote.fork(
+            harness.lives.burst,
+            tmp_path / "lives.log",
+            servers=broker.servers,
+            topic=topic,
+            spool=str(spool),
+            ready=str(ready),
+            go=str(go),
+            first=1,
+            numbers=[0, 6],
+            options={"linger_ms": 1000},
+        )
+        life.until(Path(f"{ready}.first"))
+        broker.proxy.drop_responses()
+        go.touch()
+        life.until(ready)
+        harness.until(lambda topic=topic: broker.end_offset(topic) == 6, 20)
+        life.kill()
+        # What was sent is deleted, and the producer forgotten.
+        with broker.cluster.admin() as admin:
+            admin.delete_records({TopicPartition(topic, 0): 6})
+        broker.cluster.expire_producers([topic])
+        broker.proxy.restore()
+        producer = producers(broker.servers, spool_dir=spool, request_timeout_ms=2000)
+        with pytest.raises(
+            UndecidableError, match=r"whether 5 records are in the log cannot be known.*safe in lane"
+        ):
+            producer.flush(30)
+        with pytest.raises(UndecidableError, match="resume_parked"):
+            harness.send(producer, topic, 6)
+        producer.resume_parked(resend=resend)
+        harness.until(lambda producer=producer: producer._pump.parked is None, 10)
+        harness.send(producer, topic, 6).get(30)
+        producer.close()
+        numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])
+        assert numbers == ([1, 2, 3, 4, 5, 6] if resend else [6])
