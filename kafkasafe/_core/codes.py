@@ -1,22 +1,160 @@
-"""What an answer to a Produce request means for the batch.
+"""The one table of Kafka's error codes: what each means for a request, and for a batch that was sent.
 
-One row per error code that a broker gives to Produce; every other code, future ones included, is retried as if
-nothing were known about the batch. Two questions are answered: what to do, and whether the answer *proves* that
-the batch was not appended. Where it does not, nothing is sent again before the broker was asked (facts: a
-broker that lost a producer's state appends the same bytes twice).
+One row per code of Apache Kafka 4.x (−1 … 133); a code that is not there is one of the future. `classify_code` is what
+`kafkasafe.classify` says of a code, `classify_produce` what the journal does after an answer to Produce. Both read the
+same rows: where Produce has a cell of its own (`Produce`), it holds what only the journal needs, above all whether the
+answer *proves* that the batch was not appended. Where it does not, nothing is sent again before the broker was asked: a
+broker that lost a producer's state appends the same bytes twice.
+
+How a verdict is found, first match wins:
+
+1. what the context proves (`_in_context`): last acked offset, log start, resend, tiered topic, what the log said;
+2. the cell of the request kind, `_BY_API`;
+3. the row's Produce cell, if the request is one;
+4. the row.
+
+The flags of a row are those of the exception class that Kafka's `org.apache.kafka.common.protocol.Errors` gives the
+code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, of which `InvalidMetadataException` is a
+kind); a test asks that class. A row that differs on purpose says why in its `note`.
 """
 
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-__all__ = ["Action", "Verdict", "classify_produce"]
+__all__ = [
+    "APIS",
+    "NO_CONTEXT",
+    "Action",
+    "ErrorAction",
+    "ErrorContext",
+    "ProduceVerdict",
+    "Verdict",
+    "all_verdicts",
+    "api_name",
+    "classify_code",
+    "classify_produce",
+    "code_of_name",
+    "names",
+]
+
+MAX_OFFSET: Final = 2**63 - 1
+
+
+# --- what is said of an error -----------------------------------------------------------------------------------------
+
+
+class ErrorAction(enum.Enum):
+    """What to do about an error. The flags `retriable` and `refresh_metadata` of a verdict follow from it."""
+
+    SUCCESS = "success"
+    """Nothing: what was asked for is done."""
+    RETRY = "retry"
+    """Send the same request again, to the same broker, after a pause."""
+    RETRY_AFTER_REFRESH = "retry_after_refresh"
+    """Fetch metadata (or find the coordinator, the controller) first: somebody else may be responsible now."""
+    ASK_BROKER = "ask_broker"
+    """The answer decides nothing. Learn from the broker what is so, then decide. Never send again blindly."""
+    RESET_SEQUENCE = "reset_sequence"
+    """Send the batch again under a new producer epoch (or id), from sequence 0: nothing was lost."""
+    FENCE = "fence"
+    """A newer owner, epoch or generation has taken over: stop writing under this identity for good."""
+    REJECT_RECORD = "reject_record"
+    """These records will never be accepted: put them aside, tell their owner, go on with the next."""
+    FATAL = "fatal"
+    """No retry helps: something has to be changed, or somebody has to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an error means, and what to do.
+
+    Attributes:
+        code: Kafka's error code; None for an exception that stands for none.
+        name: Kafka's name of the code, `ERROR_<code>` for one that this version does not know, or the exception's.
+        api: The request kind it was judged for, `"list_offsets"`; None: any.
+        action: What to do.
+        data_at_risk: It may mean that acknowledged records are gone, or that records will be skipped unread. Such an
+            error must reach a person or a repair, never only a retry.
+        explanation: The fix, in one sentence.
+        note: Why it differs from Kafka's own exception class, or what "refresh" means here; often empty.
+    """
+
+    code: int | None
+    name: str
+    api: str | None
+    action: ErrorAction
+    data_at_risk: bool
+    explanation: str
+    note: str = ""
+
+    @property
+    def retriable(self) -> bool:
+        """The request may be sent again, in the way that `action` names, and may then succeed."""
+        return self.action in _RETRIABLE
+
+    @property
+    def refresh_metadata(self) -> bool:
+        """Metadata (of a group or transaction: the coordinator) has to be looked up before the retry."""
+        return self.action is ErrorAction.RETRY_AFTER_REFRESH
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: all attributes and flags by name."""
+        return {
+            "code": self.code,
+            "name": self.name,
+            "api": self.api,
+            "action": self.action.value,
+            "retriable": self.retriable,
+            "refresh_metadata": self.refresh_metadata,
+            "data_at_risk": self.data_at_risk,
+            "explanation": self.explanation,
+            "note": self.note,
+        }
+
+
+_RETRIABLE: Final = frozenset(
+    {ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH, ErrorAction.RESET_SEQUENCE}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorContext:
+    """What else is known about the request that failed. None: not known.
+
+    Attributes:
+        last_acked_offset: Last offset of the partition that was acknowledged to this producer; None (or, as some
+            clients write it, a negative number): nothing ever was.
+        log_start_offset: First offset of the partition's log, as the answer gave it; −1: the broker's protocol cannot
+            say.
+        resend: This batch had been sent before.
+        tiered: The topic keeps older segments in remote storage.
+        position: The offset that was to be read (Fetch).
+        in_log: What the broker said when it was asked (DescribeProducers, or a scan of the log): the batch is in the
+            log, or it and what belongs before it are not.
+    """
+
+    last_acked_offset: int | None = None
+    log_start_offset: int | None = None
+    resend: bool = False
+    tiered: bool | None = None
+    position: int | None = None
+    in_log: bool | None = None
+
+
+NO_CONTEXT: Final = ErrorContext()
+
+
+# --- what the journal does --------------------------------------------------------------------------------------------
 
 
 class Action(enum.Enum):
-    """What becomes of a batch after an answer."""
+    """What becomes of a batch after an answer to Produce."""
 
     ACK = "ack"
     RETRY = "retry"
@@ -26,8 +164,8 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One row.
+class ProduceVerdict:
+    """What an answer to Produce means for the batch.
 
     Attributes:
         code: Kafka's error code.
@@ -48,128 +186,1105 @@ class Verdict:
     explanation: str
 
 
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Produce:
+    """The cell of Produce in a row: see `ProduceVerdict`. `meaning` is the cause in a few words."""
+
+    action: Action
+    meaning: str
+    absent: bool
+    refresh: bool
+    split: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    code: int
+    name: str
+    action: ErrorAction
+    fix: str
+    at_risk: bool
+    note: str
+    produce: _Produce | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    action: ErrorAction
+    fix: str
+    at_risk: bool = False
+    note: str = ""
+
+
 def _row(
     code: int,
     name: str,
-    action: Action,
-    explanation: str,
+    action: ErrorAction,
+    fix: str,
     *,
-    absent: bool = False,
-    refresh: bool = False,
-    split: bool = False,
-) -> Verdict:
-    return Verdict(code, name, action, absent, refresh, split, explanation)
+    at_risk: bool = False,
+    note: str = "",
+    produce: _Produce | None = None,
+) -> _Row:
+    return _Row(code, name, action, fix, at_risk, note, produce)
 
 
-_RETRY: Final = Action.RETRY
-_ASK: Final = Action.ASK_BROKER
-_REJECT: Final = Action.REJECT_BATCH
+def _produce(
+    action: Action, meaning: str, *, absent: bool = False, refresh: bool = False, split: bool = False
+) -> _Produce:
+    return _Produce(action, meaning, absent, refresh, split)
 
-_PRODUCE: Final[dict[int, Verdict]] = {
-    row.code: row
-    for row in (
-        _row(0, "NONE", Action.ACK, "appended and acknowledged"),
-        # 46: an older batch than the window holds; the broker says itself that it has it. Seven broker versions
-        # were tried and none sends it, but the meaning is plain: it still has to pass the high watermark.
-        _row(46, "DUPLICATE_SEQUENCE_NUMBER", _ASK, "the broker has this batch already"),
-        _row(
-            45,
-            "OUT_OF_ORDER_SEQUENCE_NUMBER",
-            _ASK,
-            "already committed, or a gap: only the broker's state tells",
+
+_OK: Final = ErrorAction.SUCCESS
+_RETRY: Final = ErrorAction.RETRY
+_REFRESH: Final = ErrorAction.RETRY_AFTER_REFRESH
+_ASK: Final = ErrorAction.ASK_BROKER
+_RESET: Final = ErrorAction.RESET_SEQUENCE
+_FENCE: Final = ErrorAction.FENCE
+_REJECT: Final = ErrorAction.REJECT_RECORD
+_FATAL: Final = ErrorAction.FATAL
+
+# Sent between brokers and controllers; a client that sees one talks to the wrong listener.
+_INTERNAL: Final = (
+    "Sent between brokers only: check that bootstrap.servers names the brokers' client listener, then their"
+    " logs."
+)
+
+_ROWS: Final = (
+    _row(
+        -1,
+        "UNKNOWN_SERVER_ERROR",
+        _RETRY,
+        "Retry with back-off within a deadline; if it stays, the cause is in the log of the broker that answered.",
+        note=(
+            "Kafka: not retriable. Brokers answer it while they start and while remote storage is not"
+            " ready (KIP-1007), and a bounded retry of the same request loses nothing."
         ),
-        _row(59, "UNKNOWN_PRODUCER_ID", _ASK, "the broker forgot this producer (brokers before 2.5)"),
-        _row(47, "INVALID_PRODUCER_EPOCH", _ASK, "a newer epoch of this producer id wrote to the partition"),
-        _row(90, "PRODUCER_FENCED", _ASK, "a newer epoch of this producer id wrote to the partition"),
-        # Answers that come before the append.
-        _row(
-            19, "NOT_ENOUGH_REPLICAS", _RETRY, "fewer in-sync replicas than min.insync.replicas", absent=True
+        produce=_produce(Action.RETRY, "the broker failed for a reason it does not name"),
+    ),
+    _row(0, "NONE", _OK, "Nothing to do.", produce=_produce(Action.ACK, "appended and acknowledged")),
+    _row(
+        1,
+        "OFFSET_OUT_OF_RANGE",
+        _ASK,
+        "Compare the position with the log start and end and the leader epochs before any reset: a"
+        " reset skips records unread.",
+        at_risk=True,
+    ),
+    _row(
+        2,
+        "CORRUPT_MESSAGE",
+        _RETRY,
+        "Send it again: the bytes were damaged on the way; if it stays, look for a key that a"
+        " compacted topic misses or a faulty network.",
+        produce=_produce(Action.RETRY, "the bytes were damaged on the way", absent=True),
+    ),
+    _row(
+        3,
+        "UNKNOWN_TOPIC_OR_PARTITION",
+        _REFRESH,
+        "Refresh metadata and retry for a while, new topics take time to spread; if it stays, create"
+        " the topic or correct its name.",
+        produce=_produce(Action.RETRY, "the broker does not host it", absent=True, refresh=True),
+    ),
+    _row(4, "INVALID_FETCH_SIZE", _FATAL, "Set the fetch sizes to at least 0 bytes."),
+    _row(
+        5,
+        "LEADER_NOT_AVAILABLE",
+        _REFRESH,
+        "Retry after a metadata refresh: a leader is being elected.",
+        produce=_produce(Action.RETRY, "an election is going on", refresh=True),
+    ),
+    _row(
+        6,
+        "NOT_LEADER_OR_FOLLOWER",
+        _REFRESH,
+        "Refresh metadata and send it to the new leader.",
+        produce=_produce(Action.RETRY, "the leader moved", refresh=True),
+    ),
+    _row(
+        7,
+        "REQUEST_TIMED_OUT",
+        _RETRY,
+        "Retry: replicas or a remote look-up were slow; if it stays, look at the brokers' load.",
+        produce=_produce(Action.RETRY, "replicas did not confirm in time"),
+    ),
+    _row(
+        8,
+        "BROKER_NOT_AVAILABLE",
+        _REFRESH,
+        "Refresh metadata and retry: the broker is down or restarts.",
+        note="Kafka: not retriable. A broker that is away comes back, or another one takes its partitions.",
+    ),
+    _row(
+        9,
+        "REPLICA_NOT_AVAILABLE",
+        _REFRESH,
+        "Refresh metadata and retry with back-off: the replica is moving, or remote storage is not"
+        " ready yet (KIP-1007).",
+    ),
+    _row(
+        10,
+        "MESSAGE_TOO_LARGE",
+        _REJECT,
+        "Divide the batch; a single record that is too large needs a higher max.message.bytes on the"
+        " topic, or less data.",
+        produce=_produce(
+            Action.REJECT_BATCH, "larger than max.message.bytes of the topic", absent=True, split=True
         ),
-        _row(2, "CORRUPT_MESSAGE", _RETRY, "the bytes were damaged on the way", absent=True),
-        _row(
-            3, "UNKNOWN_TOPIC_OR_PARTITION", _RETRY, "the broker does not host it", absent=True, refresh=True
-        ),
-        _row(31, "CLUSTER_AUTHORIZATION_FAILED", _RETRY, "this user may not write idempotently", absent=True),
-        _row(35, "UNSUPPORTED_VERSION", _RETRY, "the broker does not know this version", absent=True),
-        _row(89, "THROTTLING_QUOTA_EXCEEDED", _RETRY, "quota exceeded", absent=True),
-        # Answers that may come after the append: the leader resigned, a replica was slow, a disk failed.
-        _row(5, "LEADER_NOT_AVAILABLE", _RETRY, "an election is going on", refresh=True),
-        _row(6, "NOT_LEADER_OR_FOLLOWER", _RETRY, "the leader moved", refresh=True),
-        _row(7, "REQUEST_TIMED_OUT", _RETRY, "replicas did not confirm in time"),
-        _row(13, "NETWORK_EXCEPTION", _RETRY, "the connection broke", refresh=True),
-        _row(20, "NOT_ENOUGH_REPLICAS_AFTER_APPEND", _RETRY, "appended, but too few replicas have it"),
-        _row(56, "KAFKA_STORAGE_ERROR", _RETRY, "the broker's disk failed", refresh=True),
-        _row(72, "LISTENER_NOT_FOUND", _RETRY, "the leader has no such listener yet", refresh=True),
-        _row(74, "FENCED_LEADER_EPOCH", _RETRY, "the leader moved", refresh=True),
-        _row(75, "UNKNOWN_LEADER_EPOCH", _RETRY, "the broker is behind the metadata", refresh=True),
-        _row(
-            100,
-            "UNKNOWN_TOPIC_ID",
-            _RETRY,
-            "the broker does not know this topic id",
-            absent=True,
-            refresh=True,
-        ),
-        _row(-1, "UNKNOWN_SERVER_ERROR", _RETRY, "the broker failed for a reason it does not name"),
-        # What no retry can mend.
-        _row(
-            10,
-            "MESSAGE_TOO_LARGE",
-            _REJECT,
-            "larger than max.message.bytes of the topic",
-            absent=True,
-            split=True,
-        ),
-        _row(
-            18, "RECORD_LIST_TOO_LARGE", _REJECT, "larger than the broker's segments", absent=True, split=True
-        ),
-        _row(
-            32,
-            "INVALID_TIMESTAMP",
-            _REJECT,
-            "timestamp outside what the topic allows",
-            absent=True,
-            split=True,
-        ),
-        _row(87, "INVALID_RECORD", _REJECT, "a record breaks a rule of the topic", absent=True, split=True),
-        _row(21, "INVALID_REQUIRED_ACKS", _REJECT, "acks is neither 0, 1 nor all", absent=True),
-        _row(42, "INVALID_REQUEST", _REJECT, "the broker finds the request malformed", absent=True),
-        _row(
-            43, "UNSUPPORTED_FOR_MESSAGE_FORMAT", _REJECT, "the topic has an old message format", absent=True
-        ),
-        _row(44, "POLICY_VIOLATION", _REJECT, "a policy of the cluster forbids it", absent=True, split=True),
-        _row(
-            76,
-            "UNSUPPORTED_COMPRESSION_TYPE",
-            _REJECT,
-            "the broker cannot read this compression",
-            absent=True,
-        ),
-        _row(
-            17,
-            "INVALID_TOPIC_EXCEPTION",
+    ),
+    _row(11, "STALE_CONTROLLER_EPOCH", _FATAL, _INTERNAL),
+    _row(
+        12,
+        "OFFSET_METADATA_TOO_LARGE",
+        _FATAL,
+        "Commit with shorter metadata, or raise offset.metadata.max.bytes on the brokers.",
+    ),
+    _row(
+        13,
+        "NETWORK_EXCEPTION",
+        _REFRESH,
+        "Refresh metadata and retry: the connection broke before an answer came.",
+        produce=_produce(Action.RETRY, "the connection broke", refresh=True),
+    ),
+    _row(14, "COORDINATOR_LOAD_IN_PROGRESS", _RETRY, "Retry: the coordinator is loading its state."),
+    _row(
+        15,
+        "COORDINATOR_NOT_AVAILABLE",
+        _REFRESH,
+        "Find the coordinator again and retry.",
+        note="Refresh means FindCoordinator here, not topic metadata.",
+    ),
+    _row(
+        16,
+        "NOT_COORDINATOR",
+        _REFRESH,
+        "Find the coordinator again and retry.",
+        note="Refresh means FindCoordinator here, not topic metadata.",
+    ),
+    _row(
+        17,
+        "INVALID_TOPIC_EXCEPTION",
+        _FATAL,
+        "Correct the topic's name: it is illegal, or the topic takes no writes from clients.",
+        produce=_produce(
             Action.REJECT_DESTINATION,
             "a topic of this name cannot exist or takes no writes from clients",
             absent=True,
         ),
-        _row(
-            29,
-            "TOPIC_AUTHORIZATION_FAILED",
-            Action.REJECT_DESTINATION,
-            "this user may not write to the topic",
-            absent=True,
+    ),
+    _row(
+        18,
+        "RECORD_LIST_TOO_LARGE",
+        _REJECT,
+        "Divide the batch: it is larger than a segment of the topic.",
+        produce=_produce(Action.REJECT_BATCH, "larger than the broker's segments", absent=True, split=True),
+    ),
+    _row(
+        19,
+        "NOT_ENOUGH_REPLICAS",
+        _RETRY,
+        "Retry: fewer replicas are in sync than min.insync.replicas; bring brokers back.",
+        produce=_produce(Action.RETRY, "fewer in-sync replicas than min.insync.replicas", absent=True),
+    ),
+    _row(
+        20,
+        "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+        _RETRY,
+        "Retry the same bytes under the same sequence: appended, but too few replicas have it yet.",
+        produce=_produce(Action.RETRY, "appended, but too few replicas have it"),
+    ),
+    _row(
+        21,
+        "INVALID_REQUIRED_ACKS",
+        _FATAL,
+        'Set acks to "all" or 1.',
+        produce=_produce(Action.REJECT_BATCH, "acks is neither 0, 1 nor all", absent=True),
+    ),
+    _row(
+        22,
+        "ILLEGAL_GENERATION",
+        _FENCE,
+        "Do not commit under this generation: the group has rebalanced and others may own the"
+        " partitions; rejoin, and commit only what is assigned then.",
+    ),
+    _row(
+        23,
+        "INCONSISTENT_GROUP_PROTOCOL",
+        _FATAL,
+        "Give all members of the group a partition assignor in common.",
+    ),
+    _row(24, "INVALID_GROUP_ID", _FATAL, "Set a group id that is not empty."),
+    _row(
+        25,
+        "UNKNOWN_MEMBER_ID",
+        _FENCE,
+        "Rejoin the group as a new member: the coordinator has removed this one and given its partitions away.",
+    ),
+    _row(
+        26,
+        "INVALID_SESSION_TIMEOUT",
+        _FATAL,
+        "Set session.timeout.ms between the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms.",
+    ),
+    _row(
+        27,
+        "REBALANCE_IN_PROGRESS",
+        _FENCE,
+        "Rejoin (poll) before committing again: this generation is ending.",
+    ),
+    _row(28, "INVALID_COMMIT_OFFSET_SIZE", _FATAL, "Commit fewer partitions or shorter metadata at a time."),
+    _row(
+        29,
+        "TOPIC_AUTHORIZATION_FAILED",
+        _FATAL,
+        "Grant this user the right (ACL) on the topic.",
+        produce=_produce(Action.REJECT_DESTINATION, "this user may not write to the topic", absent=True),
+    ),
+    _row(30, "GROUP_AUTHORIZATION_FAILED", _FATAL, "Grant this user READ on the group."),
+    _row(
+        31,
+        "CLUSTER_AUTHORIZATION_FAILED",
+        _FATAL,
+        "Grant this user the right on the cluster (for idempotent writes to brokers before 2.8: IDEMPOTENT_WRITE).",
+        produce=_produce(Action.RETRY, "this user may not write idempotently", absent=True),
+    ),
+    _row(
+        32,
+        "INVALID_TIMESTAMP",
+        _REJECT,
+        "Give the record a timestamp within message.timestamp.before.max.ms and .after.max.ms of the topic.",
+        produce=_produce(
+            Action.REJECT_BATCH, "timestamp outside what the topic allows", absent=True, split=True
         ),
-    )
-}
+    ),
+    _row(33, "UNSUPPORTED_SASL_MECHANISM", _FATAL, "Set sasl_mechanism to one that the listener offers."),
+    _row(
+        34,
+        "ILLEGAL_SASL_STATE",
+        _FATAL,
+        "Set security_protocol to what the listener speaks: SASL messages came when none were expected.",
+    ),
+    _row(
+        35,
+        "UNSUPPORTED_VERSION",
+        _FATAL,
+        "Use a request version that the broker knows, or a newer broker.",
+        produce=_produce(Action.RETRY, "the broker does not know this version", absent=True),
+    ),
+    _row(36, "TOPIC_ALREADY_EXISTS", _FATAL, "The topic is there already: use it, or choose another name."),
+    _row(37, "INVALID_PARTITIONS", _FATAL, "Ask for at least one partition, and for more than there are."),
+    _row(38, "INVALID_REPLICATION_FACTOR", _FATAL, "Ask for at most as many replicas as there are brokers."),
+    _row(39, "INVALID_REPLICA_ASSIGNMENT", _FATAL, "Assign every replica to a different existing broker."),
+    _row(40, "INVALID_CONFIG", _FATAL, "Correct the configuration that the message names."),
+    _row(
+        41,
+        "NOT_CONTROLLER",
+        _REFRESH,
+        "Look up the controller and retry there.",
+        note=(
+            "Kafka: retriable without refresh; its admin client looks up the controller in code beside"
+            " the class. Without that a retry asks the same broker for ever."
+        ),
+    ),
+    _row(
+        42,
+        "INVALID_REQUEST",
+        _FATAL,
+        "The broker finds the request malformed: report it with the broker's log line and both versions.",
+        produce=_produce(Action.REJECT_BATCH, "the broker finds the request malformed", absent=True),
+    ),
+    _row(
+        43,
+        "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+        _FATAL,
+        "Raise the topic's message format version: it is older than idempotence or headers.",
+        produce=_produce(Action.REJECT_BATCH, "the topic has an old message format", absent=True),
+    ),
+    _row(
+        44,
+        "POLICY_VIOLATION",
+        _FATAL,
+        "Change the request to what the cluster's policy allows; the message names the rule.",
+        produce=_produce(Action.REJECT_BATCH, "a policy of the cluster forbids it", absent=True, split=True),
+    ),
+    _row(
+        45,
+        "OUT_OF_ORDER_SEQUENCE_NUMBER",
+        _ASK,
+        "Ask DescribeProducers (or read the log): the batch is committed already, or a gap is before"
+        " it; what stays a gap is data loss.",
+        at_risk=True,
+        produce=_produce(Action.ASK_BROKER, "already committed, or a gap: only the broker's state tells"),
+    ),
+    # Seven broker versions were tried and none sends 46; the meaning is plain. The journal asks all the same: the
+    # batch still has to pass the high watermark.
+    _row(
+        46,
+        "DUPLICATE_SEQUENCE_NUMBER",
+        _OK,
+        "Treat it as acknowledged: the broker has this batch already (its offset is not known).",
+        produce=_produce(Action.ASK_BROKER, "the broker has this batch already"),
+    ),
+    _row(
+        47,
+        "INVALID_PRODUCER_EPOCH",
+        _FENCE,
+        "Stop this producer: a newer epoch of its id has written, so another one took over.",
+        produce=_produce(Action.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
+    ),
+    _row(
+        48,
+        "INVALID_TXN_STATE",
+        _FATAL,
+        "Start the transaction anew from InitProducerId: the coordinator is in another state than the"
+        " client believes.",
+    ),
+    _row(
+        49,
+        "INVALID_PRODUCER_ID_MAPPING",
+        _FENCE,
+        "Stop: this transactional id belongs to another producer id now, or has expired; a new"
+        " InitProducerId starts anew.",
+    ),
+    _row(
+        50,
+        "INVALID_TRANSACTION_TIMEOUT",
+        _FATAL,
+        "Set transaction.timeout.ms to at most the brokers' transaction.max.timeout.ms.",
+    ),
+    _row(
+        51,
+        "CONCURRENT_TRANSACTIONS",
+        _RETRY,
+        "Retry: the previous transaction of this id is still being completed.",
+    ),
+    _row(52, "TRANSACTION_COORDINATOR_FENCED", _FATAL, _INTERNAL),
+    _row(
+        53, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", _FATAL, "Grant this user WRITE on the transactional id."
+    ),
+    _row(54, "SECURITY_DISABLED", _FATAL, "Configure an authorizer on the brokers before managing ACLs."),
+    _row(
+        55,
+        "OPERATION_NOT_ATTEMPTED",
+        _FATAL,
+        "Correct the other part of the request that failed, then send all of it again: this part was not tried.",
+    ),
+    _row(
+        56,
+        "KAFKA_STORAGE_ERROR",
+        _REFRESH,
+        "Refresh metadata and retry at the new leader; the broker's disk failed and has to be replaced.",
+        produce=_produce(Action.RETRY, "the broker's disk failed", refresh=True),
+    ),
+    _row(57, "LOG_DIR_NOT_FOUND", _FATAL, "Name a log directory that the broker has in log.dirs."),
+    _row(58, "SASL_AUTHENTICATION_FAILED", _FATAL, "Correct the user name, the password or the token."),
+    _row(
+        59,
+        "UNKNOWN_PRODUCER_ID",
+        _ASK,
+        "Compare the log start offset with the last acknowledged one: beyond it, retention removed"
+        " the producer and a new sequence is safe; else acknowledged data is lost.",
+        at_risk=True,
+        produce=_produce(Action.ASK_BROKER, "the broker forgot this producer (brokers before 2.5)"),
+    ),
+    _row(
+        60,
+        "REASSIGNMENT_IN_PROGRESS",
+        _FATAL,
+        "Wait for the running reassignment to end, or cancel it, then ask again.",
+    ),
+    _row(
+        61,
+        "DELEGATION_TOKEN_AUTH_DISABLED",
+        _FATAL,
+        "Enable delegation tokens on the brokers (delegation.token.secret.key).",
+    ),
+    _row(62, "DELEGATION_TOKEN_NOT_FOUND", _FATAL, "Get a new delegation token."),
+    _row(63, "DELEGATION_TOKEN_OWNER_MISMATCH", _FATAL, "Ask as the owner of the delegation token."),
+    _row(
+        64,
+        "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
+        _FATAL,
+        "Ask for tokens over a SASL or mutual TLS connection that is not itself authenticated by a token.",
+    ),
+    _row(
+        65,
+        "DELEGATION_TOKEN_AUTHORIZATION_FAILED",
+        _FATAL,
+        "Grant this user the right on the delegation token.",
+    ),
+    _row(
+        66,
+        "DELEGATION_TOKEN_EXPIRED",
+        _FATAL,
+        "Renew the delegation token before it expires; get a new one now.",
+    ),
+    _row(67, "INVALID_PRINCIPAL_TYPE", _FATAL, 'Use principals of the type "User".'),
+    _row(68, "NON_EMPTY_GROUP", _FATAL, "Stop all members of the group first."),
+    _row(69, "GROUP_ID_NOT_FOUND", _FATAL, "Check the group's name: no such group is there."),
+    _row(70, "FETCH_SESSION_ID_NOT_FOUND", _RETRY, "Fetch again with a new fetch session."),
+    _row(71, "INVALID_FETCH_SESSION_EPOCH", _RETRY, "Fetch again with a new fetch session."),
+    _row(
+        72,
+        "LISTENER_NOT_FOUND",
+        _REFRESH,
+        "Refresh metadata and retry: the leader has no such listener yet; if it stays, give all"
+        " brokers the listener.",
+        produce=_produce(Action.RETRY, "the leader has no such listener yet", refresh=True),
+    ),
+    _row(73, "TOPIC_DELETION_DISABLED", _FATAL, "Set delete.topic.enable=true on the brokers."),
+    _row(
+        74,
+        "FENCED_LEADER_EPOCH",
+        _REFRESH,
+        "Refresh metadata and retry with the newer leader epoch; a consumer validates its position first (KIP-320).",
+        produce=_produce(Action.RETRY, "the leader moved", refresh=True),
+    ),
+    _row(
+        75,
+        "UNKNOWN_LEADER_EPOCH",
+        _RETRY,
+        "Retry: the broker has not heard of this leader epoch yet.",
+        produce=_produce(Action.RETRY, "the broker is behind the metadata", refresh=True),
+    ),
+    _row(
+        76,
+        "UNSUPPORTED_COMPRESSION_TYPE",
+        _FATAL,
+        "Choose a compression that the broker and this request version know.",
+        produce=_produce(Action.REJECT_BATCH, "the broker cannot read this compression", absent=True),
+    ),
+    _row(77, "STALE_BROKER_EPOCH", _FATAL, _INTERNAL),
+    _row(
+        78,
+        "OFFSET_NOT_AVAILABLE",
+        _RETRY,
+        "Retry at the same leader: its high watermark has not caught up after the election (KIP-207).",
+    ),
+    _row(79, "MEMBER_ID_REQUIRED", _ASK, "Send JoinGroup again with the member id that this answer carries."),
+    _row(
+        80, "PREFERRED_LEADER_NOT_AVAILABLE", _REFRESH, "Retry when the preferred leader is back and in sync."
+    ),
+    _row(81, "GROUP_MAX_SIZE_REACHED", _FATAL, "Run fewer members, or raise group.max.size on the brokers."),
+    _row(
+        82,
+        "FENCED_INSTANCE_ID",
+        _FENCE,
+        "Stop this member: another one uses its group.instance.id; give each a different one.",
+    ),
+    _row(
+        83,
+        "ELIGIBLE_LEADERS_NOT_AVAILABLE",
+        _REFRESH,
+        "Retry when an in-sync replica is back; an unclean election instead loses data.",
+    ),
+    _row(
+        84,
+        "ELECTION_NOT_NEEDED",
+        _OK,
+        "Nothing to do: the leader asked for leads already.",
+        note=(
+            "Kafka: retriable, by the class it inherits. Asking again changes nothing: the election's"
+            " goal is reached."
+        ),
+    ),
+    _row(85, "NO_REASSIGNMENT_IN_PROGRESS", _FATAL, "Nothing to cancel: no reassignment is running."),
+    _row(86, "GROUP_SUBSCRIBED_TO_TOPIC", _FATAL, "Stop the members that subscribe to the topic first."),
+    _row(
+        87,
+        "INVALID_RECORD",
+        _REJECT,
+        "Correct the record: it breaks a rule of the topic (a compacted topic needs keys).",
+        produce=_produce(Action.REJECT_BATCH, "a record breaks a rule of the topic", absent=True, split=True),
+    ),
+    _row(
+        88,
+        "UNSTABLE_OFFSET_COMMIT",
+        _RETRY,
+        "Retry: a transaction that commits these offsets is not finished.",
+    ),
+    _row(
+        89,
+        "THROTTLING_QUOTA_EXCEEDED",
+        _RETRY,
+        "Retry after throttle_time_ms: a quota is exceeded.",
+        produce=_produce(Action.RETRY, "quota exceeded", absent=True),
+    ),
+    _row(
+        90,
+        "PRODUCER_FENCED",
+        _FENCE,
+        "Stop this producer: a newer one has taken its id over.",
+        produce=_produce(Action.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
+    ),
+    _row(91, "RESOURCE_NOT_FOUND", _FATAL, "Check the name: no such resource is there."),
+    _row(92, "DUPLICATE_RESOURCE", _FATAL, "Name each resource once."),
+    _row(
+        93,
+        "UNACCEPTABLE_CREDENTIAL",
+        _FATAL,
+        "Choose credentials that meet the requirements (SCRAM: iterations, no empty password).",
+    ),
+    _row(94, "INCONSISTENT_VOTER_SET", _FATAL, _INTERNAL),
+    _row(95, "INVALID_UPDATE_VERSION", _FATAL, "Ask for a feature version that all brokers support."),
+    _row(
+        96,
+        "FEATURE_UPDATE_FAILED",
+        _FATAL,
+        "See the controller's log: the finalized features could not be updated.",
+    ),
+    _row(
+        97,
+        "PRINCIPAL_DESERIALIZATION_FAILURE",
+        _FATAL,
+        "Give brokers and controllers the same principal builder: a forwarded request could not be read.",
+    ),
+    _row(98, "SNAPSHOT_NOT_FOUND", _FATAL, _INTERNAL),
+    _row(99, "POSITION_OUT_OF_RANGE", _FATAL, _INTERNAL),
+    _row(
+        100,
+        "UNKNOWN_TOPIC_ID",
+        _REFRESH,
+        "Refresh metadata and retry for a while: the broker does not know this topic id yet, or the"
+        " topic was deleted or re-created.",
+        produce=_produce(Action.RETRY, "the broker does not know this topic id", absent=True, refresh=True),
+    ),
+    _row(101, "DUPLICATE_BROKER_REGISTRATION", _FATAL, _INTERNAL),
+    _row(102, "BROKER_ID_NOT_REGISTERED", _FATAL, _INTERNAL),
+    _row(
+        103,
+        "INCONSISTENT_TOPIC_ID",
+        _REFRESH,
+        "Refresh metadata and compare topic ids before writing or reading on: the topic was"
+        " re-created, its old records are gone.",
+        at_risk=True,
+    ),
+    _row(
+        104,
+        "INCONSISTENT_CLUSTER_ID",
+        _FATAL,
+        "Check bootstrap.servers: these brokers belong to another cluster.",
+    ),
+    _row(
+        105,
+        "TRANSACTIONAL_ID_NOT_FOUND",
+        _FATAL,
+        "Check the transactional id: the coordinator does not know it, or it has expired.",
+    ),
+    _row(106, "FETCH_SESSION_TOPIC_ID_ERROR", _RETRY, "Fetch again with a new fetch session."),
+    _row(107, "INELIGIBLE_REPLICA", _FATAL, _INTERNAL),
+    _row(108, "NEW_LEADER_ELECTED", _FATAL, _INTERNAL),
+    _row(109, "OFFSET_MOVED_TO_TIERED_STORAGE", _FATAL, _INTERNAL),
+    _row(
+        110,
+        "FENCED_MEMBER_EPOCH",
+        _FENCE,
+        "Give up the partitions and rejoin: the coordinator has fenced this member epoch.",
+    ),
+    _row(
+        111,
+        "UNRELEASED_INSTANCE_ID",
+        _FATAL,
+        "Stop the other member with this group.instance.id, or give this one another.",
+    ),
+    _row(
+        112,
+        "UNSUPPORTED_ASSIGNOR",
+        _FATAL,
+        "Choose an assignor that the coordinator lists in group.consumer.assignors.",
+    ),
+    _row(
+        113,
+        "STALE_MEMBER_EPOCH",
+        _FENCE,
+        "Do not commit under this member epoch: take the new one from the next heartbeat, then commit"
+        " what is still assigned.",
+    ),
+    _row(
+        114,
+        "MISMATCHED_ENDPOINT_TYPE",
+        _FATAL,
+        "Give brokers as bootstrap.servers and controllers as bootstrap.controllers, not the other way round.",
+    ),
+    _row(
+        115,
+        "UNSUPPORTED_ENDPOINT_TYPE",
+        _FATAL,
+        "Ask a broker: this kind of endpoint does not serve the request.",
+    ),
+    _row(116, "UNKNOWN_CONTROLLER_ID", _FATAL, _INTERNAL),
+    _row(
+        117,
+        "UNKNOWN_SUBSCRIPTION_ID",
+        _ASK,
+        "Send GetTelemetrySubscriptions again: the subscription has changed.",
+    ),
+    _row(
+        118,
+        "TELEMETRY_TOO_LARGE",
+        _FATAL,
+        "Push less telemetry at a time: the broker limits it by telemetry.max.bytes.",
+    ),
+    _row(119, "INVALID_REGISTRATION", _FATAL, _INTERNAL),
+    _row(
+        120,
+        "TRANSACTION_ABORTABLE",
+        _FATAL,
+        "Abort this transaction, then do it again as a new one: the producer itself may go on.",
+    ),
+    _row(
+        121,
+        "INVALID_RECORD_STATE",
+        _FATAL,
+        "Do not acknowledge these records again: their acquisition lock has timed out, and they are"
+        " delivered to others.",
+    ),
+    _row(122, "SHARE_SESSION_NOT_FOUND", _RETRY, "Fetch again with a new share session."),
+    _row(123, "INVALID_SHARE_SESSION_EPOCH", _RETRY, "Fetch again with a new share session."),
+    _row(124, "FENCED_STATE_EPOCH", _FATAL, _INTERNAL),
+    _row(125, "INVALID_VOTER_KEY", _FATAL, "Name the voter with the directory id that it has now."),
+    _row(126, "DUPLICATE_VOTER", _FATAL, "Nothing to add: the voter is in the set already."),
+    _row(127, "VOTER_NOT_FOUND", _FATAL, "Check the voter's id: it is not in the set."),
+    _row(
+        128,
+        "INVALID_REGULAR_EXPRESSION",
+        _FATAL,
+        "Correct the subscription pattern: the brokers read RE2 syntax.",
+    ),
+    _row(
+        129,
+        "REBOOTSTRAP_REQUIRED",
+        _REFRESH,
+        "Start again from bootstrap.servers (KIP-1102), then retry.",
+        note=(
+            "Kafka: not retriable, by class; its clients handle the code before that is asked: they"
+            " bootstrap anew and go on."
+        ),
+    ),
+    _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),
+    _row(
+        131, "STREAMS_INVALID_TOPOLOGY_EPOCH", _FATAL, "Send a topology epoch that is not behind the group's."
+    ),
+    _row(
+        132,
+        "STREAMS_TOPOLOGY_FENCED",
+        _FENCE,
+        "Stop this Streams member: the group runs a newer topology; deploy that one here.",
+    ),
+    _row(
+        133,
+        "SHARE_SESSION_LIMIT_REACHED",
+        _RETRY,
+        "Retry later: the broker has as many share sessions as it allows.",
+    ),
+)
 
 
-def classify_produce(code: int) -> Verdict:
-    """The verdict on a Produce answer.
+_TABLE: Final[Mapping[int, _Row]] = MappingProxyType({row.code: row for row in _ROWS})
+
+_NOT_READY: Final = "remote storage is not ready yet (KIP-1007); other partitions and local offsets go on"
+
+# Where a request kind has an answer of its own.
+_BY_API: Final[Mapping[tuple[str, int], _Cell]] = MappingProxyType(
+    {
+        ("fetch", -1): _Cell(
+            _RETRY, f"Retry this partition alone, with back-off, and keep the position: mostly {_NOT_READY}."
+        ),
+        ("fetch", 2): _Cell(
+            _RETRY,
+            "Retry; if it stays, the leader's copy is damaged: let another replica lead before anything is skipped.",
+            at_risk=True,
+        ),
+        ("fetch", 9): _Cell(
+            _REFRESH,
+            f"Retry this partition alone, with back-off, and keep the position: it is moving, or {_NOT_READY}.",
+        ),
+        ("fetch", 78): _Cell(
+            _RETRY, "Retry: this replica does not know its high watermark after the election yet."
+        ),
+        ("list_offsets", -1): _Cell(
+            _RETRY, f"Retry this partition alone, with back-off, and conclude nothing: mostly {_NOT_READY}."
+        ),
+        ("list_offsets", 5): _Cell(
+            _REFRESH,
+            "Refresh metadata and retry, never take an older answer: an election, or (brokers that know only"
+            " ListOffsets up to v4) a high watermark that has not caught up after one (KIP-207).",
+        ),
+        ("list_offsets", 7): _Cell(_RETRY, "Retry with back-off: a look-up in remote storage was too slow."),
+        ("list_offsets", 9): _Cell(
+            _REFRESH,
+            f"Retry this partition alone, with back-off, and conclude nothing: it is moving, or {_NOT_READY}.",
+        ),
+        ("list_offsets", 43): _Cell(
+            _FATAL, "Raise the topic's message format version: look-ups by time need timestamps (0.10)."
+        ),
+        ("list_offsets", 78): _Cell(
+            _RETRY,
+            "Retry at the same leader, without a metadata refresh, and keep the highest end offset seen: its high"
+            " watermark has not caught up after the election (KIP-207).",
+        ),
+        ("describe_producers", 35): _Cell(
+            _ASK, "Read the batch headers in the log instead: brokers before 2.8 have no DescribeProducers."
+        ),
+    }
+)
+
+_UNKNOWN: Final = _Cell(
+    _REFRESH,
+    "Refresh metadata, retry within a deadline and conclude nothing: this version does not know the code.",
+    note="Not in the table: Kafka's clients take an unknown code for UNKNOWN_SERVER_ERROR, which they do not retry.",
+)
+
+_JOURNAL: Final = "Differs from the code's row: this is what SafeProducer does about an answer to Produce."
+_SAME_BYTES: Final = "; it may have been appended, so send the same bytes under the same sequence"
+
+
+def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_CONTEXT) -> Verdict:
+    """The verdict on an error code. Total: no number makes it fail.
 
     Args:
-        code: Kafka's error code; unknown ones are retried, and nothing is concluded from them.
+        code: Kafka's error code.
+        api: One of `APIS`; None: whatever was asked.
+        context: What else is known.
+    """
+    row = _TABLE.get(code)
+    if row is None:
+        cell, name = _UNKNOWN, f"ERROR_{code}"
+    else:
+        cell, name = _Cell(row.action, row.fix, row.at_risk, row.note), row.name
+        if api == "produce" and row.produce is not None:
+            cell = _in_produce(cell, row.produce)
+        elif api is not None:
+            cell = _BY_API.get((api, code), cell)
+    cell = _in_context(code, cell, api, context) or cell
+    # A note speaks of the difference between a row and Kafka's class; where the action is another, of nothing.
+    note = cell.note or (row.note if row is not None and cell.action is row.action else "")
+    return Verdict(code, name, api, cell.action, cell.at_risk, cell.fix, note)
+
+
+def _in_produce(cell: _Cell, produce: _Produce) -> _Cell:
+    """The row as an answer to Produce: what the journal does, in the words of a verdict."""
+    match produce.action:
+        case Action.ACK:
+            return cell
+        case Action.RETRY:
+            fix = cell.fix
+            # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or behind the append.
+            if not produce.absent and "same sequence" not in fix:
+                fix = fix.removesuffix(".") + _SAME_BYTES + "."
+            action = _REFRESH if produce.refresh else _RETRY
+            return _Cell(action, fix, cell.at_risk, "" if action is cell.action else _JOURNAL)
+        case Action.ASK_BROKER:
+            # 46, 47 and 90 say themselves what they mean. That the journal asks first is its caution.
+            return cell
+        case Action.REJECT_BATCH | Action.REJECT_DESTINATION:
+            return _Cell(_REJECT, cell.fix, cell.at_risk, "" if cell.action is _REJECT else _JOURNAL)
+
+
+def _in_context(code: int, cell: _Cell, api: str | None, context: ErrorContext) -> _Cell | None:
+    """What more is known decides, or nothing does (None)."""
+    if api in {None, "produce"}:
+        if context.in_log is True and cell.action is not _FENCE:
+            return _Cell(_OK, "Nothing to do: the broker's log has this batch.")
+        if code == 45:
+            return _out_of_order(context)
+        if code == 46 and context.in_log is False:
+            return _Cell(
+                _FATAL,
+                "Stop and find out who shares this producer id: the broker calls the batch a duplicate of one that"
+                " its log does not have.",
+                at_risk=True,
+            )
+        if code == 59:
+            return _unknown_producer(context)
+    if api in {None, "fetch"} and code == 1:
+        return _out_of_range(context)
+    if api in {None, "fetch", "list_offsets"} and code == 9 and context.tiered:
+        # The leader is the right one: asking for metadata each time only adds load (KAFKA-19599).
+        return _Cell(
+            _RETRY,
+            f"Retry this partition alone, at the same leader, with back-off, and keep the position: {_NOT_READY}.",
+            note="Kafka: refresh. Of a tiered partition 9 speaks of remote storage, not of who leads.",
+        )
+    return None
+
+
+def _out_of_order(context: ErrorContext) -> _Cell:
+    """45: on a resend it comes for batches that are in the log as well (brokers remember five, one after a restart)."""
+    if context.in_log is False:
+        return _Cell(
+            _FATAL,
+            "Data loss: records before this batch are missing from the log; put them back in order from where they"
+            " are kept, then send this batch.",
+            at_risk=True,
+        )
+    if context.resend:
+        return _Cell(
+            _ASK,
+            "Ask DescribeProducers (or read the log) before sending again: the batch is mostly committed already; if"
+            " it is not there, records before it are missing.",
+        )
+    return _Cell(
+        _ASK,
+        "Ask DescribeProducers (or read the log): it was not appended, because records before it are missing; unless"
+        " they failed unacknowledged and are still to be sent, that is data loss.",
+        at_risk=True,
+    )
+
+
+def _unknown_producer(context: ErrorContext) -> _Cell | None:
+    """59, KAFKA-5793: has retention removed the producer's records, or were they lost? (brokers before 2.5)
+
+    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry` without its hole: with nothing ever acknowledged no
+    log start is an excuse, the first records themselves may be what is lost.
+    """
+    start, acked = context.log_start_offset, context.last_acked_offset
+    if start is None:
+        return None
+    if not 0 <= start <= MAX_OFFSET:
+        return _Cell(
+            _RETRY,
+            "Retry the same bytes under the same sequence: the answer does not say where the log starts (Produce"
+            " before v5); if it stays, treat it as data loss.",
+            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+        )
+    if acked is None or acked < 0:
+        return _Cell(
+            _FATAL,
+            "Data loss: this producer's first records are gone, and with nothing acknowledged retention is no"
+            f" excuse for a log that starts at {start}; compare the topic with what was sent.",
+            at_risk=True,
+        )
+    if start > acked:
+        return _Cell(
+            _RESET,
+            f"Send it again under a new epoch from sequence 0: retention removed everything up to offset {acked}, the"
+            f" last acknowledged, for the log starts at {start}; nothing was lost.",
+            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+        )
+    return _Cell(
+        _FATAL,
+        f"Data loss: the log starts at {start}, so the record acknowledged at offset {acked} should be in it, and the"
+        " broker does not know its producer; put the lost records back from where they are kept.",
+        at_risk=True,
+    )
+
+
+def _out_of_range(context: ErrorContext) -> _Cell | None:
+    """1 in Fetch: deleted by retention, truncated, or (tiered) a segment that remote storage does not find yet."""
+    start, position = context.log_start_offset, context.position
+    if start is not None and position is not None and 0 <= start <= MAX_OFFSET and position >= 0:
+        if position < start:
+            return _Cell(
+                _FATAL,
+                f"Offsets {position} to {start - 1} were deleted unread: seek to {start} knowingly, and let somebody"
+                " know what was skipped.",
+                at_risk=True,
+            )
+        if context.tiered:
+            return _Cell(
+                _RETRY,
+                f"Keep the position {position} and retry with back-off: the log starts at {start}, so remote storage"
+                " has the record but does not find it yet (KIP-1007); do not reset.",
+                note="Kafka: not retriable. In front of the log's end of a tiered topic it passes (KIP-1007).",
+            )
+    if context.tiered:
+        return _Cell(
+            _ASK,
+            "Keep the position and ask for the log start: unless it is beyond the position, remote storage is not"
+            " ready (KIP-1007) and a retry will do; do not reset.",
+            at_risk=True,
+        )
+    return None
+
+
+# --- the journal's view -----------------------------------------------------------------------------------------------
+
+
+_PRODUCE: Final[Mapping[int, ProduceVerdict]] = MappingProxyType(
+    {
+        row.code: ProduceVerdict(
+            row.code,
+            row.name,
+            row.produce.action,
+            row.produce.absent,
+            row.produce.refresh,
+            row.produce.split,
+            row.produce.meaning,
+        )
+        for row in _ROWS
+        if row.produce is not None
+    }
+)
+
+
+def classify_produce(code: int) -> ProduceVerdict:
+    """The verdict on a Produce answer, for the journal.
+
+    Args:
+        code: Kafka's error code; one that brokers do not answer to Produce is retried, and nothing is concluded from
+            it.
     """
     row = _PRODUCE.get(code)
     if row is None:
-        return _row(code, f"ERROR_{code}", _RETRY, "an error code this version does not know", refresh=True)
+        return ProduceVerdict(
+            code,
+            f"ERROR_{code}",
+            Action.RETRY,
+            absent=False,
+            refresh_metadata=True,
+            splittable=False,
+            explanation="an error code this version does not know",
+        )
     return row
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def all_verdicts(api: str | None = None) -> list[Verdict]:
+    """The verdicts on all codes of the table, by code, without context."""
+    return [classify_code(code, api) for code in sorted(_TABLE)]
+
+
+def names() -> list[str]:
+    """Kafka's names of all codes, by code."""
+    return [row.name for row in sorted(_ROWS, key=lambda row: row.code)]
+
+
+# What older Kafka versions called them.
+_FORMER_NAMES: Final = {
+    "UNKNOWN": -1,
+    "INVALID_MESSAGE": 2,
+    "NOT_LEADER_FOR_PARTITION": 6,
+    "INVALID_TOPIC": 17,
+    "GROUP_LOAD_IN_PROGRESS": 14,
+    "GROUP_COORDINATOR_NOT_AVAILABLE": 15,
+    "NOT_COORDINATOR_FOR_GROUP": 16,
+}
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+_CODES: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        _squeezed(name): code
+        for name, code in (*((row.name, row.code) for row in _ROWS), *_FORMER_NAMES.items())
+    }
+)
+
+
+def code_of_name(name: str) -> int | None:
+    """The code that Kafka calls `name` (case and punctuation do not matter), or called so; None: there is none."""
+    return _CODES.get(_squeezed(name))
+
+
+APIS: Final = (
+    "produce",
+    "fetch",
+    "list_offsets",
+    "metadata",
+    "leader_and_isr",
+    "stop_replica",
+    "update_metadata",
+    "controlled_shutdown",
+    "offset_commit",
+    "offset_fetch",
+    "find_coordinator",
+    "join_group",
+    "heartbeat",
+    "leave_group",
+    "sync_group",
+    "describe_groups",
+    "list_groups",
+    "sasl_handshake",
+    "api_versions",
+    "create_topics",
+    "delete_topics",
+    "delete_records",
+    "init_producer_id",
+    "offset_for_leader_epoch",
+    "add_partitions_to_txn",
+    "add_offsets_to_txn",
+    "end_txn",
+    "write_txn_markers",
+    "txn_offset_commit",
+    "describe_acls",
+    "create_acls",
+    "delete_acls",
+    "describe_configs",
+    "alter_configs",
+    "alter_replica_log_dirs",
+    "describe_log_dirs",
+    "sasl_authenticate",
+    "create_partitions",
+    "create_delegation_token",
+    "renew_delegation_token",
+    "expire_delegation_token",
+    "describe_delegation_token",
+    "delete_groups",
+    "elect_leaders",
+    "incremental_alter_configs",
+    "alter_partition_reassignments",
+    "list_partition_reassignments",
+    "offset_delete",
+    "describe_client_quotas",
+    "alter_client_quotas",
+    "describe_user_scram_credentials",
+    "alter_user_scram_credentials",
+    "vote",
+    "begin_quorum_epoch",
+    "end_quorum_epoch",
+    "describe_quorum",
+    "alter_partition",
+    "update_features",
+    "envelope",
+    "fetch_snapshot",
+    "describe_cluster",
+    "describe_producers",
+    "broker_registration",
+    "broker_heartbeat",
+    "unregister_broker",
+    "describe_transactions",
+    "list_transactions",
+    "allocate_producer_ids",
+    "consumer_group_heartbeat",
+    "consumer_group_describe",
+    "controller_registration",
+    "get_telemetry_subscriptions",
+    "push_telemetry",
+    "assign_replicas_to_dirs",
+    "list_config_resources",
+    "describe_topic_partitions",
+    "share_group_heartbeat",
+    "share_group_describe",
+    "share_fetch",
+    "share_acknowledge",
+    "add_raft_voter",
+    "remove_raft_voter",
+    "update_raft_voter",
+    "initialize_share_group_state",
+    "read_share_group_state",
+    "write_share_group_state",
+    "delete_share_group_state",
+    "read_share_group_state_summary",
+    "streams_group_heartbeat",
+    "streams_group_describe",
+    "describe_share_group_offsets",
+    "alter_share_group_offsets",
+    "delete_share_group_offsets",
+)
+"""Kafka's request kinds, as `api` names them."""
+
+_APIS: Final[Mapping[str, str]] = MappingProxyType({_squeezed(name): name for name in APIS})
+
+
+def api_name(name: str) -> str | None:
+    """The name in `APIS` for `ListOffsets`, `LIST_OFFSETS`, `list-offsets` or the like; None: there is none."""
+    return _APIS.get(_squeezed(name))
