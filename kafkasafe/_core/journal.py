@@ -1305,6 +1305,8 @@ class Journal:
             del self._touched[number]
             self._advance(self._partitions[number], now, now_ms)
         ready, self._ready = self._ready, self._fresh()
+        if ready.persist.atomic:
+            self._set_apart(ready.persist)
         for number in self._committing:
             partition = self._partitions[number]
             ready.persist.marks.append(m.Committed(number, partition.leader_epoch, tuple(partition.commits)))
@@ -1313,17 +1315,33 @@ class Journal:
         ready.wants_producer_id = self._producer_id < 0
         return ready
 
+    def _set_apart(self, persist: Persist) -> None:
+        """A division is written alone; other batches come with the next group.
+
+        The shell may write decisions before batches that a failing disk did not take: a batch in the same group would
+        overtake those before it.
+        """
+        parts: list[Batch] = []
+        for index, mark in enumerate(persist.marks):
+            if isinstance(mark, m.Replaced):
+                persist.marks[index] = m.Replaced(mark.position, len(parts), mark.children)
+                parts += persist.batches[mark.first_child : mark.first_child + mark.children]
+        apart = {batch.handle for batch in parts}
+        self._ready.persist.batches += [b for b in persist.batches if b.handle not in apart]
+        persist.batches[:] = parts
+
     def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
         if partition.partition == UNCHOSEN:
             topic = self._topics.get(partition.topic)
             if topic is not None and topic.partition_count > 0 and partition.flow is not _Flow.PARKED:
                 size = 0
                 for batch in partition.queue:
-                    if batch.state is State.SEALED and self._rests(batch):
-                        self._ready.divides.append(Divide(batch, refused=False))
-                        size += batch.size_bytes
-                        if size >= _DIVIDE_BYTES:
-                            break
+                    if batch.state is not State.SEALED or not self._rests(batch):
+                        break  # nothing overtakes it
+                    self._ready.divides.append(Divide(batch, refused=False))
+                    size += batch.size_bytes
+                    if size >= _DIVIDE_BYTES:
+                        break
             return
         self._prepare(partition)
         if partition.flow is _Flow.SETTLING and not partition.in_flight:
@@ -1412,6 +1430,10 @@ class Journal:
             started = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
             partition.flow = _Flow.FLOWING if started else _Flow.NEW
             return
+        for batch in partition.queue:
+            if batch.state is State.PREPARED and batch.unanswered:
+                # What was late may have come, as what is behind it did.
+                batch.move(State.IN_DOUBT)
         doubt = self._doubt(partition)
         if not doubt:
             partition.doubtful = False

@@ -460,7 +460,6 @@ class Sim:
         self.rejected: dict[int, int] = {}
         self.acked: set[int] = set()
         self.deleted: set[int] = set()
-        self.acked_then_deleted: set[int] = set()
         self.put_aside: dict[int, tuple[int, ...]] = {}
         self.user_resent: set[int] = set()
         self.sends = 0
@@ -803,7 +802,7 @@ class Sim:
         if resolution.fate is j.Fate.COMMITTED:
             leader = self.leaders[self._partition(batch)]
             there = {r for b in leader.log if b.end <= leader.high_watermark for r in b.records}
-            if not there.issuperset(set(records) - self.acked_then_deleted):
+            if not there.issuperset(set(records) - self.deleted):
                 raise Violation(f"{batch} with {records} is resolved but not committed")
             if self.options.durable_first and batch.position not in self.spool.committed:
                 raise Violation(f"{batch} is resolved before its mark is durable")
@@ -950,8 +949,6 @@ class Sim:
             return  # the connection broke before
         connection.outstanding.remove(request)
         code, offset, bad = request.answer
-        if code == 0 and set(request.records) & self.deleted:
-            self.acked_then_deleted.update(request.records)
         self.log(f"reply {request.identity} {code} at {offset}")
         if code:
             self.journal.refused(request.batch, code, "", bad_records=bad, now=self.now)
