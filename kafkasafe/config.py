@@ -58,6 +58,10 @@ _SPOOL: Final[dict[str, Any]] = {
     "spool_sync": "group",
     "spool_after_ms": 1000,
     "retain_acked_bytes": 0,
+    "retain_acked_s": 0,
+    "on_acked_loss": "heal",
+    "heal_recreated_topics": False,
+    "acked_loss_check_ms": 30_000,
     "on_corrupt": "raise",
     "on_undecidable": "raise",
     "dead_letter": None,
@@ -113,6 +117,10 @@ class ProducerConfig:
     spool_sync: Literal["group", "each", "os"]
     spool_after_s: float
     retain_acked_bytes: int
+    retain_acked_s: float
+    on_acked_loss: Literal["heal", "raise", "event"]
+    heal_recreated_topics: bool
+    acked_loss_check_s: float
     on_corrupt: Literal["raise", "quarantine"]
     on_undecidable: Literal["raise", "resend", "skip"]
     dead_letter: DeadLetter | None
@@ -210,6 +218,10 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         spool_sync=_choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
         retain_acked_bytes=_number(merged, "retain_acked_bytes", least=0),
+        retain_acked_s=_seconds(merged, "retain_acked_s"),
+        on_acked_loss=_choice(merged, "on_acked_loss", ("heal", "raise", "event")),
+        heal_recreated_topics=bool(merged["heal_recreated_topics"]),
+        acked_loss_check_s=_number(merged, "acked_loss_check_ms", least=100) / 1000,
         on_corrupt=_choice(merged, "on_corrupt", ("raise", "quarantine")),
         on_undecidable=_choice(merged, "on_undecidable", ("raise", "resend", "skip")),
         dead_letter=merged["dead_letter"],
@@ -224,6 +236,13 @@ def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
         raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
     return int(value)
+
+
+def _seconds(options: Mapping[str, Any], name: str) -> float:
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ConfigError(f"{name} must be a number of seconds, 0 or more, not {value!r}")
+    return float(value)
 
 
 def _choice(options: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> Any:

@@ -11,6 +11,7 @@ __all__ = [
     "BatchRejected",
     "DeliveryRetried",
     "Event",
+    "Healed",
     "LaneAdopted",
     "SpoolRecovered",
     "SpoolWriteFailed",
@@ -55,17 +56,44 @@ class AckedDataLost:
     """Records that the cluster had acknowledged are gone from its log.
 
     Attributes:
-        first_offset: First lost offset, -1 when not known.
-        last_offset: Last acknowledged offset (inclusive).
-        detector: What noticed it: "ack", "sequence" or "log end".
+        topic: Topic name.
+        partition: Partition number.
+        first_offset: First lost offset.
+        last_offset: Last lost offset (inclusive).
+        records: How many of the records between them were this spool's.
+        detector: What noticed it: "ack", "sequence", "log end" or "topic id".
+        evidence: What was seen.
+        healing_records: How many of them the spool still has and sends again. They come behind whatever was appended
+            since the loss, in their own order.
     """
 
     topic: str
     partition: int
     first_offset: int
     last_offset: int
+    records: int
     detector: str
     evidence: str
+    healing_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """Lost acknowledged records are in the log again, once, in order.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        records: How many.
+        first_offset: Where the first of them is now.
+        last_offset: Where the last of them is now (inclusive).
+    """
+
+    topic: str
+    partition: int
+    records: int
+    first_offset: int
+    last_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +140,7 @@ Event = (
     | BatchRejected
     | BatchParked
     | AckedDataLost
+    | Healed
     | DeliveryRetried
     | SpoolRecovered
     | LaneAdopted

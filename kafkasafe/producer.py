@@ -288,6 +288,12 @@ class SafeProducer:
         spool_lane (int): Ask for this lane; LaneBusyError if another process has it. Default: the lowest free one.
         retain_acked_bytes (int): Keep so many bytes of delivered records on disk. Default: 0.
         delivery_timeout_ms (int): When it ends a future fails, but the record stays in the spool and is delivered.
+        retain_acked_s (float): Keep delivered records on disk for so many seconds. Default: 0.
+        on_acked_loss (str): What to do about acknowledged records that the cluster lost: "heal": send again what the
+            spool still has, in order, before anything newer; "raise": DataLossError from the next `send` or `flush`,
+            once; "event": tell, and go on. Told it is in any case: `AckedDataLost`, the log, the counters.
+        heal_recreated_topics (bool): Heal also into a topic that was deleted and created again. Default: no.
+        acked_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
         on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
             `send` and `flush`, until `resume_parked`), "resend" (it may be there twice) or "skip".
         on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
@@ -470,6 +476,7 @@ class SafeProducer:
                 raise self._closed
             if pump.parked is not None:
                 raise pump.parked
+            self._raise_loss()
             self._raise_failure()
             chunk = self._chunks.get(topic)
             if chunk is not None:
@@ -668,6 +675,7 @@ class SafeProducer:
         Raises:
             KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
             UndecidableError: A batch is parked (`on_undecidable="raise"`).
+            DataLossError: Acknowledged records are gone (`on_acked_loss="raise"`).
         """
         self._check_fork()
         pump = self._pump
@@ -681,6 +689,7 @@ class SafeProducer:
         )
         if pump.parked is not None:
             raise pump.parked
+        self._raise_loss()
         if not finished:
             self._raise_failure()
             raise kafka_errors.KafkaTimeoutError(
@@ -772,6 +781,12 @@ class SafeProducer:
             raise type(failure)(str(failure)) from failure
         if failure is not None:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
+
+    def _raise_loss(self) -> None:
+        """`on_acked_loss="raise"`: once for each loss."""
+        loss, self._pump.acked_loss = self._pump.acked_loss, None
+        if loss is not None:
+            raise loss
 
     def _check_fork(self) -> None:
         if isinstance(self._closed, ForkedProcessError):

@@ -36,6 +36,7 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core.codes import Action, classify_produce
 from kafkasafe._core.identity import BatchId, Judgement, Verdict, add_sequence, sequence_distance
+from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 __all__ = [
     "TRANSITIONS",
@@ -55,6 +56,7 @@ __all__ = [
     "Refusal",
     "Resolution",
     "State",
+    "SurveyAsk",
     "Wait",
 ]
 
@@ -69,6 +71,9 @@ _PREPARE_AHEAD: Final = 64
 
 _DIVIDE_BYTES: Final = 1024 * 1024
 """How much is divided at a time: what waited through a long outage does not fit into memory, nor twice on disk."""
+
+_REMEMBERED: Final = 64
+"""Acknowledged batches of a partition that are remembered at least."""
 
 _MAX_EPOCH: Final = 2**15 - 2
 
@@ -103,7 +108,8 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     State.REFUSED: frozenset({State.PREPARED, State.REJECTED, State.REPLACED}),
     # The user decides. Sealed again: its partition was not even chosen.
     State.UNDECIDABLE: frozenset({State.PREPARED, State.ACKED, State.SEALED}),
-    State.COMMITTED: frozenset(),
+    # The cluster lost it after all.
+    State.COMMITTED: frozenset({State.SEALED}),
     State.REJECTED: frozenset(),
     State.REPLACED: frozenset(),
 }
@@ -125,6 +131,8 @@ class _Flow(enum.Enum):
     """For `retry()`."""
     ASKING = "asking"
     """For `judged()` or `baseline()`."""
+    SURVEYING = "surveying"
+    """For `surveyed()`: acknowledged batches may be gone from the log."""
     PROBING = "probing"
     """The newest batch that the leader has is sent once more, to learn that replicas have it."""
     PARKED = "parked"
@@ -151,6 +159,7 @@ class Batch:
         former_life: It was recovered: an earlier life may have sent it.
         unanswered: A request with it under its id may still be on its way, or have been appended unnoticed.
         base_offset: In the partition, -1 while unknown.
+        place: The same once it is committed, or, where that was never learned, what it is not before.
         code: Why it was refused, Kafka's error code.
         message: The same for people.
         bad_records: (index, message) of the records that the broker named.
@@ -175,6 +184,7 @@ class Batch:
     former_life: bool = False
     unanswered: bool = False
     base_offset: int = -1
+    place: int = -1
     code: int = 0
     message: str = ""
     bad_records: tuple[tuple[int, str], ...] = ()
@@ -266,14 +276,41 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
+class SurveyAsk:
+    """Acknowledged batches may be gone: what does the log hold? Answered by `surveyed()` or `survey_failed()`.
+
+    Attributes:
+        destination: Destination number.
+        acked: What is known to have been acknowledged, oldest first.
+        leader_epoch: Of the last acknowledgement, -1 when unknown.
+    """
+
+    destination: int
+    acked: tuple[AckedBatch, ...]
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class AckedLoss:
-    """Acknowledged records are gone from the log (design P4)."""
+    """Acknowledged records are gone from the log.
+
+    Attributes:
+        destination: Destination number.
+        first_offset: First lost offset, -1 when not known.
+        last_offset: Last lost offset (inclusive).
+        records: How many of them were ours.
+        cause: What raised the suspicion.
+        evidence: For people.
+        revived: Records that are sent again.
+    """
 
     destination: int
     first_offset: int
     last_offset: int
-    detector: str
+    records: int
+    cause: Cause
     evidence: str
+    revived: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +358,7 @@ class Ready:
     persist: Persist
     sends: list[Batch]
     asks: list[Ask]
+    surveys: list[SurveyAsk]
     waits: list[Wait]
     divides: list[Divide]
     resolved: list[Resolution]
@@ -375,6 +413,30 @@ class _Partition:
     unsure_before: int = -1
     """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
     commits: list[tuple[int, int]] = field(default_factory=list)
+    acked: deque[Batch] = field(default_factory=deque)
+    """Committed, in the order of their commits: those that are still in the spool, and a few more."""
+    suspicion: _Suspicion | None = None
+    rescan_from: int = -1
+    """The log was seen to end here, before what was acknowledged: a batch in doubt may be behind this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    """Why acknowledged batches may be gone.
+
+    Attributes:
+        cause: What raised it.
+        evidence: For people.
+        last_acked_offset: How far was acknowledged before (inclusive).
+        from_offset: From here on (at least) it is gone, if it is; -1 when unknown.
+        leader_epoch: Of the leader that had acknowledged it, -1 when unknown.
+    """
+
+    cause: Cause
+    evidence: str
+    last_acked_offset: int
+    from_offset: int
+    leader_epoch: int
 
 
 class Journal:
@@ -386,6 +448,8 @@ class Journal:
         state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
         request_timeout_s: After this a request without an answer is dead.
         missing_topic_s: How long a topic may be unknown to the cluster before its batches are rejected.
+        heal: Acknowledged batches that the cluster lost are sent again, as far as the spool still has them.
+        heal_recreated: Also into a topic that was deleted and created again.
     """
 
     def __init__(
@@ -396,12 +460,17 @@ class Journal:
         state_age_s: float = 6 * 3600.0,
         request_timeout_s: float = 30.0,
         missing_topic_s: float = 60.0,
+        heal: bool = True,
+        heal_recreated: bool = False,
     ) -> None:
         self._durable_first = durable_first
         self._window = window
         self._state_age_s = state_age_s
         self._request_timeout_s = request_timeout_s
         self._missing_topic_s = missing_topic_s
+        self._heal = heal
+        self._heal_recreated = heal_recreated
+        self._released = 0
         self._partitions: dict[int, _Partition] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._topics: dict[str, m.Topic] = {}
@@ -421,7 +490,7 @@ class Journal:
 
     @staticmethod
     def _fresh() -> Ready:
-        return Ready(Persist(), [], [], [], [], [], [], wants_producer_id=False)
+        return Ready(Persist(), [], [], [], [], [], [], [], wants_producer_id=False)
 
     def _touch(self, partition: _Partition) -> None:
         self._touched[partition.number] = None
@@ -571,9 +640,13 @@ class Journal:
                             self._forget(done)
                             done.base_offset = base_offset
                             self._dequeue(known, done)
+                            if 0 <= base_offset <= known.last_acked_offset:
+                                self._stepped_back(known, base_offset)
                             if base_offset >= 0:
                                 known.last_acked_offset = base_offset + done.count - 1
                             self._passed(known, done)
+                            done.state = State.COMMITTED
+                            self._remember(known, done)
                         elif done is None and base_offset >= 0:
                             # Released: it, and all before it, was finished. Its size is gone with it.
                             known.last_acked_offset = known.clear_offset = base_offset
@@ -587,6 +660,10 @@ class Journal:
                     if done is not None and done.state is not State.REPLACED:
                         self._forget(done)
                         self._partitions[done.destination].queue.remove(done)
+                case m.Revived(destination, end_offset, positions):
+                    known = self._declared(destination)
+                    known.suspicion = None
+                    self._revive(known, set(positions), end_offset)
                 case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
@@ -653,6 +730,9 @@ class Journal:
                 partition.doubtful = True
                 partition.rested = True
                 partition.flow = _Flow.SETTLING
+            if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
+                partition.flow = _Flow.SETTLING
+                partition.rested = True
             if self._blind_before >= 0:
                 partition.unsure_before = self._blind_before
                 self._park_unsure(partition)
@@ -690,6 +770,8 @@ class Journal:
             partition.leader_epoch = -1
             partition.topic_id = m.NO_TOPIC_ID
             partition.last_acked_id = None
+            partition.suspicion = None
+            partition.acked.clear()
             partition.flow = _Flow.NEW
             self._ready.persist.marks.append(self._state_mark(partition))
             self._touch(partition)
@@ -809,18 +891,9 @@ class Journal:
         batch.move(State.ACKED)
         batch.base_offset = base_offset
         partition.missing_since = -1.0
+        if 0 <= base_offset <= partition.last_acked_offset:
+            self._stepped_back(partition, base_offset)
         partition.leader_epoch = leader_epoch
-        last = partition.last_acked_offset
-        if 0 <= base_offset <= last:
-            self._ready.notices.append(
-                AckedLoss(
-                    partition.number,
-                    base_offset,
-                    last,
-                    "ack",
-                    f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before",
-                )
-            )
         if partition.flow is _Flow.PROBING:
             # acks=all answers only when the replicas have the batch, and so all before it.
             for earlier in list(partition.queue):
@@ -836,6 +909,9 @@ class Journal:
             partition.attempt = 0
         if base_offset >= 0:
             partition.last_acked_offset = base_offset + batch.count - 1
+        if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
         self._finish(partition, batch)
         if batch.identity is not None:
             partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
@@ -894,6 +970,7 @@ class Journal:
         partition = self._partitions[batch.destination]
         self._dequeue(partition, batch)
         self._forget(batch)
+        self._remember(partition, batch)
         self._ready.resolved.append(Resolution(batch, fate))
         self._touch(partition)
 
@@ -1088,12 +1165,11 @@ class Journal:
         doubt = self._doubt(partition)
         present, absent = doubt[: judgement.present], doubt[judgement.present :]
         if shrunk_to >= 0:
-            self._ready.notices.append(
-                AckedLoss(destination, shrunk_to, partition.last_acked_offset, "log end", judgement.evidence)
+            evidence = f"the log ends at {shrunk_to}: {judgement.evidence}"
+            self._suspect(partition, Cause.LOG_END, evidence, from_offset=shrunk_to)
+            partition.rescan_from = (
+                shrunk_to if partition.rescan_from < 0 else min(partition.rescan_from, shrunk_to)
             )
-            partition.last_acked_offset = partition.clear_offset = -1
-            partition.baseline_offset = min(partition.baseline_offset, shrunk_to)
-            self._ready.persist.marks.append(self._state_mark(partition))
         newest = present[-1].identity if present else None
         last = partition.last_acked_id
         # What was acknowledged behind it says as much as a probe would.
@@ -1129,15 +1205,8 @@ class Journal:
                 return
             partition.renew = True
             if judgement.verdict is Verdict.GAP:
-                self._ready.notices.append(
-                    AckedLoss(
-                        destination,
-                        -1,
-                        partition.last_acked_offset,
-                        "sequence",
-                        f"{judgement.evidence}; the next batch is {absent[0].identity}",
-                    )
-                )
+                evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
+                self._suspect(partition, Cause.SEQUENCE, evidence)
         for batch in absent:
             batch.move(State.PREPARED)
             batch.unanswered = partition.asked_at < partition.dead_at
@@ -1156,6 +1225,191 @@ class Journal:
             if earlier.state in {State.SEALED, State.PREPARED, State.REFUSED}:
                 return True
         return False
+
+    # -- acknowledged batches that are gone ------------------------------------------------------------------------
+
+    def suspect(self, destination: int, cause: Cause, evidence: str, *, from_offset: int = -1) -> None:
+        """Something says that acknowledged batches may be gone; the log is asked before anything new is sent.
+
+        Args:
+            destination: Destination number.
+            cause: What raised the suspicion.
+            evidence: For people.
+            from_offset: From here on it is gone, if it is; -1 when unknown.
+        """
+        partition = self._partitions[destination]
+        self._suspect(partition, cause, evidence, from_offset=from_offset)
+        if partition.flow is _Flow.FLOWING:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+        self._touch(partition)
+
+    @staticmethod
+    def _suspect(partition: _Partition, cause: Cause, evidence: str, *, from_offset: int = -1) -> None:
+        if partition.suspicion is None:
+            last = partition.last_acked_offset
+            partition.suspicion = _Suspicion(cause, evidence, last, from_offset, partition.leader_epoch)
+
+    def _stepped_back(self, partition: _Partition, base_offset: int) -> None:
+        last = partition.last_acked_offset
+        evidence = f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before"
+        self._suspect(partition, Cause.ACK, evidence, from_offset=base_offset)
+
+    def recreated(self, destination: int, evidence: str) -> None:
+        """The topic was deleted and created again: what was acknowledged is gone with the old one."""
+        self.suspect(destination, Cause.TOPIC_ID, evidence, from_offset=0)
+
+    def idle(self) -> list[tuple[int, int]]:
+        """(destination, last acked offset) of the partitions where nothing is going on."""
+        return [
+            (partition.number, partition.last_acked_offset)
+            for partition in self._partitions.values()
+            if partition.flow is _Flow.FLOWING
+            and not partition.in_flight
+            and partition.last_acked_offset >= 0
+            and partition.suspicion is None
+        ]
+
+    def leader_epoch(self, destination: int) -> int:
+        """Leader epoch of the last acknowledgement, -1 when unknown."""
+        return self._partitions[destination].leader_epoch
+
+    def topic_id(self, destination: int) -> bytes:
+        """Id of the topic that a destination's offsets belong to."""
+        return self._partitions[destination].topic_id
+
+    def released(self, before_position: int) -> None:
+        """The spool deleted everything before this position: it cannot be sent again."""
+        self._released = before_position
+        for partition in self._partitions.values():
+            self._trim(partition)
+
+    def _remember(self, partition: _Partition, batch: Batch) -> None:
+        if batch.identity is None or batch.state is not State.COMMITTED:
+            return
+        batch.place = batch.base_offset
+        if batch.place < 0:
+            # Only known to be there: somewhere behind the one before it.
+            before = partition.acked[-1] if partition.acked else None
+            batch.place = max(partition.baseline_offset, 0) if before is None else before.place + before.count
+        partition.acked.append(batch)
+        self._trim(partition)
+
+    def _trim(self, partition: _Partition) -> None:
+        """Some that are gone from the spool are remembered too: they tell where a loss begins."""
+        acked = partition.acked
+        while len(acked) > _REMEMBERED and acked[0].position < self._released:
+            acked.popleft()
+
+    def _look(self, partition: _Partition) -> None:
+        if any(batch.state is State.ACKED for batch in partition.queue):
+            return  # when its mark is durable
+        partition.flow = _Flow.SURVEYING
+        epoch = -1 if partition.suspicion is None else partition.suspicion.leader_epoch
+        acked = tuple(
+            AckedBatch(batch.identity, batch.place, exact=batch.place == batch.base_offset)
+            for batch in partition.acked
+            if batch.identity is not None
+        )
+        self._ready.surveys.append(SurveyAsk(partition.number, acked, epoch))
+
+    def survey_failed(self, destination: int, reason: str) -> None:
+        """The log could not be read; it is tried again after a pause."""
+        partition = self._partitions[destination]
+        if partition.flow is _Flow.SURVEYING:
+            partition.refresh = True
+            self._pause(partition, reason)
+
+    def surveyed(
+        self,
+        destination: int,
+        loss: Loss,
+        end_offset: int,
+        *,
+        epoch_end_offset: int = -1,
+        topic_id: bytes = m.NO_TOPIC_ID,
+    ) -> None:
+        """The answer to a SurveyAsk.
+
+        Args:
+            destination: Destination number.
+            loss: What is gone.
+            end_offset: Where the log ends now.
+            epoch_end_offset: Where the leader epoch of the last acknowledgement ends in the log, -1 when unknown.
+            topic_id: The topic's id now.
+        """
+        partition = self._partitions[destination]
+        if partition.flow is not _Flow.SURVEYING or partition.suspicion is None:
+            return
+        suspicion, partition.suspicion = partition.suspicion, None
+        cause = suspicion.cause
+        if any(topic_id) and any(partition.topic_id) and topic_id != partition.topic_id:
+            cause = Cause.TOPIC_ID
+        partition.topic_id = topic_id if any(topic_id) else partition.topic_id
+        partition.flow = _Flow.SETTLING
+        partition.rested = True
+        self._touch(partition)
+        acked = list(partition.acked)
+        for index, base_offset in loss.moved.items():
+            acked[index].base_offset = acked[index].place = base_offset
+        lost = [acked[index] for index in loss.indexes]
+        first, last, records = loss.first_offset, loss.last_offset, loss.records
+        evidence = suspicion.evidence
+        if suspicion.last_acked_offset not in {batch.place + batch.count - 1 for batch in acked}:
+            # The last ones are not remembered; how far they went is.
+            bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
+            begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
+            if begin <= suspicion.last_acked_offset:
+                first = begin if first < 0 else min(first, begin)
+                last = max(last, suspicion.last_acked_offset)
+                records = max(records, last - first + 1)
+                evidence += (
+                    "; what was there is not in the spool any more, so others' records may be counted too"
+                )
+        elif loss.oldest_known and 0 <= epoch_end_offset < first:
+            evidence += (
+                f"; the log of that leader ends at {epoch_end_offset}: more may be lost before {first}"
+            )
+        if records <= 0:
+            self._go_on(partition, end_offset)
+            return
+        heal = self._heal and (cause is not Cause.TOPIC_ID or self._heal_recreated)
+        again = {b.position for b in lost if b.position >= max(self._released, 0)} if heal else set()
+        revived = sum(batch.count for batch in lost if batch.position in again)
+        gone = {batch.handle for batch in lost if batch.position not in again}
+        partition.acked = deque(batch for batch in partition.acked if batch.handle not in gone)
+        self._ready.notices.append(AckedLoss(destination, first, last, records, cause, evidence, revived))
+        self._ready.persist.marks.append(m.Revived(destination, end_offset, tuple(sorted(again))))
+        self._revive(partition, again, end_offset)
+        self._ready.persist.marks.append(self._state_mark(partition))
+        if again:
+            partition.renew = True
+
+    def _go_on(self, partition: _Partition, end_offset: int) -> None:
+        """Nothing is lost: what was acknowledged is where the log says."""
+        known = max(
+            (b.base_offset + b.count - 1 for b in partition.acked), default=partition.last_acked_offset
+        )
+        partition.last_acked_offset = min(known, end_offset - 1)
+
+    def _revive(self, partition: _Partition, positions: set[int], end_offset: int) -> None:
+        """Batches that were finished are unfinished again, in front of all that never were."""
+        back = sorted((b for b in partition.acked if b.position in positions), key=lambda b: -b.position)
+        for batch in back:
+            partition.acked.remove(batch)
+            batch.move(State.SEALED)
+            batch.identity = None
+            batch.base_offset = -1
+            batch.unanswered = False
+            batch.parent = None
+            partition.queue.appendleft(batch)
+            self._spooled[batch.position] = batch
+        self._spooled = OrderedDict(sorted(self._spooled.items())) if back else self._spooled
+        last = max((b.place + b.count - 1 for b in partition.acked), default=-1)
+        partition.last_acked_offset = partition.clear_offset = min(last, end_offset - 1)
+        partition.last_acked_id = None
+        partition.rescan_from = -1
+        partition.baseline_offset = min(partition.baseline_offset, end_offset)
 
     def _park(self, partition: _Partition, batch: Batch, evidence: str) -> None:
         batch.move(State.UNDECIDABLE)
@@ -1398,6 +1652,9 @@ class Journal:
 
     def _settled(self, partition: _Partition, now: float, now_ms: int) -> None:
         """Every request in flight has an outcome: what now?"""
+        if partition.suspicion is not None and not partition.doubtful:
+            self._look(partition)
+            return
         head = next((b for b in partition.queue if b.state is not State.ACKED), None)
         refused = head is not None and head.state is State.REFUSED
         if not partition.doubtful and (refused or partition.renew):
@@ -1445,6 +1702,8 @@ class Journal:
         first = doubt[0].identity
         last = partition.last_acked_id
         start = partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
+        if 0 <= partition.rescan_from < start:
+            start = partition.rescan_from
         self._ready.asks.append(
             Ask(
                 partition.number,

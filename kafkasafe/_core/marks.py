@@ -11,6 +11,7 @@ import enum
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, TypeAlias, TypeVar
 
 from kafkasafe._core import batch
@@ -33,6 +34,7 @@ __all__ = [
     "Rejected",
     "Replaced",
     "Resolved",
+    "Revived",
     "State",
     "Topic",
     "Undecidable",
@@ -251,6 +253,22 @@ class Resolved:
     decision: Decision
 
 
+@dataclass(frozen=True, slots=True)
+class Revived:
+    """The cluster lost batches that it had acknowledged; they are unfinished again.
+
+    Attributes:
+        destination: Its number.
+        end_offset: Where the log ended when that was noticed (exclusive): what was acknowledged at or behind it is
+            gone.
+        positions: The batches that are sent again, ascending; none where the spool has nothing of it any more.
+    """
+
+    destination: int
+    end_offset: int
+    positions: tuple[int, ...]
+
+
 Mark: TypeAlias = (
     Topic
     | Destination
@@ -262,6 +280,7 @@ Mark: TypeAlias = (
     | Rejected
     | Undecidable
     | Resolved
+    | Revived
 )
 
 
@@ -279,6 +298,7 @@ class _Type(enum.IntEnum):
     REJECTED = 0x4B08
     UNDECIDABLE = 0x4B09
     RESOLVED = 0x4B0A
+    REVIVED = 0x4B0B
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -303,6 +323,7 @@ _REPLACED: Final = struct.Struct(">qii")
 _REJECTED: Final = struct.Struct(">qh")
 _POSITION: Final = struct.Struct(">q")
 _RESOLVED: Final = struct.Struct(">qb")
+_REVIVED: Final = struct.Struct(">iqi")
 
 _ATOMIC: Final = 1
 _SNAPSHOT: Final = 2
@@ -441,8 +462,12 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.REJECTED, _REJECTED.pack(position, code) + _str16(_cut(message))
         case Undecidable(position, evidence):
             return _Type.UNDECIDABLE, _POSITION.pack(position) + _str16(_cut(evidence))
-        case Resolved(position, decision):  # pragma: no branch
+        case Resolved(position, decision):
             return _Type.RESOLVED, _RESOLVED.pack(position, decision)
+        case Revived(destination, end_offset, positions):  # pragma: no branch
+            pieces = [_REVIVED.pack(destination, end_offset, len(positions))]
+            pieces += [_POSITION.pack(position) for position in positions]
+            return _Type.REVIVED, b"".join(pieces)
 
 
 def _read_mark(body: _Body) -> Mark:
@@ -473,6 +498,9 @@ def _read_mark(body: _Body) -> Mark:
         case _Type.RESOLVED:
             position, decision = body.take(_RESOLVED)
             mark = Resolved(position, body.member(Decision, decision))
+        case _Type.REVIVED:
+            destination, end_offset, count = body.take(_REVIVED)
+            mark = Revived(destination, end_offset, tuple(p for (p,) in body.take_all(_POSITION, count)))
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -511,8 +539,11 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
             case Replaced(position, first_child, children):
                 valid = group.atomic and 0 <= position < group.position
                 valid = valid and 0 <= first_child < first_child + children <= len(group.manifest)
-            case Rejected(position) | Undecidable(position) | Resolved(position):  # pragma: no branch
+            case Rejected(position) | Undecidable(position) | Resolved(position):
                 valid = position >= 0
+            case Revived(destination, end_offset, positions):  # pragma: no branch
+                valid = destination >= 1 and end_offset >= 0
+                valid = valid and all(0 <= a < b for a, b in pairwise((*positions, group.position)))
         _demand(valid, mark)
 
 

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from kafkasafe import events
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
 from kafkasafe._core.identity import (
     BatchId,
     Judgement,
@@ -38,6 +39,7 @@ from kafkasafe._core.identity import (
     judge_by_log,
     judge_by_state,
 )
+from kafkasafe._core.loss import Cause, Survey
 from kafkasafe._io import transport as t
 from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
@@ -47,6 +49,7 @@ from kafkasafe._io.retry import Backoff
 from kafkasafe._io.spool import Spool
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import (
+    DataLossError,
     DeliveryTimeoutError,
     RejectedError,
     SpoolError,
@@ -122,6 +125,16 @@ class Parcel:
     """Its bytes may still be in a socket's queue: changed only in a copy."""
 
 
+@dataclass(slots=True)
+class _Healing:
+    """Lost acknowledged batches of one partition on their way back."""
+
+    handles: set[int] = field(default_factory=set)
+    records: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """One lane of the spool: its lock, log, journal, and the parcels in it."""
@@ -135,6 +148,7 @@ class Lane:
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
     released_at: int = -1
+    healing: dict[int, _Healing] = field(default_factory=dict)
     unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
     """What a failing disk does not take, in the order in which it is tried again."""
     write_attempt: int = 0
@@ -190,6 +204,7 @@ class Pump:
         self._closing = False
         self._abandon = False
         self._fences: dict[tuple[str, int], int] = {}
+        self._epochs: dict[tuple[str, int], int] = {}
         self._cluster_id: str | None = None
         self._stranger: WrongClusterError | None = None
         self._complained: dict[str, float] = {}
@@ -206,6 +221,7 @@ class Pump:
         self._used = 0
         self.failure: BaseException | None = None
         self.parked: UndecidableError | None = None
+        self.acked_loss: DataLossError | None = None
         self.counters: collections.Counter[str] = collections.Counter()
         self.last_progress = time.monotonic()
         self._thread = threading.Thread(
@@ -344,6 +360,7 @@ class Pump:
         try:
             self._timer(0.0, self._adopt)
             self._timer(_TOPIC_POLL_S, self._poll_topics)
+            self._timer(self._config.acked_loss_check_s, self._check_acked)
             if self._config.spool == "on_error":
                 self._timer(_SPILL_EVERY_S, self._spill_timer)
             if self._config.delivery_timeout_s is not None:
@@ -401,6 +418,9 @@ class Pump:
                     self._send(lane, ready.sends)
                 for ask in ready.asks:
                     self._ask(lane, ask)
+                for survey in ready.surveys:
+                    topic, partition = lane.journal.address(survey.destination)
+                    _Inquest(self, lane, survey, topic, partition).start()
             for wait in ready.waits:
                 self._wait(lane, wait)
             if ready.resolved:
@@ -427,6 +447,8 @@ class Pump:
             state_age_s=config.state_age_s,
             request_timeout_s=config.request_timeout_s,
             missing_topic_s=config.missing_topic_s,
+            heal=config.on_acked_loss == "heal",
+            heal_recreated=config.heal_recreated_topics,
         )
         try:
             spool, entries = Spool.open(
@@ -443,6 +465,7 @@ class Pump:
             raise
         lane = Lane(lock.path.name, lock, spool, journal, own)
         replay(entries, journal)
+        journal.released(spool.first_position)
         journal.recovered(time.monotonic())
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
@@ -498,7 +521,8 @@ class Pump:
                 break
             time.sleep(self._backoff.pause_s(attempt))
         try:
-            lane.spool.release(lane.journal.release_position, self._config.retain_acked_bytes)
+            position = lane.journal.release_position
+            lane.spool.release(position, self._config.retain_acked_bytes, self._retain_since_ms())
             lane.spool.close(closed_mark=True)
         except SpoolError as error:
             log.warning("%s could not be closed in order; nothing is lost: %s", lane.name, error)
@@ -779,12 +803,19 @@ class Pump:
         if self._used > self._config.spool_max_bytes // 2:
             retain = 0
         try:
-            freed = lane.spool.release(position, retain)
+            freed = lane.spool.release(position, retain, self._retain_since_ms())
         except SpoolError as error:
             self._complain(f"release {lane.name}", "%s: old segments cannot be deleted: %s", lane.name, error)
             return
         if freed:
+            lane.journal.released(lane.spool.first_position)
             self._publish_used()
+
+    def _retain_since_ms(self) -> int:
+        retain_s = self._config.retain_acked_s
+        if not retain_s or self._used > self._config.spool_max_bytes // 2:
+            return 1 << 62
+        return _now_ms() - int(retain_s * 1000)
 
     def _publish_used(self) -> None:
         used = sum(lane.spool.used_bytes for lane in self._lanes)
@@ -919,6 +950,7 @@ class Pump:
             self._bind(refreshed.cluster_id)
         for name in refreshed.topics:
             self._learn(name)
+        self._look_again(refreshed)
 
     def _bind(self, cluster_id: str) -> None:
         """Before anything is asked of a cluster or sent to it: are the records in the spool directory for it?"""
@@ -1001,6 +1033,8 @@ class Pump:
         finished = []
         for resolution in resolutions:
             batch = resolution.batch
+            if resolution.fate is j.Fate.COMMITTED and lane.healing:
+                self._heals(lane, batch)
             parcel = lane.parcels.pop(batch.handle, None)
             if parcel is None:
                 continue  # divided: its children speak for it
@@ -1079,22 +1113,136 @@ class Pump:
 
     def _notice(self, lane: Lane, notice: j.Notice) -> None:
         match notice:
-            case j.AckedLoss(destination, first, last, detector, evidence):
-                topic, partition = lane.journal.address(destination)
-                self.counters["acked_loss_detected"] += 1
-                log.error(
-                    "%s-%d: acknowledged records are gone from the log, up to offset %d (%s): %s",
-                    topic,
-                    partition,
-                    last,
-                    detector,
-                    evidence,
-                )
-                self._emit(events.AckedDataLost(topic, partition, first, last, detector, evidence))
+            case j.AckedLoss():
+                self._acked_loss(lane, notice)
             case j.Parked(batch, evidence):
                 self._park(lane, batch, evidence)
             case j.Refusal(batch):
                 self._keep_rejected(lane, batch)
+
+    def _acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
+        topic, partition = lane.journal.address(loss.destination)
+        self.counters["acked_loss_detected"] += 1
+        self.counters["acked_lost_records"] += loss.records
+        message = (
+            f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"
+            f" {loss.first_offset} to {loss.last_offset} (noticed by {loss.cause.value}): {loss.evidence}"
+        )
+        if loss.revived:
+            fate = f"{loss.revived} of them are in the spool and are sent again"
+        elif self._config.on_acked_loss == "heal":
+            fate = "The spool does not have them any more: retain_acked_bytes or retain_acked_s keep them"
+        else:
+            fate = f"Nothing is sent again (on_acked_loss={self._config.on_acked_loss!r})"
+        log.error("%s. %s", message, fate)
+        healing = lane.healing.setdefault(loss.destination, _Healing())
+        for at, number, batch in lane.journal.batches():
+            if batch.handle not in lane.parcels and (at, number) == (topic, partition):
+                parcel = Parcel(
+                    topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
+                )
+                self._register(lane, parcel, batch)
+                healing.handles.add(batch.handle)
+        self._emit(
+            events.AckedDataLost(
+                topic,
+                partition,
+                loss.first_offset,
+                loss.last_offset,
+                loss.records,
+                loss.cause.value,
+                loss.evidence,
+                loss.revived,
+            )
+        )
+        if self._config.on_acked_loss == "raise":
+            error = DataLossError(
+                f"{message}. Raised once; on_acked_loss='heal' with retain_acked_bytes sends lost records again",
+                topic=topic,
+                partition=partition,
+                first_offset=loss.first_offset,
+                last_offset=loss.last_offset,
+            )
+            with self.cond:
+                self.acked_loss = error
+                self.cond.notify_all()
+
+    def _heals(self, lane: Lane, batch: j.Batch) -> None:
+        """A batch that was sent again is in the log."""
+        healing = lane.healing.get(batch.destination)
+        if healing is None or batch.handle not in healing.handles:
+            return
+        healing.handles.remove(batch.handle)
+        healing.records += batch.count
+        self.counters["acked_healed_records"] += batch.count
+        if batch.base_offset >= 0:
+            healing.first_offset = batch.base_offset if healing.first_offset < 0 else healing.first_offset
+            healing.last_offset = batch.base_offset + batch.count - 1
+        if healing.handles:
+            return
+        del lane.healing[batch.destination]
+        topic, partition = lane.journal.address(batch.destination)
+        log.warning("%s-%d: %d lost records are in the log again", topic, partition, healing.records)
+        self._emit(
+            events.Healed(topic, partition, healing.records, healing.first_offset, healing.last_offset)
+        )
+
+    def _check_acked(self) -> None:
+        """Is everything that was acknowledged still there? Of idle partitions nobody else notices."""
+        for lane in self._lanes:
+            for destination, last_acked_offset in lane.journal.idle():
+                self._check_end(lane, destination, last_acked_offset)
+        self._timer(self._config.acked_loss_check_s, self._check_acked)
+
+    def _check_end(self, lane: Lane, destination: int, last_acked_offset: int) -> None:
+        """Where does the leader epoch of the last acknowledgement end in the log, and where the log?"""
+        topic, partition = lane.journal.address(destination)
+        epoch = lane.journal.leader_epoch(destination)
+
+        def listed(result: Any) -> None:
+            if not _trouble(result)[1]:
+                self._suspect_end(lane, destination, last_acked_offset, result.offset, "the log ends")
+
+        def ended(result: Any) -> None:
+            if not _trouble(result)[1] and result.end_offset >= 0:
+                what = f"leader epoch {epoch} ends"
+                self._suspect_end(lane, destination, last_acked_offset, result.end_offset, what)
+            else:
+                self._transport.list_offset(topic, partition, -1, lambda r: self._post(lambda: listed(r)))
+
+        if epoch >= 0:
+            self._transport.offset_for_leader_epoch(
+                topic, partition, epoch, lambda result: self._post(lambda: ended(result))
+            )
+        else:
+            self._transport.list_offset(topic, partition, -1, lambda r: self._post(lambda: listed(r)))
+
+    @staticmethod
+    def _suspect_end(
+        lane: Lane, destination: int, last_acked_offset: int, end_offset: int, what: str
+    ) -> None:
+        if 0 <= end_offset <= last_acked_offset and (destination, last_acked_offset) in lane.journal.idle():
+            evidence = f"{what} at {end_offset}, though offset {last_acked_offset} was acknowledged"
+            lane.journal.suspect(destination, Cause.LOG_END, evidence, from_offset=end_offset)
+
+    def _look_again(self, refreshed: t.MetadataRefreshed) -> None:
+        """After an election, or under another topic id, acknowledged records may be gone."""
+        for lane in self._lanes:
+            for destination, last_acked_offset in lane.journal.idle():
+                topic, partition = lane.journal.address(destination)
+                info = refreshed.topics.get(topic)
+                if info is None or info.error_code or partition not in info.partitions:
+                    continue
+                known = lane.journal.topic_id(destination)
+                if any(known) and any(info.topic_id) and known != info.topic_id:
+                    evidence = f"topic id {known.hex()} became {info.topic_id.hex()}"
+                    lane.journal.recreated(destination, evidence)
+                    continue
+                epoch = info.partitions[partition].leader_epoch
+                before = self._epochs.get((topic, partition))
+                self._epochs[topic, partition] = epoch
+                if before is None or epoch > before:
+                    self._check_end(lane, destination, last_acked_offset)
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
         topic, partition = lane.journal.address(batch.destination)
@@ -1288,6 +1436,102 @@ class _Question:
         self._lane.journal.judged(
             self._ask.destination, judgement, stable=True, shrunk_to=self._shrunk_to, now=time.monotonic()
         )
+
+
+class _Inquest:
+    """Which acknowledged batches are gone: the log is read from where the oldest was."""
+
+    def __init__(self, pump: Pump, lane: Lane, ask: j.SurveyAsk, topic: str, partition: int) -> None:
+        self._pump = pump
+        self._lane = lane
+        self._ask = ask
+        self._topic = topic
+        self._partition = partition
+        self._epoch_end = -1
+        self._log_start = 0
+        self._survey: Survey | None = None
+        self._polls = 0
+
+    def start(self) -> None:
+        # A topic that was created again has another id: old metadata would not tell.
+        self._pump._transport.refresh_metadata([self._topic], self._then(self._on_metadata))
+
+    def _on_metadata(self, result: Any) -> None:
+        if isinstance(result, t.Failure):
+            self._failed(result)
+            return
+        transport = self._pump._transport
+        if self._ask.leader_epoch >= 0:
+            transport.offset_for_leader_epoch(
+                self._topic, self._partition, self._ask.leader_epoch, self._then(self._on_epoch)
+            )
+        else:
+            transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+
+    def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda result: self._pump._post(lambda: step(result))
+
+    def _failed(self, result: Any) -> bool:
+        _, reason = _trouble(result)
+        if reason:
+            self._lane.journal.survey_failed(self._ask.destination, reason)
+        return bool(reason)
+
+    def _on_epoch(self, result: Any) -> None:
+        # It only sharpens the answer: old brokers cannot tell.
+        if not _trouble(result)[1]:
+            self._epoch_end = result.end_offset
+        self._pump._transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+
+    def _on_start(self, result: Any) -> None:
+        if not self._failed(result):
+            self._log_start = max(0, result.offset)
+            self._pump._transport.log_end_offset(self._topic, self._partition, self._then(self._on_end))
+
+    def _on_end(self, result: Any) -> None:
+        if not self._failed(result):
+            self._survey = Survey(self._ask.acked, result.offset, self._log_start)
+            self._read()
+
+    def _read(self) -> None:
+        survey = self._survey
+        if survey is None:
+            raise AssertionError("A survey begins at its start")
+        if survey.done:
+            info = self._pump._transport.topic(self._topic)
+            self._lane.journal.surveyed(
+                self._ask.destination,
+                survey.loss(),
+                survey.end_offset,
+                epoch_end_offset=self._epoch_end,
+                topic_id=m.NO_TOPIC_ID if info is None else info.topic_id,
+            )
+            return
+        self._pump._transport.fetch_headers(
+            self._topic, self._partition, survey.next_offset, _SCAN_BYTES, self._then(self._on_page)
+        )
+
+    def _on_page(self, result: Any) -> None:
+        survey = self._survey
+        if survey is None or self._failed(result):
+            return
+        before = survey.next_offset
+        survey.page(
+            [
+                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
+                for h in result.headers
+            ],
+            next_offset=result.next_offset,
+            log_start_offset=result.log_start_offset,
+        )
+        if survey.next_offset > before:
+            self._read()
+            return
+        self._polls += 1
+        if self._polls > _SCAN_PATIENCE:
+            self._lane.journal.survey_failed(self._ask.destination, "the replicas do not catch up")
+            return
+        self._pump._timer(0.1, self._read)
 
 
 def _now_ms() -> int:

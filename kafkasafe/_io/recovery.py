@@ -94,6 +94,7 @@ class StoredSegment:
         size_bytes: Bytes that count; what stands behind them was abandoned.
         batches: Its data batches, by position.
         proven_bytes: In front of this, a later group says that all of it was durable.
+        written_ms: When its last group was written, ms since the epoch; 0 when that is not known.
     """
 
     path: Path
@@ -101,6 +102,7 @@ class StoredSegment:
     size_bytes: int = 0
     batches: dict[int, Stored] = field(default_factory=dict)
     proven_bytes: int = 0
+    written_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,7 @@ class _Reader:
             if limit is not None and group.position >= limit:
                 break  # abandoned: the next segment begins there
             item = self._batches(index, content, at, group, marks, size, limit)
+            segment.written_ms = max(segment.written_ms, codec.read_header(content, at).max_timestamp)
             yield item
             at, position = item.end, item.end_position
             exact = not item.batches or item.batches[-1][2] is not None

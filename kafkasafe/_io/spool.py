@@ -366,6 +366,7 @@ class Spool:
             segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
             at += entry.size_bytes
         segment.size_bytes = at
+        segment.written_ms = self._clock_ms()
         self._used += size
         self.next_position = end_position
 

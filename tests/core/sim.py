@@ -19,7 +19,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafkasafe._core import journal as j
@@ -33,6 +33,7 @@ from kafkasafe._core.identity import (
     judge_by_log,
     judge_by_state,
 )
+from kafkasafe._core.loss import Cause, Survey
 
 EPOCH_MS = 1_700_000_000_000
 DAY_S = 86_400.0
@@ -94,7 +95,8 @@ class Leader:
         start: Log start offset: what is before it was deleted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, topic_id: bytes = TOPIC_ID) -> None:
+        self.topic_id = topic_id
         self.log: list[Logged] = []
         self.high_watermark = 0
         self.start = 0
@@ -170,6 +172,16 @@ class Leader:
                 self._remember(batch)
         self.expire(now_ms)
         self.high_watermark = self.end
+
+    def unclean(self, rng: random.Random) -> None:
+        """An unclean election, or a lost disk: what was acknowledged is gone, and with it what is known of producers."""
+        keep = rng.choice([0, *(b.end for b in self.log)])
+        self.log = [b for b in self.log if b.end <= keep]
+        self.producers.clear()
+        for batch in self.log:
+            self._remember(batch)
+        self.high_watermark = self.end
+        self.start = min(self.start, self.end)
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------
@@ -272,6 +284,11 @@ class SimSpool:
                     self.rejected[position] = code
                 case m.Replaced(position):
                     self.finished.add(position)
+                case m.Revived(destination, _, positions):
+                    self.finished.difference_update(positions)
+                    self.committed.difference_update(positions)
+                    for position in positions:
+                        self.durable_ids[destination][position] = None
                 case _:
                     pass
         for batch in group.batches:
@@ -310,8 +327,13 @@ class SimSpool:
             del self.groups[:count]
             self.synced -= count
 
+    @property
+    def first_position(self) -> int:
+        return self.groups[0].position if self.groups else self.next_position
+
     def recover(self, journal: j.Journal) -> None:
         """Feed a fresh journal, as the pump does."""
+        journal.released(self.first_position)
         for group in self.groups:
             journal.recover_marks(group.position, group.marks)
             for b in group.batches:
@@ -389,6 +411,8 @@ class Options:
     steps: int = 40
     groups_per_segment: int = 10**9
     window: int = 5
+    loses: bool = False
+    """The cluster loses what it acknowledged; the spool keeps everything."""
     favourite: str = ""
     """The fault that comes most: "limit", "missing" or "crash"."""
 
@@ -396,7 +420,7 @@ class Options:
 def options_for(seed: int) -> Options:
     """The kind of schedule a seed stands for."""
     rng = random.Random(seed * 7919 + 1)
-    return Options(
+    options = Options(
         durable_first=rng.random() < 0.8,
         partitions=rng.choice((1, 1, 2)),
         unknown_topic=rng.random() < 0.25,
@@ -408,6 +432,9 @@ def options_for(seed: int) -> Options:
         steps=rng.choice((20, 40, 60)),
         groups_per_segment=rng.choice((3, 8, 10**9)),
     )
+    if rng.random() < 0.15:
+        options = replace(options, loses=True, durable_first=True, trims=False, denies=False)
+    return options
 
 
 # -- the schedule ------------------------------------------------------------------------------------------------------
@@ -467,6 +494,9 @@ class Sim:
         self.parks = 0
         self.asked = 0
         self.healing = False
+        self.unclean: set[int] = set()
+        self.losses = 0
+        self.generation = 0
         self._new_life()
 
     # -- time ------------------------------------------------------------------------------------------------------
@@ -662,6 +692,8 @@ class Sim:
                 self.point()
             for ask in ready.asks:
                 self._ask(ask)
+            for survey in ready.surveys:
+                Inquest(self, survey).start()
             for wait in ready.waits:
                 self._wait(wait)
             for resolution in ready.resolved:
@@ -675,7 +707,9 @@ class Sim:
                 break
         else:
             raise Violation("the journal does not come to rest")
-        self.spool.release(self.journal.release_position)
+        if not self.options.loses:
+            self.spool.release(self.journal.release_position)
+            self.journal.released(self.spool.first_position)
         self._check_round_trip()
 
     def _delay(self) -> float:
@@ -757,7 +791,12 @@ class Sim:
         self.log(f"notice {notice}")
         match notice:
             case j.AckedLoss():
+                partition = self.journal.address(notice.destination)[1]
+                if partition in self.unclean:
+                    self._loss(notice, partition, expected=self.options.durable_first and not self.deleted)
+                    return
                 if self.deleted:
+                    self._loss(notice, partition, expected=False)
                     return
                 raise Violation(f"a loss is reported where nothing was lost: {notice}")
             case j.Parked(batch, evidence):
@@ -773,6 +812,15 @@ class Sim:
                     )
                     if not allowed:
                         raise Violation(f"record {record} is rejected for nothing: {batch}")
+
+    def _loss(self, notice: j.AckedLoss, partition: int, *, expected: bool) -> None:
+        self.losses += 1
+        if not notice.revived and expected:
+            raise Violation(f"nothing is put back, though the spool has everything: {notice}")
+        for _, number, batch in self.journal.batches():
+            if number == partition and batch.handle not in self.parcels:
+                stored = self.spool.batches[batch.position]
+                self.parcels[batch.handle] = (stored.records, stored.timestamp)
 
     def _parked(self, batch: j.Batch, evidence: str) -> None:
         self.parks += 1
@@ -802,7 +850,8 @@ class Sim:
         if resolution.fate is j.Fate.COMMITTED:
             leader = self.leaders[self._partition(batch)]
             there = {r for b in leader.log if b.end <= leader.high_watermark for r in b.records}
-            if not there.issuperset(set(records) - self.deleted):
+            lossy = self._partition(batch) in self.unclean
+            if not lossy and not there.issuperset(set(records) - self.deleted):
                 raise Violation(f"{batch} with {records} is resolved but not committed")
             if self.options.durable_first and batch.position not in self.spool.committed:
                 raise Violation(f"{batch} is resolved before its mark is durable")
@@ -997,7 +1046,7 @@ class Sim:
     def _baseline(self, ask: j.Ask) -> None:
         if not self._fails(ask):
             leader = self.leaders[self.journal.address(ask.destination)[1]]
-            self.journal.baseline(ask.destination, leader.high_watermark, TOPIC_ID)
+            self.journal.baseline(ask.destination, leader.high_watermark, leader.topic_id)
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -1026,12 +1075,37 @@ class Sim:
             else:
                 self.break_connection(connection)
 
+    def _unclean(self, partition: int) -> None:
+        for connection in [c for c in self.connections.values() if c.partition == partition]:
+            self.break_connection(connection)
+        self.pending[partition].clear()
+        leader = self.leaders[partition]
+        leader.unclean(self.rng)
+        self.unclean.add(partition)
+        self.generation += 1
+        self.log(f"UNCLEAN {partition}: end {leader.end}")
+        if self.rng.random() < 0.5:
+            # The metadata tells of another leader epoch.
+            self.mine(self._delay(), self.look)
+
+    def look(self) -> None:
+        """What the pump's periodic check does."""
+        for destination, _ in self.journal.idle():
+            log = self.leaders[self.journal.address(destination)[1]].log
+            there = {(b.producer_id, b.epoch, b.sequence) for b in log}
+            # What OffsetForLeaderEpoch tells, without its blind spots.
+            acked = [b.identity for b in self.journal._partitions[destination].acked]
+            if any((i.producer_id, i.producer_epoch, i.base_sequence) not in there for i in acked):
+                self.journal.suspect(destination, Cause.LOG_END, "an epoch ends too early")
+
     def _fault(self) -> None:
         partition = self.rng.randrange(self.options.partitions)
         kind = self.rng.random()
         if self.options.favourite and self.rng.random() < 0.6:
             kind = {"limit": 0.68, "missing": 0.64, "crash": 0.8}[self.options.favourite]
-        if kind < 0.15:
+        if self.options.loses and self.rng.random() < 0.3:
+            self._unclean(partition)
+        elif kind < 0.15:
             self._restart(partition)
         elif kind < 0.3:
             self._fail_over(partition)
@@ -1073,7 +1147,7 @@ class Sim:
         if deleted:
             self.deleted.update(r for b in self.leaders[partition].log for r in b.records)
             self.pending[partition].clear()
-            self.leaders[partition] = Leader()
+            self.leaders[partition] = Leader(self.rng.randbytes(16))
         seconds = 100.0 if deleted else self.rng.choice((1.0, 20.0))
         self.at(seconds, lambda: self.denied.pop(partition, None))
 
@@ -1129,8 +1203,12 @@ class Sim:
             self._turn(self.now + 5.0)
             if self.journal.unfinished < left:
                 until, left = self.now + 600, self.journal.unfinished
+            self.mine(0, self.look)
+            self._turn(self.now)
             if not self.journal.unfinished:
                 self._turn(self.now + REQUEST_TIMEOUT_S)  # what still comes late
+                self.mine(0, self.look)
+                self._turn(self.now + 1.0)
                 if not self.journal.unfinished:
                     return
         left = [(t, p, b) for t, p, b in self.journal.batches()]
@@ -1148,7 +1226,8 @@ class Sim:
             if len(set(seen)) != len(seen):
                 twice = sorted({r for r in seen if seen.count(r) > 1})
                 raise Violation(f"in the log twice: {twice}")
-            if promised != sorted(promised):
+            # What is put back comes behind what was appended since the loss.
+            if promised != sorted(promised) and number not in self.unclean:
                 raise Violation(f"out of order in partition {number}: {promised}")
             expected = {
                 r for r in self.durable if self.home[r] == number and r not in self.rejected
@@ -1262,3 +1341,79 @@ class Question:
         self.sim.journal.judged(
             self.ask.destination, judgement, stable=stable, shrunk_to=self.shrunk_to, now=self.sim.now
         )
+
+
+class Inquest:
+    """As the pump surveys: where the log ends, then batch headers from the oldest acknowledged one on."""
+
+    def __init__(self, sim: Sim, ask: j.SurveyAsk) -> None:
+        self.sim = sim
+        self.ask = ask
+        self.leader = sim.leaders[sim.journal.address(ask.destination)[1]]
+        self.polls = 0
+        self.generation = sim.generation
+
+    def start(self) -> None:
+        self.sim.log(f"survey {self.ask.destination}")
+        self.sim.mine(self.sim._delay(), self._begin)
+
+    def _fails(self) -> bool:
+        if self.sim.rng.random() < self.sim.weather.ask_fails:
+            self.sim.journal.survey_failed(self.ask.destination, "no answer")
+            return True
+        return False
+
+    def _begin(self) -> None:
+        if not self._fails():
+            self.survey = Survey(self.ask.acked, self.leader.end, self.leader.start)
+            self._read()
+
+    def _read(self) -> None:
+        if not self.survey.done:
+            self.sim.mine(self.sim._delay(), self._page)
+            return
+        loss = self.survey.loss()
+        self.sim.log(f"surveyed {loss}")
+        self._is_exact(loss)
+        self.sim.journal.surveyed(
+            self.ask.destination, loss, self.survey.end_offset, topic_id=self.leader.topic_id
+        )
+
+    def _is_exact(self, loss: Any) -> None:
+        if self.generation != self.sim.generation:
+            return  # it changed while it was read: the next one will tell
+        there = {(b.producer_id, b.epoch, b.sequence) for b in self.leader.log}
+        truth = tuple(
+            i
+            for i, b in enumerate(self.ask.acked)
+            if (b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence) not in there
+            and b.next_offset > self.leader.start
+        )
+        if loss.indexes != truth:
+            raise Violation(f"the survey says {loss.indexes} are lost, but {truth} are")
+
+    def _page(self) -> None:
+        if self._fails():
+            return
+        survey, leader = self.survey, self.leader
+        before = survey.next_offset
+        visible = [
+            b
+            for b in leader.log
+            if b.end > max(before, leader.start)
+            and b.end <= leader.high_watermark
+            and b.offset >= leader.start
+        ][:3]
+        survey.page(
+            [(b.offset, b.end - 1, b.producer_id, b.epoch, b.sequence) for b in visible],
+            next_offset=visible[-1].end if visible else before,
+            log_start_offset=leader.start,
+        )
+        if survey.next_offset > before:
+            self._read()
+            return
+        self.polls += 1
+        if self.polls > 100:
+            self.sim.journal.survey_failed(self.ask.destination, "replicas lag")
+            return
+        self.sim.mine(0.1, self._read)

@@ -15,6 +15,7 @@ import sim
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId, Judgement, Verdict
+from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 NOW_MS = 1_700_000_000_000
 TOPIC_ID = bytes(range(16))
@@ -377,8 +378,13 @@ def test_a_gap_is_a_loss_and_gets_new_ids_when_all_requests_are_dead() -> None:
     assert shell.notices == []
     shell.wait()
     assert len(shell.asks) == 3  # what may have arrived meanwhile is seen
-    assert shell.judge(Verdict.GAP, 0) == batches[1:2]
-    assert isinstance(shell.notices[0], j.AckedLoss)
+    assert shell.judge(Verdict.GAP, 0) == []
+    # What the leader misses may be what it had acknowledged: the log is read before anything else is sent.
+    (survey,) = shell.surveys
+    assert survey.acked == (AckedBatch(BatchId(7, 0, 0, 1), 0),)
+    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
+    assert shell.turn() == batches[1:2]
+    assert shell.notices == []
     assert shell.ids() == [(7, 1, 0), (7, 1, 2)]
     assert [x for x in shell.marks if isinstance(x, m.Identified)] == [
         m.Identified(1, m.IdentityReason.REIDENTIFIED, 0, ()),
@@ -407,18 +413,41 @@ def test_the_last_epoch_is_followed_by_another_producer_id() -> None:
     assert batch.identity == BatchId(8, 0, 0, 1)
 
 
-def test_an_ack_at_an_old_offset_tells_of_lost_data() -> None:
+def test_an_ack_at_an_old_offset_raises_suspicion_and_the_log_tells_what_is_lost() -> None:
     shell = Shell()
+    batches = shell.flowing(5, 5, 1)
+    shell.ack(batches[1], 2)
+    shell.ack(batches[2], 7)
+    shell.seal(1)
+    assert shell.turn() == []  # nothing new before the log is read
+    (survey,) = shell.surveys
+    first = AckedBatch(BatchId(7, 0, 0, 5), 0)
+    assert survey.acked == (first, AckedBatch(BatchId(7, 0, 5, 5), 2), AckedBatch(BatchId(7, 0, 10, 1), 7))
+    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8)
+    assert shell.turn() == [batches[0]]  # before the new one
+    (notice,) = shell.notices
+    assert isinstance(notice, j.AckedLoss)
+    assert (notice.first_offset, notice.last_offset, notice.records, notice.revived) == (0, 4, 5, 5)
+    assert notice.cause is Cause.ACK
+    assert m.Revived(1, 8, (batches[0].position,)) in shell.marks
+    assert batches[0].identity == BatchId(7, 1, 0, 5)
+    assert shell.journal.last_acked_offset("t", 0) == 7
+
+
+def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
+    shell = Shell(heal=False)
     batches = shell.flowing(5, 5)
     shell.ack(batches[1], 2)
     shell.turn()
+    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 8)
+    assert shell.turn() == []
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
-    assert (notice.first_offset, notice.last_offset, notice.detector) == (2, 4, "ack")
-    assert shell.journal.last_acked_offset("t", 0) == 6
+    assert (notice.records, notice.revived) == (5, 0)
+    assert shell.journal.unfinished == 0
 
 
-def test_a_log_that_ends_too_early_tells_of_lost_data() -> None:
+def test_a_log_that_ends_too_early_raises_suspicion() -> None:
     shell = Shell()
     batches = shell.flowing(5, 5)
     shell.lose(batches[1])
@@ -427,11 +456,13 @@ def test_a_log_that_ends_too_early_tells_of_lost_data() -> None:
     shell.journal.judged(
         1, Judgement(Verdict.DECIDED, 0, "seen"), stable=True, shrunk_to=3, now=shell.now + 40
     )
-    assert shell.turn() == [batches[1]]
-    assert shell.notices == [j.AckedLoss(1, 3, 4, "log end", "seen")]
-    shell.ack(batches[1], 3)
+    assert shell.turn() == []
+    assert len(shell.surveys) == 1
+    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 3)
     shell.turn()
-    assert len(shell.notices) == 1
+    (notice,) = shell.notices
+    assert isinstance(notice, j.AckedLoss)
+    assert notice.cause is Cause.LOG_END
 
 
 def test_a_rejected_batch_leaves_no_gap() -> None:

@@ -24,6 +24,7 @@ from kafkasafe._core.marks import (
     Rejected,
     Replaced,
     Resolved,
+    Revived,
     State,
     Topic,
     Undecidable,
@@ -57,6 +58,7 @@ MARKS = st.one_of(
     st.builds(Rejected, POSITION, st.integers(-(2**15), 2**15 - 1), TEXT),
     st.builds(Undecidable, POSITION, TEXT),
     st.builds(Resolved, POSITION, st.sampled_from(Decision)),
+    st.builds(Revived, NUMBER, OFFSET.map(abs), st.just(())),
 )
 
 
@@ -118,7 +120,7 @@ def test_what_is_written_is_read(data):
 
 
 def test_the_bytes_are_those_of_the_format():
-    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(18, 3, 200, 0xDEADBEEF),))
+    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(19, 3, 200, 0xDEADBEEF),))
     written = [
         Topic("tö", TOPIC_ID, 6),
         Destination(3, "t", -1),
@@ -130,11 +132,12 @@ def test_the_bytes_are_those_of_the_format():
         Rejected(3, 10, "too large"),
         Undecidable(2, "gone"),
         Resolved(2, Decision.SKIP),
+        Revived(3, 50, (1, 2)),
     ]
     columns = batch.decode(marks.encode_group(group, written, NOW))
-    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in range(11)]
+    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in range(12)]
     assert columns.values == [
-        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 18, 3, 200, 0xDEADBEEF),
+        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 19, 3, 200, 0xDEADBEEF),
         b"\0\3t\xc3\xb6" + TOPIC_ID + struct.pack(">i", 6),
         struct.pack(">i", 3) + b"\0\1t" + struct.pack(">i", -1),
         struct.pack(">iqqi", 3, 10, 11, 4) + TOPIC_ID,
@@ -145,6 +148,7 @@ def test_the_bytes_are_those_of_the_format():
         struct.pack(">qh", 3, 10) + b"\0\x09too large",
         struct.pack(">q", 2) + b"\0\4gone",
         struct.pack(">qb", 2, 2),
+        struct.pack(">iqi", 3, 50, 2) + struct.pack(">qq", 1, 2),
     ]
     assert set(columns.timestamps) == {NOW}
 
@@ -184,6 +188,11 @@ def test_free_text_is_made_to_fit(text, read):
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 61, 0),)),
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 100, -1),)),
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 100, 0), ManifestEntry(101, 1, 100, 0))),
+        Revived(0, 50, ()),
+        Revived(1, -1, ()),
+        Revived(1, 50, (2, 2)),
+        Revived(1, 50, (-1,)),
+        Revived(1, 50, (1, 100)),
         Topic("", TOPIC_ID, 1),
         Topic("t", b"", 1),
         Topic("t", TOPIC_ID, -2),
@@ -251,7 +260,7 @@ def test_a_timestamp_that_is_none():
         forge((0x4B00, group_body(version=2) + b"whatever came later")),
         forge((0x4B00, group_body(version=2)[:2])),
         forge((0x4B00, group_body(flags=8))),
-        forge((0x4B00, group_body()), (0x4B0B, b"")),
+        forge((0x4B00, group_body()), (0x4B0C, b"")),
         forge((0x4B00, group_body()), (0, b"")),
     ],
 )
@@ -344,7 +353,7 @@ def test_every_flipped_bit_and_every_truncation_is_noticed():
             marks.decode_group(buf[:size])
 
 
-@given(st.sampled_from(range(0x4B00, 0x4B0B)), st.binary(max_size=60))
+@given(st.sampled_from(range(0x4B00, 0x4B0C)), st.binary(max_size=60))
 def test_any_body(kind, body):
     buf = forge((0x4B00, group_body()), (kind, body))
     try:

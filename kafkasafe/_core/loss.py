@@ -1,0 +1,162 @@
+"""Which acknowledged batches are gone from the log? The decision, from what the log holds now.
+
+An acknowledged batch can vanish: an unclean election, a wiped disk, a topic that was created again. Brokers tell
+nobody (KAFKA-7190 and its kin end in plain successes at lower offsets), so suspicion is raised elsewhere (`Cause`), and
+here the log itself is read, batch headers only, and compared with what was acknowledged.
+
+A batch is **lost** when it is not in the log and its place is taken by another batch, or is at or behind the log's end.
+Where its place was never learned, all of the log behind the batch before it must have been seen.
+It is not lost when retention deleted it (in front of the log's start) or compaction emptied it (nothing covers its
+place): those were meant to go.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kafkasafe._core.identity import BatchId
+
+__all__ = ["AckedBatch", "Cause", "Loss", "Survey"]
+
+
+class Cause(enum.Enum):
+    """What raised the suspicion."""
+
+    ACK = "ack"
+    """A batch was acknowledged at or before an offset that was acknowledged before."""
+    SEQUENCE = "sequence"
+    """The leader misses sequences that were acknowledged."""
+    LOG_END = "log end"
+    """The log ends before what was acknowledged."""
+    TOPIC_ID = "topic id"
+    """The topic was created again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckedBatch:
+    """A batch that the cluster acknowledged.
+
+    Attributes:
+        identity: Its id.
+        base_offset: Where it was acknowledged; where only that it is there was learned, not before this.
+        exact: The offset is exact.
+    """
+
+    identity: BatchId
+    base_offset: int
+    exact: bool = True
+
+    @property
+    def next_offset(self) -> int:
+        """Behind its last record."""
+        return self.base_offset + self.identity.count
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a survey found.
+
+    Attributes:
+        indexes: Which of the acknowledged batches are lost, ascending.
+        first_offset: First lost offset, -1 when nothing is lost.
+        last_offset: Last lost offset (inclusive), -1 when nothing is lost.
+        records: Records in the lost batches.
+        moved: New base offset by index, of batches that are in the log at another place.
+        oldest_known: The oldest batch that was looked for is lost too: before it there may be more.
+    """
+
+    indexes: tuple[int, ...]
+    first_offset: int
+    last_offset: int
+    records: int
+    moved: dict[int, int]
+    oldest_known: bool
+
+
+@dataclass(slots=True)
+class Survey:
+    """Reads the log's batch headers and remembers which acknowledged batches are in it.
+
+    Attributes:
+        acked: What was acknowledged, in the order of its acknowledgement.
+        next_offset: Where the next page starts.
+        end_offset: The log's end, behind the high watermark too (exclusive).
+        log_start_offset: The log's start.
+        complete: No hole was seen between batches: nothing was compacted.
+    """
+
+    acked: Sequence[AckedBatch]
+    end_offset: int
+    log_start_offset: int
+    complete: bool = True
+    next_offset: int = field(init=False)
+    _found: dict[int, int] = field(default_factory=dict)
+    _taken: set[int] = field(default_factory=set)
+    _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _places: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Begin at the oldest batch, or at the log's start where that is later."""
+        oldest = min((batch.base_offset for batch in self.acked), default=self.end_offset)
+        self.next_offset = max(self.log_start_offset, min(oldest, self.end_offset))
+        self._places = sorted((batch.base_offset, index) for index, batch in enumerate(self.acked))
+        for index, batch in enumerate(self.acked):
+            identity = batch.identity
+            self._wanted[identity.producer_id, identity.producer_epoch, identity.base_sequence] = index
+
+    @property
+    def done(self) -> bool:
+        """Everything up to the log's end was seen."""
+        return self.next_offset >= self.end_offset
+
+    def page(
+        self, headers: Iterable[tuple[int, int, int, int, int]], *, next_offset: int, log_start_offset: int
+    ) -> None:
+        """Take one page.
+
+        Args:
+            headers: (base offset, last offset, producer id, epoch, base sequence) of each batch, ascending.
+            next_offset: Where the page ends (exclusive).
+            log_start_offset: The log's start when it was read.
+        """
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        for base_offset, last_offset, producer_id, epoch, base_sequence in headers:
+            if last_offset < self.next_offset:
+                continue
+            self.complete = self.complete and base_offset <= self.next_offset
+            index = self._wanted.get((producer_id, epoch, base_sequence))
+            if index is not None:
+                self._found.setdefault(index, base_offset)
+            first = bisect_left(self._places, (base_offset, -1))
+            behind = bisect_left(self._places, (last_offset + 1, -1))
+            self._taken.update(number for _, number in self._places[first:behind] if number != index)
+            self.next_offset = last_offset + 1
+        self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
+
+    def _is_gone(self, index: int, batch: AckedBatch) -> bool:
+        if not batch.exact:
+            # It was at this offset or behind it: all of that must have been seen.
+            return self.complete and batch.base_offset >= self.log_start_offset
+        if batch.next_offset <= self.log_start_offset:
+            return False
+        return index in self._taken or batch.base_offset >= self.end_offset
+
+    def loss(self) -> Loss:
+        """What is lost, once the survey is done."""
+        lost = [
+            index
+            for index, batch in enumerate(self.acked)
+            if index not in self._found and self._is_gone(index, batch)
+        ]
+        moved = {i: at for i, at in self._found.items() if at != self.acked[i].base_offset}
+        return Loss(
+            tuple(lost),
+            min((self.acked[i].base_offset for i in lost), default=-1),
+            max((self.acked[i].next_offset - 1 for i in lost), default=-1),
+            sum(self.acked[i].identity.count for i in lost),
+            moved,
+            bool(lost) and lost[0] == 0,
+        )

@@ -1,0 +1,104 @@
+"""Which acknowledged batches are gone: the survey of the log."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkasafe._core.identity import BatchId
+from kafkasafe._core.loss import AckedBatch, Survey
+
+
+def acked(*places, pid=7, epoch=0, sequence=0):
+    """(base offset, count) of each, one sequence behind the other."""
+    made = []
+    for base_offset, count in places:
+        made.append(AckedBatch(BatchId(pid, epoch, sequence, count), base_offset))
+        sequence += count
+    return made
+
+
+def header(batch, base_offset=None):
+    at = batch.base_offset if base_offset is None else base_offset
+    identity = batch.identity
+    last = at + identity.count - 1
+    return at, last, identity.producer_id, identity.producer_epoch, identity.base_sequence
+
+
+def stranger(base_offset, count):
+    return base_offset, base_offset + count - 1, 99, 0, base_offset
+
+
+def survey(batches, headers, *, end, start=0):
+    run = Survey(batches, end, start)
+    headers = [h for h in headers if h[1] >= run.next_offset]
+    while not run.done:
+        page, headers = headers[:3], headers[3:]
+        run.page(page, next_offset=page[-1][1] + 1 if page and headers else end, log_start_offset=start)
+    return run.loss()
+
+
+def test_all_there_is_no_loss():
+    batches = acked((0, 10), (10, 10), (25, 5))
+    log = [header(batches[0]), header(batches[1]), stranger(20, 5), header(batches[2])]
+    loss = survey(batches, log, end=30)
+    assert (loss.indexes, loss.first_offset, loss.last_offset, loss.records) == ((), -1, -1, 0)
+    assert not loss.oldest_known
+
+
+def test_an_unclean_election_loses_the_tail_that_others_then_overwrite():
+    batches = acked((0, 10), (10, 5), (15, 5))
+    newer = acked((10, 5), sequence=20)
+    loss = survey([*batches, *newer], [header(batches[0]), header(newer[0])], end=15)
+    assert (loss.indexes, loss.first_offset, loss.last_offset, loss.records) == ((1, 2), 10, 19, 10)
+    assert not loss.oldest_known
+
+
+def test_a_wiped_log_loses_all_and_there_may_be_more():
+    batches = acked((5, 5), (10, 5))
+    loss = survey(batches, [], end=0)
+    assert (loss.indexes, loss.first_offset, loss.last_offset, loss.records) == ((0, 1), 5, 14, 10)
+    assert loss.oldest_known
+
+
+def test_what_retention_deleted_is_not_lost():
+    batches = acked((0, 10), (10, 10), (20, 10))
+    loss = survey(batches, [header(batches[2])], start=15, end=30)
+    # The second one is cut in its middle: a part of it was there to be deleted, so it was there.
+    assert loss.indexes == ()
+
+
+def test_what_compaction_emptied_is_not_lost():
+    batches = acked((0, 10), (10, 10), (20, 10))
+    assert survey(batches, [header(batches[0]), header(batches[2])], end=30).indexes == ()
+
+
+def test_a_batch_that_moved_is_there():
+    batches = acked((0, 10), (10, 10))
+    loss = survey(batches, [header(batches[0]), stranger(10, 3), header(batches[1], 13)], end=23)
+    assert (loss.indexes, loss.moved) == ((), {1: 13})
+
+
+@given(st.data())
+def test_exactly_the_missing_ones_are_lost(data):
+    """A log of ours and strangers', cut somewhere and written on by strangers."""
+    counts = data.draw(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=12))
+    offset, sequence, batches, log = 0, 0, [], []
+    for count, ours in counts:
+        if ours:
+            batches.append(AckedBatch(BatchId(7, 0, sequence, count), offset))
+            log.append(header(batches[-1]))
+            sequence += count
+        else:
+            log.append(stranger(offset, count))
+        offset += count
+    kept = data.draw(st.integers(0, len(log)))
+    end = log[kept][0] if kept < len(log) else offset
+    lost = [i for i, batch in enumerate(batches) if batch.base_offset >= end]
+    log = log[:kept]
+    for count in data.draw(st.lists(st.integers(1, 7), max_size=6)):
+        log.append(stranger(end, count))
+        end += count
+    loss = survey(batches, log, end=end)
+    assert list(loss.indexes) == lost
+    assert loss.records == sum(batches[i].identity.count for i in lost)
