@@ -1,0 +1,884 @@
+"""Where do two logs differ? Decided from leader epochs (KIP-101, KIP-279, KIP-320).
+
+A leader epoch has one leader, and that leader appends in order. So a log is a sequence of runs, one per epoch, and two
+records with the same epoch and offset are the same record, and so is everything before them (log matching). Hence the
+first differing offset of two logs is where the *largest epoch that both have* ends first. All walks below look for that
+epoch; they differ in what one question carries.
+
+- `Lineage`: the history, epoch → first offset, of what a consumer read (or of a replica's log).
+- `EpochWalk`: what a consumer asks a live leader by OffsetForLeaderEpoch, until it knows. An answer whose end offset
+  is at or past the position does **not** end it: the leader answers about its largest epoch not above the one asked
+  for, and when that is another epoch, records of ours are gone, however long the leader's log is.
+- `compare`: the three protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
+- `first_difference`: where there are no epochs, batch CRCs.
+
+Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offsets `(first, last)` inclusive.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "LIVE_REQUEST_BYTES",
+    "LIVE_RESPONSE_BYTES",
+    "UNDEFINED",
+    "BatchMark",
+    "BatchMemory",
+    "Comparison",
+    "Diverged",
+    "EpochWalk",
+    "Leader",
+    "Lineage",
+    "LineageError",
+    "Outcome",
+    "Reply",
+    "Same",
+    "Step",
+    "Strategy",
+    "Unknown",
+    "compare",
+    "first_difference",
+]
+
+UNDEFINED: Final = -1
+"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET: nobody knows. Never a loss by itself."""
+
+MAX_EPOCH: Final = 2**31 - 1
+MAX_OFFSET: Final = 2**63 - 1
+
+DEFAULT_LIMIT: Final = 1024
+METADATA_BYTES: Final = 2048
+"""Half of what brokers take as metadata of a committed offset by default (`offset.metadata.max.bytes`, 4096)."""
+MIN_METADATA_BYTES: Final = 64
+
+# What one partition takes in a message; the document compares nothing else.
+_PARTITION: Final = 4
+_EPOCH: Final = 4
+_OFFSET: Final = 8
+_ERROR: Final = 2
+LIVE_REQUEST_BYTES: Final = _PARTITION + 2 * _EPOCH
+"""Of one partition in OffsetForLeaderEpoch v2 and later: partition, current leader epoch, epoch asked for."""
+LIVE_RESPONSE_BYTES: Final = _ERROR + _PARTITION + _EPOCH + _OFFSET
+
+
+class LineageError(ValueError):
+    """What was given is no history of a log."""
+
+
+# --- the history ----------------------------------------------------------------------------------------------------
+
+
+class Lineage:
+    """Leader epoch → first offset, of a log as far as it was read; in offset order.
+
+    Bounded: of more than `limit` epochs the oldest are forgotten. Not thread-safe.
+
+    Invariant: defined epochs increase strictly, start offsets never decrease, no start is behind the end. `UNDEFINED`
+    entries (records from before message format 2) stand between them, never two together.
+    """
+
+    __slots__ = ("_end", "_epochs", "_limit", "_starts")
+
+    def __init__(
+        self, entries: Iterable[tuple[int, int]] = (), end: int | None = None, *, limit: int = DEFAULT_LIMIT
+    ) -> None:
+        """A history that is known already.
+
+        Args:
+            entries: (epoch, first offset), oldest first.
+            end: Offset behind the last record. None: the start of the newest epoch, of which nothing is known then.
+            limit: How many epochs are kept.
+
+        Raises:
+            LineageError: They are not in order, not numbers of Kafka's size, or begin behind the end.
+        """
+        if limit < 1:
+            raise LineageError(f"a history of {limit} epochs holds nothing: limit must be 1 or more")
+        self._limit = limit
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        newest = UNDEFINED
+        for epoch, start in entries:
+            _check("an epoch", epoch, UNDEFINED, MAX_EPOCH)
+            _check(f"the start of epoch {epoch}", start, 0, MAX_OFFSET)
+            if epoch == UNDEFINED:
+                if self._epochs and self._epochs[-1] == UNDEFINED:
+                    raise LineageError(f"two entries without an epoch follow each other (at offset {start})")
+            elif epoch <= newest:
+                raise LineageError(f"epoch {epoch} comes after epoch {newest}: epochs must increase")
+            else:
+                newest = epoch
+            if self._starts and start < self._starts[-1]:
+                raise LineageError(
+                    f"epoch {epoch} starts at {start}, before epoch {self._epochs[-1]} at {self._starts[-1]}"
+                )
+            self._epochs.append(epoch)
+            self._starts.append(start)
+        if end is None:
+            end = self._starts[-1] if self._starts else 0
+        _check("the end", end, 0, MAX_OFFSET)
+        if self._starts and end < self._starts[-1]:
+            raise LineageError(
+                f"the end {end} is before the start of epoch {self._epochs[-1]}, {self._starts[-1]}"
+            )
+        self._end = end
+        self._shrink()
+
+    @classmethod
+    def resumed(cls, epoch: int, position: int) -> Lineage:
+        """What is known from a committed offset without a history: the epoch of the record before it."""
+        if position == 0 or epoch == UNDEFINED:
+            return cls((), position)
+        return cls([(epoch, position - 1)], position)
+
+    @property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, first offset), oldest first."""
+        return tuple(zip(self._epochs, self._starts, strict=True))
+
+    @property
+    def start_offset(self) -> int:
+        """First offset it tells about; `end_offset` when it tells nothing."""
+        return self._starts[0] if self._starts else self._end
+
+    @property
+    def end_offset(self) -> int:
+        """Offset behind the last record that was read."""
+        return self._end
+
+    @property
+    def newest_epoch(self) -> int:
+        """The last defined epoch; `UNDEFINED` when there is none."""
+        return next((epoch for epoch in reversed(self._epochs) if epoch != UNDEFINED), UNDEFINED)
+
+    def observe(self, epoch: int, offset: int, next_offset: int | None = None) -> bool:
+        """Note a batch (or record) that was read.
+
+        Args:
+            epoch: Its partition leader epoch, `UNDEFINED` when it has none.
+            offset: Its first offset. Gaps are allowed: compaction, or a seek forward.
+            next_offset: Offset behind its last record; `offset + 1` when not given.
+
+        Returns:
+            False: it contradicts what was read before (a log's epochs never decrease, and an offset keeps its epoch),
+            so this is another log. Nothing was noted then; walk. Reading the same again changes nothing.
+
+        Raises:
+            LineageError: Not an epoch or offset, or `next_offset` is not behind `offset`.
+        """
+        behind = offset + 1 if next_offset is None else next_offset
+        # The one case that comes once per batch.
+        if self._epochs and epoch == self._epochs[-1] and behind > offset >= self._end:
+            self._end = behind
+            return True
+        _check("an epoch", epoch, UNDEFINED, MAX_EPOCH)
+        _check("an offset", offset, 0, MAX_OFFSET)
+        _check("the offset behind the batch", behind, offset + 1, MAX_OFFSET)
+        if not self._epochs or offset >= self._end:
+            return self._append(epoch, offset, behind)
+        return self._again(epoch, offset, behind)
+
+    def _append(self, epoch: int, offset: int, behind: int) -> bool:
+        newest = self.newest_epoch
+        if epoch != UNDEFINED and epoch < newest:
+            return False
+        if epoch == newest and epoch != UNDEFINED:
+            # Epochs never decrease: what had none in between had this one.
+            del self._epochs[-1], self._starts[-1]
+        else:
+            self._epochs.append(epoch)
+            self._starts.append(offset)
+        self._end = behind
+        self._shrink()
+        return True
+
+    def _again(self, epoch: int, offset: int, behind: int) -> bool:
+        """A batch below the end."""
+        at = bisect_right(self._starts, offset) - 1
+        known = self._epochs[at] if at >= 0 else None
+        following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
+        if known == epoch:
+            if following is None:
+                self._end = max(self._end, behind)
+        elif known is None:
+            if UNDEFINED not in {epoch, following} and following is not None and epoch > following:
+                return False
+            if epoch != following:
+                self._epochs.insert(0, epoch)
+                self._starts.insert(0, offset)
+                self._shrink()
+            else:
+                self._starts[0] = offset
+        elif UNDEFINED in {known, epoch}:
+            pass  # nothing to compare with
+        elif epoch == following and offset > self._starts[at]:
+            # The start was the first offset *seen* of the epoch, behind a gap: it begins earlier.
+            self._starts[at + 1] = offset
+        else:
+            return False
+        return True
+
+    def truncate(self, offset: int) -> None:
+        """Forget what is at and behind `offset`: the position went back, or the log was cut there.
+
+        An epoch that begins at the end of the log holds no record and goes too, even when `offset` is at or behind
+        the end and no record does: a leader that was elected and wrote nothing leaves such an entry, and who keeps it
+        will claim an epoch that the next leader never saw.
+        """
+        self._end = min(self._end, offset)
+        keep = bisect_left(self._starts, self._end)
+        del self._epochs[keep:], self._starts[keep:]
+
+    def forget_before(self, offset: int) -> None:
+        """Forget what is below `offset`: retention removed it. The epoch that covers `offset` then starts there."""
+        if offset <= self.start_offset:
+            return
+        if offset >= self._end:
+            self._epochs, self._starts, self._end = [], [], offset
+            return
+        at = bisect_right(self._starts, offset) - 1
+        del self._epochs[:at], self._starts[:at]
+        self._starts[0] = offset
+
+    def epoch_at(self, offset: int) -> int | None:
+        """The epoch of the record at `offset`; None where nothing is known."""
+        if not self._starts or not self._starts[0] <= offset < self._end:
+            return None
+        return self._epochs[bisect_right(self._starts, offset) - 1]
+
+    def end_of(self, index: int) -> int:
+        """Offset behind the last record of entry number `index`."""
+        return self._starts[index + 1] if index + 1 < len(self._starts) else self._end
+
+    def floor(self, epoch: int) -> int | None:
+        """Number of the entry with the largest defined epoch not above `epoch`; None when there is none."""
+        best = None
+        for index, ours in enumerate(self._epochs):
+            if ours != UNDEFINED and ours <= epoch:
+                best = index
+        return best
+
+    def copy(self) -> Lineage:
+        """An independent copy."""
+        return Lineage(self.entries, self._end, limit=self._limit)
+
+    def _shrink(self) -> None:
+        if (over := len(self._epochs) - self._limit) > 0:
+            del self._epochs[:over], self._starts[:over]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lineage) and (self.entries, self._end) == (other.entries, other._end)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        runs = ",".join(f"{epoch}:{start}" for epoch, start in self.entries)
+        return f"<Lineage {runs or 'empty'} end {self._end}>"
+
+    # --- as text ---
+
+    def encode(self, max_bytes: int = METADATA_BYTES) -> str:
+        """The history as ASCII text for the metadata of a committed offset.
+
+        Args:
+            max_bytes: Upper bound of its length, at least 64. The oldest epochs that do not fit are left out.
+
+        Raises:
+            LineageError: `max_bytes` is too small for a single epoch.
+        """
+        if max_bytes < MIN_METADATA_BYTES:
+            raise LineageError(f"max_bytes is {max_bytes}; it must be {MIN_METADATA_BYTES} or more")
+        room = (max_bytes - len(_PREFIX)) * 3 // 4 - _CRC_BYTES
+        body = bytearray()
+        _put(body, self._end)
+        behind, above = self._end, MAX_EPOCH + 1
+        # Newest first: what is cut off is the oldest.
+        for epoch, start in reversed(self.entries):
+            entry = bytearray()
+            _put(entry, 0 if epoch == UNDEFINED else above - epoch)
+            _put(entry, behind - start)
+            if len(body) + len(entry) > room:
+                break
+            body += entry
+            behind, above = start, above if epoch == UNDEFINED else epoch
+        sealed = bytes(body) + zlib.crc32(body).to_bytes(_CRC_BYTES, "big")
+        return _PREFIX + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode("ascii")
+
+    @classmethod
+    def decode(cls, text: str) -> Lineage:
+        """Read what `encode` wrote.
+
+        Raises:
+            LineageError: It is something else, was damaged, or is of a newer version.
+        """
+        if not text.startswith(_PREFIX):
+            raise LineageError(f"{text[:20]!r} is no history of epochs: it does not begin with {_PREFIX!r}")
+        try:
+            coded = text[len(_PREFIX) :].encode("ascii")
+            sealed = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+        except (UnicodeEncodeError, binascii.Error) as error:
+            raise LineageError(f"the history of epochs was damaged: {error}") from None
+        body, crc = sealed[:-_CRC_BYTES], sealed[-_CRC_BYTES:]
+        if zlib.crc32(body).to_bytes(_CRC_BYTES, "big") != crc:
+            raise LineageError("the history of epochs was damaged: its checksum does not match")
+        numbers = _numbers(body)
+        if not len(numbers) % 2:
+            raise LineageError("the history of epochs was damaged: it ends within an entry")
+        end, above = numbers[0], MAX_EPOCH + 1
+        behind, entries = end, []
+        for back, length in zip(numbers[1::2], numbers[2::2], strict=True):
+            behind -= length
+            above -= back
+            entries.append((above if back else UNDEFINED, behind))
+        return cls(reversed(entries), end, limit=max(DEFAULT_LIMIT, len(entries)))
+
+
+_PREFIX: Final = "ks1."
+_CRC_BYTES: Final = 4
+
+
+def _check(what: str, number: int, least: int, most: int) -> None:
+    if type(number) is not int or not least <= number <= most:
+        raise LineageError(f"{what} must be a whole number from {least} to {most}, not {number!r}")
+
+
+def _put(into: bytearray, number: int) -> None:
+    while number > 0x7F:
+        into.append(number & 0x7F | 0x80)
+        number >>= 7
+    into.append(number)
+
+
+def _numbers(body: bytes) -> list[int]:
+    found, number, shift = [], 0, 0
+    for byte in body:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            found.append(number)
+            number, shift = 0, 0
+    if shift:
+        raise LineageError("the history of epochs was damaged: it ends within a number")
+    return found
+
+
+# --- a consumer and a live leader -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Everything that was read is in the leader's log, at its place.
+
+    Attributes:
+        until: Offset behind the last record that this is known of.
+    """
+
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """Records that were read are not in the leader's log any more.
+
+    Attributes:
+        at: First differing offset.
+        rolled_back: First and last offset (inclusive) of records that were read and are gone.
+        replaced: First and last offset (inclusive), within `rolled_back`, where other records are known to stand now.
+            None: none are known, as when the log became shorter.
+        common_epoch: The largest epoch that both logs have; None when they are not known to share one.
+        rolled_back_epochs: Epochs of the records that are gone, oldest first.
+        exact: False: the logs may differ before `at` already, in what was not read or has no epochs.
+    """
+
+    at: int
+    rolled_back: tuple[int, int]
+    replaced: tuple[int, int] | None
+    common_epoch: int | None
+    rolled_back_epochs: tuple[int, ...]
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The answers do not tell. Not a loss.
+
+    Attributes:
+        reason: For people.
+        same_until: Up to here (exclusive) the logs are the same; None when nothing is known.
+    """
+
+    reason: str
+    same_until: int | None = None
+
+
+Outcome = Same | Diverged | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round trip.
+
+    Attributes:
+        request: (epoch, end offset) asked about, newest first. Only Alternative 2 sends more than one, and end offsets.
+        reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
+        reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when it knows none.
+        truncate_to: Where our log would be cut after this step.
+    """
+
+    request: tuple[tuple[int, int], ...]
+    reply_epoch: int
+    reply_end_offset: int
+    truncate_to: int
+
+    @property
+    def request_epoch(self) -> int:
+        """The newest epoch asked about."""
+        return self.request[0][0]
+
+
+_TRIMMED: Final = "what was read is no longer in the leader's log"
+
+
+class EpochWalk:
+    """Finds the first differing offset by asking the leader about one epoch after the other.
+
+    Ask what `query()` says by OffsetForLeaderEpoch, give the answer to `answer()`, until `query()` is None; then
+    `outcome` is there. All answers must be of one leader: pass the current leader epoch with the request, so that
+    another one refuses, and begin a new walk when the leader changes. Ends after at most as many rounds as the
+    history has epochs. An error of the request is no answer: retry it, the walk stays where it is.
+    """
+
+    __slots__ = ("_asked", "_log_end", "_log_start", "_ours", "outcome", "steps")
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        *,
+        position: int | None = None,
+        log_start_offset: int | None = None,
+        log_end_offset: int | None = None,
+    ) -> None:
+        """Begin a walk. The history is copied.
+
+        Args:
+            lineage: What was read.
+            position: Next offset to read; of what is at or behind it nothing is claimed. None: the history's end.
+            log_start_offset: The leader's. Of what it trimmed nothing is claimed then; without it, what was trimmed
+                may pass for the same, since such a leader answers about epochs that it no longer has.
+            log_end_offset: The leader's end offset, when known: tells which lost records have successors.
+        """
+        self._ours = lineage.copy()
+        # Without a position too: an epoch without a record has nothing to lose.
+        self._ours.truncate(lineage.end_offset if position is None else position)
+        self._log_start = log_start_offset
+        self._log_end = -1 if log_end_offset is None else log_end_offset
+        self.steps: list[Step] = []
+        self.outcome: Outcome | None = None
+        self._asked = self._ours.floor(MAX_EPOCH)
+        """Number of the entry that is asked about; meaningless once there is an outcome."""
+        if not self._ours.entries:
+            self.outcome = Unknown("nothing is known of what was read before")
+        elif self._asked is None:
+            self.outcome = Unknown("the records that were read have no leader epoch")
+
+    def query(self) -> int | None:
+        """The epoch to ask about; None when there is an outcome. Asking twice changes nothing."""
+        if self.outcome is not None or self._asked is None:
+            return None
+        return self._ours.entries[self._asked][0]
+
+    @property
+    def round_trips(self) -> int:
+        """Questions that were answered."""
+        return len(self.steps)
+
+    @property
+    def request_bytes(self) -> int:
+        """Of this partition, in OffsetForLeaderEpoch v3."""
+        return len(self.steps) * LIVE_REQUEST_BYTES
+
+    @property
+    def response_bytes(self) -> int:
+        """Of this partition, in OffsetForLeaderEpoch v3."""
+        return len(self.steps) * LIVE_RESPONSE_BYTES
+
+    def answer(self, epoch: int, end_offset: int) -> Outcome | None:
+        """Take the leader's answer to the last query.
+
+        Args:
+            epoch: `leader_epoch` of the response: the largest epoch of the leader not above the one asked for.
+            end_offset: `end_offset` of the response.
+
+        Returns:
+            The outcome, or None when another query is due.
+
+        Raises:
+            LineageError: Nothing was asked.
+        """
+        asked, requested = self._asked, self.query()
+        if asked is None or requested is None:
+            raise LineageError("an answer, but nothing was asked: the walk has its outcome")
+        self._judge(asked, requested, epoch, end_offset)
+        cut = self._ours.end_offset
+        if isinstance(self.outcome, Diverged):
+            cut = self.outcome.at
+        elif self.outcome is None and self._asked is not None:
+            cut = self._ours.end_of(self._asked)
+        self.steps.append(Step(((requested, self._ours.end_of(asked)),), epoch, end_offset, cut))
+        return self.outcome
+
+    def _judge(self, asked: int, requested: int, epoch: int, end_offset: int) -> None:
+        ours = self._ours
+        if end_offset < 0:
+            # Not a loss: an epoch newer than any of the leader's (its metadata is old, or the topic is a new one),
+            # or a log without epochs.
+            self.outcome = Unknown(f"the leader has no answer about epoch {requested}")
+            return
+        if epoch > requested:
+            self.outcome = Unknown(f"the leader was asked about epoch {requested} and answered about {epoch}")
+            return
+        self._log_end = max(self._log_end, end_offset)
+        if self._log_start is not None and end_offset <= self._log_start:
+            # All it has is newer than the epoch asked for (it may name that epoch all the same, and where its log
+            # starts). So nothing of ours is there; what stood before, nobody knows any more.
+            if self._log_start < ours.end_offset:
+                self._diverged(self._log_start, None)
+            else:
+                self.outcome = Unknown(_TRIMMED)
+            return
+        if epoch < 0:
+            # Brokers before 2.0 do not say which epoch it is about: an end below ours is a proof, above it is none.
+            if end_offset < ours.end_of(asked):
+                self._diverged(end_offset, None, exact=False)
+            else:
+                self.outcome = Unknown("the broker does not say which epoch its answer is about")
+            return
+        at = ours.floor(epoch)
+        if at is None:
+            # Not one of our epochs is in its log. What was before ours, nobody knows here.
+            cut = min(
+                end_offset, next(start for ours_epoch, start in ours.entries if ours_epoch != UNDEFINED)
+            )
+            self._diverged(cut, None, exact=cut == 0)
+            return
+        if ours.entries[at][0] != epoch:
+            self._asked = at  # an epoch that we never saw: ask about the next older one of ours
+            return
+        end, following = ours.end_of(at), self._following(at)
+        if end_offset < end:
+            self._diverged(end_offset, epoch)
+        elif following is not None:
+            # All of ours in this epoch is there, and of the newer ones nothing, though the log is as long as ours.
+            cut = min(end_offset, ours.entries[following][1])
+            self._diverged(cut, epoch, exact=following == at + 1)
+        elif end < ours.end_offset:
+            self.outcome = Unknown("the newest records that were read have no leader epoch", same_until=end)
+        elif self._log_start is not None and self._log_start >= end:
+            self.outcome = Unknown(_TRIMMED)
+        else:
+            self.outcome = Same(end)
+
+    def _following(self, at: int) -> int | None:
+        """Number of the next entry with a defined epoch."""
+        behind = range(at + 1, len(self._ours.entries))
+        return next((index for index in behind if self._ours.entries[index][0] != UNDEFINED), None)
+
+    def _diverged(self, at: int, common: int | None, *, exact: bool = True) -> None:
+        ours = self._ours
+        first, last = max(at, ours.start_offset), ours.end_offset - 1
+        standing = min(self._log_end - 1, last)
+        gone = [
+            epoch
+            for index, (epoch, start) in enumerate(ours.entries)
+            if epoch != UNDEFINED and start < ours.end_of(index) and ours.end_of(index) > first
+        ]
+        self.outcome = Diverged(
+            at, (first, last), (first, standing) if standing >= first else None, common, tuple(gone), exact
+        )
+
+    def __repr__(self) -> str:
+        return f"<EpochWalk {self._ours!r} after {len(self.steps)} rounds: {self.outcome or 'asking'}>"
+
+
+# --- the leader's side ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A leader's answer: an epoch and where it ends, `UNDEFINED` where it knows none."""
+
+    epoch: int
+    end_offset: int
+
+
+class Leader:
+    """Answers from a leader's history, by the rules of each protocol."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, history: Lineage) -> None:
+        self._log = history
+
+    def kip279(self, epoch: int) -> Reply:
+        """The largest epoch not above `epoch`, and its end.
+
+        When all of its epochs are newer, `UNDEFINED` and where its first one starts; with no epochs at all,
+        `UNDEFINED` twice.
+        """
+        index = self._log.floor(epoch)
+        if index is not None:
+            return Reply(self._log.entries[index][0], self._log.end_of(index))
+        return Reply(UNDEFINED, self._log.start_offset if self._log.entries else UNDEFINED)
+
+    def alternative1(self, epoch: int) -> Reply:
+        """Where `epoch` ends; `UNDEFINED` twice (UNKNOWN_OFFSET_FOR_LEADER_EPOCH) when it does not have it."""
+        index = self._log.floor(epoch)
+        if index is None or self._log.entries[index][0] != epoch:
+            return Reply(UNDEFINED, UNDEFINED)
+        return Reply(epoch, self._log.end_of(index))
+
+    def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
+        """Of the first epoch of a sequence (newest first) that it has, the lower of the two end offsets."""
+        for epoch, end in sequence:
+            reply = self.alternative1(epoch)
+            if reply.end_offset != UNDEFINED:
+                return Reply(epoch, min(end, reply.end_offset))
+        return Reply(UNDEFINED, UNDEFINED)
+
+    def live(self, epoch: int) -> Reply:
+        """As brokers since 2.1 answer OffsetForLeaderEpoch.
+
+        Unlike the document's: an epoch newer than all of its own is unknown, one older than all of them ends where
+        its log starts.
+        """
+        entries = self._log.entries
+        if not entries or epoch < 0 or epoch > entries[-1][0]:
+            return Reply(UNDEFINED, UNDEFINED)
+        reply = self.kip279(epoch)
+        return reply if reply.epoch != UNDEFINED else Reply(epoch, reply.end_offset)
+
+
+# --- the three protocols --------------------------------------------------------------------------------------------
+
+
+class Strategy(enum.Enum):
+    """A protocol of KIP-279 between a follower and a leader."""
+
+    KIP279 = "kip279"
+    """The accepted one: the response says which epoch it is about."""
+    ALTERNATIVE1 = "alt1"
+    """An error for an epoch that the leader does not have; the follower asks about the next older one."""
+    ALTERNATIVE2 = "alt2"
+    """A sequence of epochs and their ends; the leader takes the first that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a protocol came to.
+
+    Attributes:
+        truncate_to: First differing offset: what the follower would truncate its log to. Its log end when there is
+            nothing to truncate.
+        request_bytes: Of the partition's part of all requests, as the document counts.
+        response_bytes: The same of the responses.
+    """
+
+    strategy: Strategy
+    truncate_to: int
+    request_bytes: int
+    response_bytes: int
+    steps: tuple[Step, ...]
+
+    @property
+    def round_trips(self) -> int:
+        """Requests that were answered."""
+        return len(self.steps)
+
+
+def compare(
+    strategy: Strategy, ours: Lineage, theirs: Lineage, high_watermark: int | None = None
+) -> Comparison:
+    """Play one protocol to its end.
+
+    Args:
+        strategy: Which.
+        ours: The follower's history; all epochs defined.
+        theirs: The leader's.
+        high_watermark: The follower's: where it truncates to when the leader knows none of its epochs, and how far
+            back the first sequence of Alternative 2 reaches. None: not known; then everything goes that the leader
+            does not know.
+    """
+    leader, steps = Leader(theirs), []
+    requests = responses = 0
+    fallback = min(ours.start_offset if high_watermark is None else high_watermark, ours.end_offset)
+    if not ours.entries:
+        return Comparison(strategy, fallback, 0, 0, ())
+    index: int | None = len(ours.entries) - 1
+    width = _first_width(ours, high_watermark) if strategy is Strategy.ALTERNATIVE2 else 1
+    while index is not None:
+        request = tuple((ours.entries[at][0], ours.end_of(at)) for at in range(index, index - width, -1))
+        requests += _request_bytes(strategy, width)
+        responses += _RESPONSE_BYTES[strategy]
+        match strategy:
+            case Strategy.KIP279:
+                reply = leader.kip279(request[0][0])
+                cut, following = _follow_kip279(ours, reply, fallback, high_watermark)
+            case Strategy.ALTERNATIVE1:
+                reply = leader.alternative1(request[0][0])
+                cut, following = _follow_alternative1(ours, index, reply, fallback)
+            case Strategy.ALTERNATIVE2:
+                reply = leader.alternative2(request)
+                cut, width = _follow_alternative2(ours, width, reply, fallback)
+                following = index if width else None
+        steps.append(Step(request, reply.epoch, reply.end_offset, cut))
+        index = following
+    return Comparison(strategy, cut, requests, responses, tuple(steps))
+
+
+# The document's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with
+# two: pairs without a length, in place of the epoch.
+_RESPONSE_BYTES: Final = {
+    Strategy.KIP279: _ERROR + _PARTITION + _EPOCH + _OFFSET,
+    Strategy.ALTERNATIVE1: _ERROR + _PARTITION + _OFFSET,
+    Strategy.ALTERNATIVE2: _ERROR + _PARTITION + _OFFSET,
+}
+
+
+def _request_bytes(strategy: Strategy, pairs: int) -> int:
+    if strategy is Strategy.ALTERNATIVE2:
+        return _PARTITION + pairs * (_EPOCH + _OFFSET)
+    return _PARTITION + _EPOCH
+
+
+def _follow_kip279(
+    ours: Lineage, reply: Reply, fallback: int, high_watermark: int | None
+) -> tuple[int, int | None]:
+    """Where to cut, and the entry to ask about next."""
+    if reply.end_offset == UNDEFINED:
+        return fallback, None
+    if reply.epoch == UNDEFINED:
+        # All of the leader's epochs are newer: nothing of ours is in its log from where that begins.
+        cut = min(reply.end_offset, ours.end_offset)
+        return (cut if high_watermark is None else min(cut, high_watermark)), None
+    at = ours.floor(reply.epoch)
+    if at is None:
+        return min(reply.end_offset, ours.start_offset), None
+    if ours.entries[at][0] == reply.epoch:
+        return min(reply.end_offset, ours.end_of(at)), None
+    return ours.end_of(at), at
+
+
+def _follow_alternative1(ours: Lineage, index: int, reply: Reply, fallback: int) -> tuple[int, int | None]:
+    if reply.end_offset != UNDEFINED:
+        return min(reply.end_offset, ours.end_of(index)), None
+    if not index:
+        return fallback, None
+    return ours.end_of(index - 1), index - 1
+
+
+def _first_width(ours: Lineage, high_watermark: int | None) -> int:
+    """How many epochs the first sequence has; the document leaves it to be tuned.
+
+    Those between high watermark and log end that follow each other without a gap. A gap means that others led in
+    between and left nothing with us, which is no clean hand-over. Without a high watermark two, the most that clean
+    elections need.
+    """
+    entries, width = ours.entries, 1
+    while width < len(entries):
+        older, newer = entries[-width - 1], entries[-width]
+        if older[0] + 1 != newer[0] or (width >= 2 if high_watermark is None else newer[1] < high_watermark):
+            break
+        width += 1
+    return width
+
+
+def _follow_alternative2(ours: Lineage, width: int, reply: Reply, fallback: int) -> tuple[int, int]:
+    """Where to cut, and how many epochs to send next (0: it is done)."""
+    if reply.end_offset != UNDEFINED:
+        return reply.end_offset, 0
+    if width == len(ours.entries):
+        return fallback, 0
+    cut = ours.entries[-width][1]
+    return cut, min(2 * width, len(ours.entries))
+
+
+# --- without epochs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMark:
+    """What is remembered of a batch.
+
+    Attributes:
+        last_offset: Inclusive.
+        crc: Its CRC32C, which covers neither offset nor leader epoch.
+    """
+
+    base_offset: int
+    last_offset: int
+    crc: int
+
+
+class BatchMemory:
+    """The newest batches that were read, oldest first. Bounded; not thread-safe."""
+
+    __slots__ = ("_marks",)
+
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self._marks: deque[BatchMark] = deque(maxlen=limit)
+
+    @property
+    def marks(self) -> tuple[BatchMark, ...]:
+        """Oldest first."""
+        return tuple(self._marks)
+
+    def observe(self, mark: BatchMark) -> None:
+        """Note a batch that was read; what it overlaps, or is behind it, is forgotten."""
+        self.truncate(mark.base_offset)
+        self._marks.append(mark)
+
+    def truncate(self, offset: int) -> None:
+        """Forget batches with a record at or behind `offset`."""
+        while self._marks and self._marks[-1].last_offset >= offset:
+            self._marks.pop()
+
+
+def first_difference(
+    ours: Sequence[BatchMark], theirs: Sequence[BatchMark], *, theirs_start: int, theirs_end: int
+) -> Outcome:
+    """Compare remembered batches with those of the leader.
+
+    Args:
+        ours: What was read, in offset order.
+        theirs: The headers of all of the leader's batches in the range, in offset order.
+        theirs_start: First offset that the range holds; the log start, or where the reading began.
+        theirs_end: Offset behind the last one that the range holds; the log end, when it was read up to there.
+
+    Returns:
+        Same up to the last batch compared. Diverged at the first batch that is not there with the same offsets and
+        CRC; inexact unless that batch has one record, since the first records of it may be the same. Unknown when no
+        batch lies behind `theirs_start`. Batches that compaction or a new compression rewrote look different.
+    """
+    standing = {mark.base_offset: mark for mark in theirs}
+    compared = [mark for mark in ours if mark.base_offset >= theirs_start]
+    if not compared:
+        return Unknown("no batch that was read is in the range to compare")
+    last = compared[-1].last_offset
+    for mark in compared:
+        if standing.get(mark.base_offset) == mark:
+            continue
+        at = mark.base_offset
+        # A log that ends here, or one record against another, leaves no doubt.
+        exact = theirs_end <= at or mark.last_offset == at
+        known = min(theirs_end - 1, last)
+        return Diverged(at, (at, last), (at, known) if known >= at else None, None, (), exact)
+    return Same(last + 1)

@@ -1,0 +1,548 @@
+"""End offsets that never go backwards without a proof (KIP-207, from the client's side).
+
+After a leader change a broker may know of fewer committed records than the one before did, for a moment. What it then
+says of the end of the log is too low, and right a moment later (answers 10, 0 and 10 again were measured). Brokers
+since 2.2 refuse meanwhile to answer about what lies behind their high watermark (OFFSET_NOT_AVAILABLE, 78; 5 to older
+clients); before them nothing tells.
+
+So the highest answer is remembered, and a lower one is *held*: the old value stands. It is lowered only with a proof:
+
+- the leader's epochs: asked where the epoch of the highest answer ends in its log (OffsetForLeaderEpoch), it says
+  below that answer. Then those records are gone, by an unclean election when it leads under a newer epoch. When the
+  epoch ends at or behind it, they are there and the answer was early.
+- another topic id: the topic is a new one.
+
+Which of the two it is cannot be told without epochs (old brokers). There a lower answer that has been repeated for
+`hold_timeout_s` is reported as undecidable; what to believe is then the caller's decision (`EndOffsets.accept`).
+
+Rules, one per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = [
+    "BaselineError",
+    "Cause",
+    "EndOffsets",
+    "Held",
+    "Isolation",
+    "Key",
+    "Lowered",
+    "Proof",
+    "Result",
+    "Undecidable",
+    "Value",
+    "Why",
+]
+
+UNDEFINED: Final = -1
+
+LEADER_NOT_AVAILABLE: Final = 5
+OFFSET_NOT_AVAILABLE: Final = 78
+
+MAX_TIMESTAMPS: Final = 64
+"""Look-ups by timestamp remembered per key."""
+MAX_FORMER_IDS: Final = 16
+"""Ids of deleted topics remembered per key."""
+
+
+class BaselineError(ValueError):
+    """A stored baseline cannot be read: damaged, or of a newer version."""
+
+
+class Isolation(enum.IntEnum):
+    """What counts as the end: the high watermark, or the last stable offset. Kafka's numbers."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Ends are remembered apart per partition and isolation level."""
+
+    topic: str
+    partition: int
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+
+
+class Why(enum.Enum):
+    """Why an answer was not believed, or there was none."""
+
+    OFFSET_NOT_AVAILABLE = "offset_not_available"
+    """78: the new leader catches up. Ask it again; metadata would tell nothing new."""
+    LEADER_NOT_AVAILABLE = "leader_not_available"
+    """5: the same, from a broker (or to a client) before KIP-207's code; or an election is going on."""
+    LOWER = "lower"
+    """Lower than before; it is not known yet whether records are gone. `Held.ask_epoch` can tell."""
+    CATCHING_UP = "catching_up"
+    """Lower than before, and the leader has the records all the same."""
+    FORMER_LEADER = "former_leader"
+    """The answer is older than what is known: of a leader before the present one."""
+    FORMER_TOPIC = "former_topic"
+    """The answer is about the topic of this name that was deleted."""
+    NOT_FOUND = "not_found"
+    """A record with such a timestamp was there before, and nothing shows that it is gone; a look-up of the earliest
+    offset may (`EndOffsets.observe_start`)."""
+
+
+class Cause(enum.Enum):
+    """Why an end offset is lower than before."""
+
+    TRUNCATED = "truncated"
+    """The leader's log became shorter, under the same leader epoch or one that is not known."""
+    UNCLEAN_ELECTION = "unclean_election"
+    """A leader under a newer epoch never had the records."""
+    RECREATED = "recreated"
+    """It is another topic of the same name."""
+    ACCEPTED = "accepted"
+    """Not proven: the caller decided an undecidable case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the cluster said.
+
+    Attributes:
+        requested_epoch: Epoch that was asked about.
+        reply_epoch: Largest epoch of the leader not above it.
+        end_offset: Where that ends in its log; records from here on are gone.
+        leader_epoch: Under which epoch it leads, -1 when not known.
+        old_topic_id: Topic id before.
+        topic_id: Topic id now.
+    """
+
+    requested_epoch: int = UNDEFINED
+    reply_epoch: int = UNDEFINED
+    end_offset: int = UNDEFINED
+    leader_epoch: int = UNDEFINED
+    old_topic_id: bytes | None = None
+    topic_id: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Believed.
+
+    Attributes:
+        offset: None: no record has such a timestamp, or is that new (look-ups by timestamp only).
+        leader_epoch: Of the answer, -1 when it had none.
+        recreated: The topic is a new one since the last answer (its end happens not to be lower).
+    """
+
+    offset: int | None
+    leader_epoch: int = UNDEFINED
+    recreated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Not believed; `offset` stands. Ask again.
+
+    Attributes:
+        offset: The remembered value; None when there is none yet.
+        answered: What the answer said; None when it said nothing.
+        why: The reason.
+        since_s: For how long answers have been held, seconds.
+        ask_epoch: OffsetForLeaderEpoch of this epoch tells whether records are gone (give the answer to
+            `EndOffsets.prove`); None where it cannot help.
+        refresh_metadata: The leader may be another one.
+    """
+
+    offset: int | None
+    answered: int | None
+    why: Why
+    since_s: float = 0.0
+    ask_epoch: int | None = None
+    refresh_metadata: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The end offset went back, and why.
+
+    Attributes:
+        offset: The new value.
+        previous: The value before.
+        cause: What happened to the records from `offset` to `previous` − 1.
+        proof: The evidence; None when `cause` is ACCEPTED.
+    """
+
+    offset: int
+    previous: int
+    cause: Cause
+    proof: Proof | None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecidable:
+    """A lower answer that stayed, on a broker without epochs: early for long, or records are gone.
+
+    The old value stands until the caller calls `EndOffsets.accept`.
+
+    Attributes:
+        offset: The remembered value.
+        answered: What was answered last.
+        since_s: For how long, seconds.
+    """
+
+    offset: int
+    answered: int
+    since_s: float
+
+
+Result = Value | Held | Lowered | Undecidable
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of one key.
+
+    Attributes:
+        end: Highest end offset; -1 before the first answer.
+        end_epoch: Leader epoch with which it was answered.
+        newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
+        start: Highest earliest offset; -1 before the first answer.
+        held_since: Moment of the first lower answer that is still held; None when none is.
+        answered: The last lower answer; -1 when none is held.
+        found: Timestamp → offset of the first record at or behind it.
+        former_ids: Ids of topics of this name that are gone.
+        recreated: The topic became a new one, and no end offset of it was observed yet.
+        end_before: `end` of the topic before, while `recreated` is set.
+    """
+
+    end: int = -1
+    end_epoch: int = UNDEFINED
+    newest_epoch: int = UNDEFINED
+    topic_id: bytes | None = None
+    start: int = -1
+    held_since: float | None = None
+    answered: int = -1
+    found: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    former_ids: list[bytes] = field(default_factory=list)
+    recreated: Proof | None = None
+    end_before: int = -1
+
+    def release(self) -> None:
+        self.held_since, self.answered = None, -1
+
+    def since(self, now: float) -> float:
+        if self.held_since is None:
+            self.held_since = now
+        return max(0.0, now - self.held_since)
+
+
+class EndOffsets:
+    """Remembers what was answered, and judges new answers. Pure: the moment is an argument. Not thread-safe."""
+
+    def __init__(self, *, hold_timeout_s: float = 30.0) -> None:
+        """Nothing is remembered.
+
+        Args:
+            hold_timeout_s: How long a lower answer without epochs is held before it is called undecidable.
+        """
+        self._hold_timeout_s = hold_timeout_s
+        self._known: dict[Key, _Known] = {}
+
+    def end_offset(self, key: Key) -> int | None:
+        """The remembered end offset; None before the first answer."""
+        known = self._known.get(key)
+        return None if known is None else _or_none(known.end)
+
+    def forget(self, key: Key) -> None:
+        """As if nothing had been answered; for a partition that is given up."""
+        self._known.pop(key, None)
+
+    # --- latest ---
+
+    def observe(
+        self,
+        key: Key,
+        offset: int,
+        now: float,
+        *,
+        leader_epoch: int = UNDEFINED,
+        topic_id: bytes | None = None,
+    ) -> Result:
+        """An answer to a look-up of the latest offset (or a high watermark from anywhere else).
+
+        Args:
+            key: The partition.
+            offset: What was answered.
+            now: The moment, seconds of a clock that does not go back.
+            leader_epoch: The answer's, -1 when it has none.
+            topic_id: Id of the topic that was asked, None when not known.
+
+        Returns:
+            Value: it is the end. Held: it is lower than before, the old value stands. Lowered: it is a new topic.
+            Undecidable: it has been lower for `hold_timeout_s`, and nobody can be asked.
+
+        Raises:
+            ValueError: `offset` is negative.
+        """
+        if offset < 0:
+            raise ValueError(f"an end offset cannot be {offset}")
+        known = self._of(key)
+        if topic_id in known.former_ids:
+            return Held(_or_none(known.end), offset, Why.FORMER_TOPIC, refresh_metadata=True)
+        self._identify(known, topic_id)
+        if (proof := known.recreated) is not None:
+            previous, known.recreated = known.end_before, None
+            known.end, known.end_epoch, known.newest_epoch = offset, leader_epoch, leader_epoch
+            if offset < previous:
+                return Lowered(offset, previous, Cause.RECREATED, proof)
+            return Value(offset, leader_epoch, recreated=True)
+        if UNDEFINED < leader_epoch < known.newest_epoch:
+            # However high: that leader is deposed, and an unclean election may have cut what it still counts.
+            return Held(_or_none(known.end), offset, Why.FORMER_LEADER, refresh_metadata=True)
+        known.newest_epoch = max(known.newest_epoch, leader_epoch)
+        if offset >= known.end:
+            known.end, known.end_epoch = offset, leader_epoch
+            known.release()
+            return Value(offset, leader_epoch)
+        return self._hold(known, offset, now, leader_epoch)
+
+    def unavailable(self, key: Key, code: int, now: float) -> Held:
+        """A look-up of an offset was refused because the leader is not ready: 78 or 5. Ask again.
+
+        Raises:
+            ValueError: The code means something else.
+        """
+        known = self._known.get(key, _Known())
+        since_s = 0.0 if known.held_since is None else max(0.0, now - known.held_since)
+        end = _or_none(known.end)
+        if code == OFFSET_NOT_AVAILABLE:
+            return Held(end, None, Why.OFFSET_NOT_AVAILABLE, since_s)
+        if code == LEADER_NOT_AVAILABLE:
+            return Held(end, None, Why.LEADER_NOT_AVAILABLE, since_s, refresh_metadata=True)
+        raise ValueError(f"error code {code} does not say that an offset is not available yet")
+
+    def _hold(self, known: _Known, offset: int, now: float, leader_epoch: int) -> Result:
+        since_s = known.since(now)
+        known.answered = offset
+        # An answer without epoch comes from a broker that cannot be asked about epochs either.
+        ask = known.end_epoch if known.end_epoch >= 0 and leader_epoch >= 0 else None
+        if ask is None and since_s >= self._hold_timeout_s:
+            return Undecidable(known.end, offset, since_s)
+        return Held(known.end, offset, Why.LOWER, since_s, ask)
+
+    def prove(
+        self,
+        key: Key,
+        requested_epoch: int,
+        reply_epoch: int,
+        end_offset: int,
+        now: float,
+        *,
+        leader_epoch: int = UNDEFINED,
+    ) -> Result:
+        """The leader's answer to OffsetForLeaderEpoch of `Held.ask_epoch`.
+
+        Args:
+            key: The partition.
+            requested_epoch: The epoch that was asked about.
+            reply_epoch: `leader_epoch` of the response.
+            end_offset: `end_offset` of the response.
+            now: The moment.
+            leader_epoch: Under which epoch the leader that answered leads (the request's current leader epoch).
+
+        Returns:
+            Lowered: records are gone. Held: they are not, or the answer tells nothing. Value: nothing is held.
+        """
+        known = self._of(key)
+        if known.held_since is None:
+            return Value(_or_none(known.end), known.end_epoch)
+        since_s = known.since(now)
+        if UNDEFINED < leader_epoch < known.newest_epoch:
+            return Held(
+                known.end, known.answered, Why.FORMER_LEADER, since_s, known.end_epoch, refresh_metadata=True
+            )
+        if requested_epoch != known.end_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
+            # Another question, or no answer: "unknown" is not a loss.
+            return Held(known.end, known.answered, Why.LOWER, since_s, known.end_epoch)
+        if end_offset >= known.end:
+            return Held(known.end, known.answered, Why.CATCHING_UP, since_s, known.end_epoch)
+        known.newest_epoch = max(leader_epoch, known.newest_epoch)
+        cause = Cause.UNCLEAN_ELECTION if known.newest_epoch > known.end_epoch else Cause.TRUNCATED
+        proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
+        # The answer itself may be early as well: only what the proof says is gone is given up.
+        return self._lower(known, max(known.answered, end_offset), cause, proof)
+
+    def accept(self, key: Key) -> Lowered | None:
+        """Believe the lower answer that is held; the caller's decision in an undecidable case.
+
+        Returns:
+            None when none is held.
+        """
+        known = self._of(key)
+        return None if known.held_since is None else self._lower(known, known.answered, Cause.ACCEPTED, None)
+
+    def _lower(self, known: _Known, offset: int, cause: Cause, proof: Proof | None) -> Lowered:
+        previous = known.end
+        known.end, known.end_epoch = offset, known.newest_epoch
+        known.start = min(known.start, offset)
+        for timestamp in [timestamp for timestamp, found in known.found.items() if found >= offset]:
+            del known.found[timestamp]
+        known.release()
+        return Lowered(offset, previous, cause, proof)
+
+    # --- earliest ---
+
+    def observe_start(self, key: Key, offset: int, *, topic_id: bytes | None = None) -> Value | Held:
+        """An answer to a look-up of the earliest offset.
+
+        A replica deletes what retention allows on its own, so a new leader may begin earlier than the one before:
+        the highest start stands.
+
+        Returns:
+            Value, or Held when it is lower than before.
+
+        Raises:
+            ValueError: `offset` is negative.
+        """
+        if offset < 0:
+            raise ValueError(f"a start offset cannot be {offset}")
+        known = self._of(key)
+        if topic_id in known.former_ids:
+            return Held(_or_none(known.start), offset, Why.FORMER_TOPIC, refresh_metadata=True)
+        recreated = self._identify(known, topic_id)
+        if offset < known.start:
+            return Held(known.start, offset, Why.LOWER)
+        known.start = offset
+        return Value(offset, recreated=recreated)
+
+    # --- by timestamp ---
+
+    def observe_timestamp(
+        self, key: Key, timestamp_ms: int, offset: int | None, *, topic_id: bytes | None = None
+    ) -> Value | Held:
+        """An answer to a look-up by timestamp.
+
+        Args:
+            key: The partition.
+            timestamp_ms: What was looked for.
+            offset: First record at or behind it; None (Kafka's -1) when there is none.
+            topic_id: Id of the topic that was asked, None when not known.
+
+        Returns:
+            Held when a record was found before, is not found now, and retention cannot have removed it.
+
+        Raises:
+            ValueError: `offset` is negative.
+        """
+        if offset is not None and offset < 0:
+            raise ValueError(f"offset {offset}: a look-up that finds nothing is given as None")
+        known = self._of(key)
+        if topic_id in known.former_ids:
+            return Held(known.found.get(timestamp_ms), offset, Why.FORMER_TOPIC, refresh_metadata=True)
+        recreated = self._identify(known, topic_id)
+        before = known.found.get(timestamp_ms)
+        if offset is None:
+            if before is not None and before >= known.start:
+                return Held(before, None, Why.NOT_FOUND)
+            return Value(None, recreated=recreated)
+        known.found[timestamp_ms] = offset
+        known.found.move_to_end(timestamp_ms)
+        while len(known.found) > MAX_TIMESTAMPS:
+            known.found.popitem(last=False)
+        return Value(offset, recreated=recreated)
+
+    # --- what all of them do ---
+
+    def _of(self, key: Key) -> _Known:
+        return self._known.setdefault(key, _Known())
+
+    @staticmethod
+    def _identify(known: _Known, topic_id: bytes | None) -> bool:
+        """Note the topic id; whether it is a new one, which makes everything before void."""
+        if topic_id is None or topic_id == known.topic_id:
+            return False
+        old, known.topic_id = known.topic_id, topic_id
+        if old is None:
+            return False
+        known.former_ids = [*known.former_ids[1 - MAX_FORMER_IDS :], old]
+        # The next end offset says whether it is lower, even if the change was noticed by another look-up.
+        known.end_before = max(known.end, known.end_before) if known.recreated else known.end
+        known.recreated = Proof(old_topic_id=old, topic_id=topic_id)
+        known.end, known.start = -1, -1
+        known.end_epoch = known.newest_epoch = UNDEFINED
+        known.found.clear()
+        known.release()
+        return True
+
+    # --- as text ---
+
+    def encode(self) -> str:
+        """What is remembered, as JSON, for the next life of the process. What is held is not part of it."""
+        rows = [
+            {
+                "topic": key.topic,
+                "partition": key.partition,
+                "isolation": int(key.isolation),
+                "end": known.end,
+                "end_epoch": known.end_epoch,
+                "newest_epoch": known.newest_epoch,
+                "start": known.start,
+                "topic_id": None if known.topic_id is None else known.topic_id.hex(),
+                "former_ids": [former.hex() for former in known.former_ids],
+            }
+            for key, known in self._known.items()
+        ]
+        return json.dumps({"version": _VERSION, "partitions": rows}, indent=1)
+
+    def restore(self, text: str) -> None:
+        """Remember what `encode` wrote; replaces what is known of the same partitions.
+
+        Raises:
+            BaselineError: It is something else, damaged, or of a newer version. Nothing was changed.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise BaselineError(f"the stored end offsets are no JSON: {error}") from None
+        if not isinstance(data, dict) or not isinstance(rows := data.get("partitions"), list):
+            raise BaselineError("the stored end offsets are not what kafkasafe writes: no list of partitions")
+        if (version := data.get("version")) != _VERSION:
+            raise BaselineError(
+                f"the stored end offsets have version {version!r}, this kafkasafe reads {_VERSION}"
+            )
+        self._known.update([_read(row) for row in rows])
+
+
+_VERSION: Final = 1
+
+
+def _or_none(offset: int) -> int | None:
+    return offset if offset >= 0 else None
+
+
+def _read(row: Any) -> tuple[Key, _Known]:
+    try:
+        key = Key(row["topic"], _whole(row["partition"], 0), Isolation(row["isolation"]))
+        known = _Known(
+            end=_whole(row["end"], -1),
+            end_epoch=_whole(row["end_epoch"], -1),
+            newest_epoch=_whole(row["newest_epoch"], -1),
+            topic_id=None if row["topic_id"] is None else bytes.fromhex(row["topic_id"]),
+            start=_whole(row["start"], -1),
+            former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BaselineError(
+            f"the stored end offsets are damaged: {type(error).__name__} {error} in {row!r}"
+        ) from None
+    if not isinstance(key.topic, str):
+        raise BaselineError(f"the stored end offsets are damaged: the topic of {row!r} is no text")
+    return key, known
+
+
+def _whole(number: Any, least: int) -> int:
+    if type(number) is not int or number < least:
+        raise ValueError(f"{number!r} is no whole number from {least}")
+    return number
