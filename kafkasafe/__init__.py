@@ -3,6 +3,8 @@
 See the README for the conditions under which that holds.
 """
 
+from kafkasafe._io.retry import RetryEvent, RetryPolicy
+from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
 from kafkasafe.errors import (
     ConfigError,
     DataLossError,
@@ -27,6 +29,13 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     # producer
     "RecordFuture",
     "SafeProducer",
+    # what an error means, and when to try again
+    "ErrorAction",
+    "ErrorContext",
+    "RetryEvent",
+    "RetryPolicy",
+    "Verdict",
+    "classify",
     # errors
     "ConfigError",
     "DataLossError",

@@ -35,7 +35,7 @@ __all__ = [
     "ErrorContext",
     "ProduceVerdict",
     "Verdict",
-    "all_verdicts",
+    "all_codes",
     "api_name",
     "classify_code",
     "classify_produce",
@@ -1146,14 +1146,14 @@ def classify_produce(code: int) -> ProduceVerdict:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def all_verdicts(api: str | None = None) -> list[Verdict]:
-    """The verdicts on all codes of the table, by code, without context."""
-    return [classify_code(code, api) for code in sorted(_TABLE)]
+def all_codes() -> list[int]:
+    """The codes of the table, −1 first."""
+    return sorted(_TABLE)
 
 
 def names() -> list[str]:
     """Kafka's names of all codes, by code."""
-    return [row.name for row in sorted(_ROWS, key=lambda row: row.code)]
+    return [_TABLE[code].name for code in all_codes()]
 
 
 # What older Kafka versions called them.

@@ -1,13 +1,31 @@
-"""When to try again: tenacity's waits. Whether to try is decided in the core."""
+"""When to try again: tenacity's waits. Whether to try is decided in the core (`kafkasafe.classify`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import asyncio
+import functools
+import inspect
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 import tenacity
+from kafka.errors import KafkaTimeoutError
 
-__all__ = ["Backoff"]
+from kafkasafe.classification import ErrorAction, Verdict, classify
+from kafkasafe.errors import ConfigError, UsageError
+
+__all__ = ["Backoff", "RetryEvent", "RetryPolicy"]
+
+log = logging.getLogger("kafkasafe.retry")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Backoff:
@@ -29,3 +47,410 @@ class Backoff:
         state = tenacity.RetryCallState(tenacity.Retrying(), fn=never_called, args=(), kwargs={})
         state.attempt_number = min(attempt, 32)
         return max(self._least_s, float(self._wait(state)))
+
+
+@dataclass(frozen=True, slots=True)
+class RetryEvent:
+    """A call failed: it will be tried again, or it is given up.
+
+    Attributes:
+        call: Name of the function.
+        partition: The key of the rate cap; None: none was given.
+        attempt: Which try failed, from 1.
+        elapsed_s: Seconds since the first try began.
+        pause_s: Seconds until the next try; longer when others wait for the same partition. None: there is none.
+        gave_up: Why there is none: `"deadline"`, `"attempts"`, or `"verdict"` (no retry helps); None: there is one.
+        error: What it raised.
+        verdict: What `kafkasafe.classify` says of it. Where its `refresh_metadata` is set, the callback is the place
+            to do that: it runs before the pause.
+    """
+
+    call: str
+    partition: Hashable | None
+    attempt: int
+    elapsed_s: float
+    pause_s: float | None
+    gave_up: Literal["deadline", "attempts", "verdict"] | None
+    error: BaseException
+    verdict: Verdict
+
+
+_GaveUp = Literal["deadline", "attempts", "verdict"]
+
+_AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
+# Partitions in error of which the rate is kept. Of those whose turn has come nothing needs to be known.
+_MAX_KEYS: Final = 10_000
+
+
+class RetryPolicy:
+    """When to try a failed call again: deadline, exponential pauses with full jitter, and a request rate per partition.
+
+    Whether to try again is not its business: that is `kafkasafe.classify`'s verdict (`retry`, `retry_after_refresh`).
+    Everything else (`fatal`, `fence`, `ask_broker` …) is raised at once. A call that writes must be one that may be
+    repeated: `SafeProducer.send` needs no policy, it retries by itself without duplicates.
+
+    Use it as a decorator of a function or a coroutine function, or call through it:
+
+        policy = RetryPolicy(deadline_s=30)
+
+        @policy
+        def end_offset(topic, partition): ...
+
+        @policy.on(lambda topic, partition: (topic, partition), api="list_offsets")
+        async def end_offset(topic, partition): ...
+
+        policy.call(consumer.partitions_for_topic, "orders")
+
+    One policy may be shared by any number of threads, tasks and functions; the rate cap is then shared as well.
+
+    Args:
+        deadline_s: Seconds after which no further try begins, counted from the first one's begin. A pause that would
+            end behind it is not begun. None: none. A try that runs is not interrupted: give the call a timeout.
+        attempts: Most tries, the first one included. None: any number.
+        first_s: Upper bound of the first pause, seconds; it doubles with each failure.
+        max_s: Upper bound of any pause that the back-off makes, seconds.
+        rate_per_s: While a partition fails, at most so many tries a second go to it, whoever makes them and whatever
+            the dice say; a success lifts the cap. Calls without a partition are capped one by one. 10 is what design
+            and KIP-1007 (KAFKA-19599: 9,000 fetches a second) ask for.
+        api: The request kind for `classify`; None: any.
+        on_retry: Gets a `RetryEvent` for every failed try, in the thread or task of the call, before the pause. What
+            it raises is logged and ignored.
+        reraise: True: a call that is given up raises its last error, with a note that says what was tried. False:
+            tenacity's `RetryError`, with the last error as its cause.
+        whether: Instead of `kafkasafe.classify`: the verdict on an error.
+        clock: Monotonic seconds.
+        sleep: Waits so many seconds.
+        async_sleep: Waits so many seconds in a task.
+        dice: A number in [0, 1).
+
+    Raises:
+        ConfigError: An option has a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        deadline_s: float | None = 120.0,
+        attempts: int | None = None,
+        first_s: float = 0.1,
+        max_s: float = 10.0,
+        rate_per_s: float = 10.0,
+        api: str | None = None,
+        on_retry: Callable[[RetryEvent], object] | None = None,
+        reraise: bool = True,
+        whether: Callable[[BaseException], Verdict] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+        async_sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self._deadline_s = None if deadline_s is None else _seconds("deadline_s", deadline_s, zero=True)
+        if attempts is not None and (type(attempts) is not int or attempts < 1):
+            raise ConfigError(f"attempts must be at least 1 or None, not {attempts!r}")
+        self._attempts = attempts
+        self._first_s = _seconds("first_s", first_s)
+        self._max_s = _seconds("max_s", max_s)
+        self._least_s = 1 / _seconds("rate_per_s", rate_per_s)
+        if deadline_s is None and attempts is None:
+            # P6 of the design: nothing is retried for ever unless somebody has said so.
+            raise ConfigError(
+                "deadline_s and attempts are both None: a call would be tried for ever; set one"
+            )
+        # Asked once, so that a wrong name is told here and not at the first error.
+        self._api = classify(0, api).api
+        self._on_retry = on_retry
+        self._reraise = reraise
+        self._whether = whether
+        self._clock = clock
+        self._sleep = sleep
+        self._async_sleep = async_sleep
+        self._dice = dice
+        self._lock = threading.Lock()
+        self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last try failed.
+
+    def __repr__(self) -> str:
+        return (
+            f"RetryPolicy(deadline_s={self._deadline_s}, attempts={self._attempts}, first_s={self._first_s},"
+            f" max_s={self._max_s}, rate_per_s={1 / self._least_s:g}, {len(self._next_turn)} partitions failing)"
+        )
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator: the function, sync or async, tried by this policy. Its signature stays what it was.
+
+        Raises:
+            UsageError: It is a generator function: half of what it yields cannot be taken back.
+        """
+        return self.on(None)(function)
+
+    def on(
+        self, partition: Hashable | Callable[..., Hashable] | None, *, api: str | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """As a decorator with a partition (or any other key) for the rate cap.
+
+        Args:
+            partition: The key, or a function that makes it from the arguments of the call.
+            api: The request kind for `classify`, instead of the policy's.
+        """
+        kind = self._api if api is None else classify(0, api).api
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise UsageError(
+                    f"{_name(function)} is a generator: what it has yielded cannot be tried again"
+                )
+
+            def key(args: Any, kwargs: Any) -> Hashable | None:
+                return partition(*args, **kwargs) if callable(partition) else partition
+
+            if _is_async(function):
+
+                @functools.wraps(function)
+                async def tried_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                    call = _Call(self, function, key(args, kwargs), kind)
+                    return await call.run_async(args, kwargs)
+
+                return cast("Callable[P, R]", tried_async)
+
+            @functools.wraps(function)
+            def tried(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", _Call(self, function, key(args, kwargs), kind).run(args, kwargs))
+
+            return tried
+
+        return decorate
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls `function` by this policy, without a partition. Of a coroutine function: `await policy.call(...)`."""
+        return self(function)(*args, **kwargs)
+
+    # --- the rate cap ---
+
+    def _turn_s(self, key: Hashable, limit_s: float) -> float | None:
+        """Seconds until a try may go to `key`; the turn is taken. None, and nothing taken: more than `limit_s`."""
+        # Nearly always nothing fails: a lookup costs no lock.
+        if key not in self._next_turn:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            begin = max(self._next_turn.get(key, now), now)
+            if begin - now > limit_s:
+                return None
+            if key in self._next_turn:
+                self._next_turn[key] = begin + self._least_s
+            return begin - now
+
+    def _failed(self, key: Hashable) -> None:
+        with self._lock:
+            now = self._clock()
+            if len(self._next_turn) >= _MAX_KEYS and key not in self._next_turn:
+                self._next_turn = {key: turn for key, turn in self._next_turn.items() if turn > now}
+            self._next_turn[key] = max(self._next_turn.get(key, now), now + self._least_s)
+
+    def _succeeded(self, key: Hashable) -> None:
+        if key in self._next_turn:
+            with self._lock:
+                self._next_turn.pop(key, None)
+
+
+class _Call:
+    """One call under a policy: tenacity's callbacks, with the policy's own clock."""
+
+    def __init__(
+        self, policy: RetryPolicy, function: Callable[..., Any], partition: Hashable | None, api: str | None
+    ) -> None:
+        self._policy = policy
+        self._function = function
+        self._partition = partition
+        self._api = api
+        self._began = policy._clock()
+        self._error: Exception | None = None
+        self._verdict: Verdict | None = None
+        self._tries = 0
+        self._out_of_time = False
+        self._gave_up: _GaveUp | None = None
+        self._exponential = tenacity.wait_exponential(multiplier=policy._first_s, max=policy._max_s)
+        self._options: dict[str, Any] = {
+            "retry": self._is_again,
+            "wait": self._pause_s,
+            "stop": self._is_over,
+            "before_sleep": self._tell_pause,
+            "reraise": policy._reraise,
+        }
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        def attempt() -> Any:
+            if (wait_s := self._turn_s()) > 0:
+                self._policy._sleep(wait_s)
+            self._tries += 1
+            return self._function(*args, **kwargs)
+
+        try:
+            result = tenacity.Retrying(sleep=cast("Any", self._policy._sleep), **self._options)(attempt)
+        except Exception as error:
+            self._note(error)
+            raise
+        self._succeeded()
+        return result
+
+    async def run_async(self, args: Any, kwargs: Any) -> Any:
+        async def attempt() -> Any:
+            if (wait_s := self._turn_s()) > 0:
+                await self._policy._async_sleep(wait_s)
+            self._tries += 1
+            return await self._function(*args, **kwargs)
+
+        sleep = cast("Any", self._policy._async_sleep)
+        try:
+            result: Any = await tenacity.AsyncRetrying(sleep=sleep, **self._options)(attempt)
+        except Exception as error:
+            self._note(error)
+            raise
+        self._succeeded()
+        return result
+
+    # --- the rate cap ---
+
+    def _turn_s(self) -> float:
+        """Seconds until this call's next try may begin. Raises its last error when that is behind the deadline."""
+        if self._partition is None:
+            return 0.0
+        deadline_s = self._policy._deadline_s
+        left_s = math.inf if deadline_s is None else max(0.0, deadline_s - self._elapsed_s())
+        wait_s = self._policy._turn_s(self._partition, left_s)
+        if wait_s is not None:
+            return wait_s
+        self._out_of_time = True
+        raise self._error or KafkaTimeoutError(
+            f"{_name(self._function)} was not tried: {self._partition!r} fails, and so many calls wait for it that"
+            f" none may begin within {deadline_s:g} s"
+        )
+
+    def _succeeded(self) -> None:
+        if self._partition is not None:
+            self._policy._succeeded(self._partition)
+
+    # --- tenacity asks, in this order ---
+
+    def _is_again(self, state: tenacity.RetryCallState) -> bool:
+        error = _outcome(state)
+        # Interrupts and cancellations are not failures.
+        if not isinstance(error, Exception):
+            return False
+        if self._out_of_time:
+            self._tell(error, None, "deadline")
+            return False
+        self._judge(error)
+        if self._verdict is not None and self._verdict.action in _AGAIN:
+            return True
+        self._tell(error, None, "verdict")
+        return False
+
+    def _pause_s(self, state: tenacity.RetryCallState) -> float:
+        policy = self._policy
+        # Full jitter: anything between nothing and the exponential bound.
+        jittered_s = self._exponential(state) * policy._dice()
+        return max(policy._least_s, jittered_s)
+
+    def _is_over(self, state: tenacity.RetryCallState) -> bool:
+        error = _outcome(state)
+        if not isinstance(error, Exception):
+            return False
+        if self._error is not error:
+            # tenacity's TryAgain goes round the question whether.
+            self._judge(error)
+        policy = self._policy
+        if policy._attempts is not None and self._tries >= policy._attempts:
+            self._tell(error, None, "attempts")
+            return True
+        if policy._deadline_s is not None and self._elapsed_s() + state.upcoming_sleep > policy._deadline_s:
+            self._tell(error, None, "deadline")
+            return True
+        return False
+
+    def _tell_pause(self, state: tenacity.RetryCallState) -> None:
+        error = _outcome(state)
+        if isinstance(error, Exception):
+            self._tell(error, state.upcoming_sleep, None)
+
+    # --- what is said of it ---
+
+    def _elapsed_s(self) -> float:
+        return self._policy._clock() - self._began
+
+    def _judge(self, error: Exception) -> None:
+        whether = self._policy._whether
+        self._error = error
+        self._verdict = classify(error, self._api) if whether is None else whether(error)
+        if self._partition is not None:
+            self._policy._failed(self._partition)
+
+    def _tell(self, error: Exception, pause_s: float | None, gave_up: _GaveUp | None) -> None:
+        verdict = self._verdict or classify(error, self._api)
+        self._gave_up = gave_up
+        elapsed_s = self._elapsed_s()
+        name = _name(self._function)
+        if pause_s is not None:
+            log.info(
+                "%s failed (try %d, %.1f s): %r; again in %.2f s",
+                name,
+                self._tries,
+                elapsed_s,
+                error,
+                pause_s,
+            )
+        else:
+            log.info(
+                "%s failed (try %d, %.1f s): %r; given up (%s)", name, self._tries, elapsed_s, error, gave_up
+            )
+        if self._policy._on_retry is None:
+            return
+        event = RetryEvent(name, self._partition, self._tries, elapsed_s, pause_s, gave_up, error, verdict)
+        try:
+            self._policy._on_retry(event)
+        except Exception:
+            # The hook is the user's: it must not decide what becomes of the call.
+            log.exception("on_retry failed for %s", event)
+
+    def _note(self, error: Exception) -> None:
+        """Says on the raised error what was tried, once: a function may raise the same instance for ever."""
+        if self._tries < 2:
+            return
+        kept = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
+        if hasattr(error, "__notes__"):
+            error.__notes__ = kept
+        fix = self._verdict.explanation if self._verdict is not None else ""
+        error.add_note(
+            f"{_NOTE}{_name(self._function)} was tried {self._tries} times in {self._elapsed_s():.1f} s and given up"
+            f" ({self._gave_up}). {fix}"
+        )
+
+
+_NOTE: Final = "kafkasafe.RetryPolicy: "
+
+
+def _outcome(state: tenacity.RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isclass(function):
+        return False
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - not asked whether it is callable, but what calling it gives
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _seconds(name: str, value: Any, *, zero: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a number, not {value!r}")
+    if value < 0 or (value == 0 and not zero):
+        raise ConfigError(f"{name} must be {'at least' if zero else 'above'} 0, not {value!r}")
+    return float(value)
