@@ -18,24 +18,17 @@ connect to what a broker advertises, not to what they were bootstrapped from.
 from __future__ import annotations
 
 import collections
-import contextlib
 import selectors
 import socket
-import struct
-import threading
 import time
-from collections.abc import Callable, Container
-from typing import Final, Self, TypeVar
+from typing import Final
 
-_T = TypeVar("_T")
+from kafkasafe.testing.relay import CONNECT_TIMEOUT_S, Relay, connect
 
 _CHUNK_BYTES: Final = 64 * 1024
 _MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
 )  # for each direction of a connection; then the sender has to wait
-_CONNECT_TIMEOUT_S: Final = 2.0
-_COMMAND_TIMEOUT_S: Final = 10.0
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
 
 
 class _Pipe:
@@ -59,7 +52,7 @@ class _Connection:
         self.damaged = False  # bytes were swallowed: what follows them would make no sense
 
 
-class TcpProxy:
+class TcpProxy(Relay[_Connection]):
     """Forwards TCP connections and breaks them on command. Thread-safe.
 
     A command has taken effect when it returns. Faults add up until `restore`.
@@ -87,21 +80,14 @@ class TcpProxy:
         host: str = "127.0.0.1",
         target_host: str = "127.0.0.1",
     ) -> None:
+        super().__init__(host)
         self.target_port = target_port
-        self._host = host
         self._target_host = target_host
-        self._listener: socket.socket | None = self._listen(port)
-        self.port: int = self._listener.getsockname()[1]
-        self._selector = selectors.DefaultSelector()
-        self._masks: dict[socket.socket, int] = {}
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._commands: collections.deque[Callable[[], None]] = collections.deque()
-        self._connections: set[_Connection] = set()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        try:
+            self.port: int = self._listen(port, 0)
+        except OSError:
+            self.close()
+            raise
 
         # Owned by the proxy's thread, like everything it forwards.
         self._drop_requests = False
@@ -115,13 +101,6 @@ class TcpProxy:
         self._response_bytes = 0
         self._dropped_bytes = 0
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         faults = [
             name
@@ -129,28 +108,11 @@ class TcpProxy:
                 ("drops requests", self._drop_requests),
                 ("drops responses", self._drop_responses),
                 ("stalled", self._stalled),
-                ("refuses", self._listener is None),
+                ("refuses", not self._listeners),
             )
             if active
         ]
         return f"<TcpProxy {self.port} -> {self.target_port}{''.join(', ' + fault for fault in faults)}>"
-
-    def start(self) -> None:
-        """Begins to accept connections. Idempotent."""
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name=f"tcp-proxy-{self.port}", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        """Resets all connections and stops listening. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._thread is not None:
-            self._wake()
-            self._thread.join(_COMMAND_TIMEOUT_S)
-        else:
-            self._close_all()
 
     # -- Faults --------------------------------------------------------------------------------------------------
 
@@ -187,14 +149,11 @@ class TcpProxy:
         """Resets all connections and stops listening: connecting is refused. Switched off, it listens again."""
 
         def run() -> None:
-            if on and self._listener is not None:
-                self._selector.unregister(self._listener)
-                self._listener.close()
-                self._listener = None
+            if on and self._listeners:
+                self._stop_listening()
                 self._cut()
-            elif not on and self._listener is None:
-                self._listener = self._listen(self.port)
-                self._selector.register(self._listener, selectors.EVENT_READ)
+            elif not on and not self._listeners:
+                self._listen(self.port, 0)
 
         self._do(run)
 
@@ -211,11 +170,6 @@ class TcpProxy:
         self.refuse(on=False)
 
     # -- What it saw ---------------------------------------------------------------------------------------------
-
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return len(self._connections)
 
     @property
     def accepted(self) -> int:
@@ -239,79 +193,10 @@ class TcpProxy:
 
     # -- The proxy's thread --------------------------------------------------------------------------------------
 
-    def _listen(self, port: int) -> socket.socket:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, port))
-            listener.listen(128)
-            listener.setblocking(False)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # woken already
-            self._waker.send(b"\0")
-
-    def _do(self, command: Callable[[], _T]) -> _T:
-        """Runs a command on the proxy's thread and waits for it."""
-        if self._closed:
-            raise RuntimeError("The proxy is closed")
-        self.start()
-        done = threading.Event()
-        outcome: list[_T] = []
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                outcome.append(command())
-            except BaseException as error:  # the caller gets it
-                failure.append(error)
-            finally:
-                done.set()
-
-        self._commands.append(run)
-        self._wake()
-        if not done.wait(_COMMAND_TIMEOUT_S):
-            raise TimeoutError("The proxy does not react")
-        if failure:
-            raise failure[0]
-        return outcome[0]
-
-    def _run(self) -> None:
-        if self._listener is not None:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        try:
-            while not self._closed:
-                for key, events in self._selector.select(self._plan()):
-                    if key.fileobj is self._woken:
-                        self._obey()
-                    elif key.fileobj is self._listener:
-                        self._accept()
-                    elif key.data in self._connections:
-                        self._serve(key.data, key.fileobj, events)
-        finally:
-            self._close_all()
-
-    def _close_all(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
-        self._cut()
-        if self._listener is not None:
-            self._listener.close()
-        self._selector.close()
-        self._woken.close()
-        self._waker.close()
-
-    def _obey(self) -> None:
-        try:
-            self._woken.recv(4096)
-        except BlockingIOError:
-            return
-        while self._commands:
-            self._commands.popleft()()
+    def _open(self, client: socket.socket, number: int) -> _Connection | None:  # noqa: ARG002
+        self._accepted += 1
+        target = connect(self._target_host, self.target_port)
+        return None if target is None else _Connection(client, target)
 
     def _plan(self) -> float | None:
         """Registers for what can be done now. Returns how long until a delayed piece is due, in seconds."""
@@ -334,36 +219,6 @@ class TcpProxy:
                 self._register(sock, mask, connection)
         return None if soonest is None else max(0.0, soonest - now)
 
-    def _register(self, sock: socket.socket, mask: int, connection: _Connection) -> None:
-        old = self._masks.get(sock, 0)
-        if mask == old:
-            return
-        if not old:
-            self._selector.register(sock, mask, connection)
-        elif not mask:
-            self._selector.unregister(sock)
-        else:
-            self._selector.modify(sock, mask, connection)
-        self._masks[sock] = mask
-
-    def _accept(self) -> None:
-        if self._listener is None:
-            return
-        try:
-            client, _ = self._listener.accept()
-        except OSError:
-            return  # the client has gone again
-        self._accepted += 1
-        try:
-            target = socket.create_connection((self._target_host, self.target_port), _CONNECT_TIMEOUT_S)
-        except OSError:
-            _reset(client)
-            return
-        for sock in (client, target):
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connections.add(_Connection(client, target))
-
     def _serve(self, connection: _Connection, fileobj: object, events: int) -> None:
         try:
             for pipe in connection.pipes:
@@ -379,7 +234,7 @@ class TcpProxy:
             self._close(connection)
             return
         if connection in self._connections and all(pipe.shut for pipe in connection.pipes):
-            self._close(connection, reset=())
+            self._close(connection, reset_only=())
 
     def _read(self, connection: _Connection, pipe: _Pipe) -> None:
         try:
@@ -403,11 +258,11 @@ class TcpProxy:
             if len(data) >= self._cut_after:
                 # What may pass must arrive before the reset does.
                 pipe.sink.setblocking(True)
-                pipe.sink.settimeout(_CONNECT_TIMEOUT_S)
+                pipe.sink.settimeout(CONNECT_TIMEOUT_S)
                 pipe.sink.sendall(b"".join(piece for _, piece in pipe.queue) + data[: self._cut_after])
                 self._cut_after = None
                 # A reset could overtake what the target has not read yet.
-                self._close(connection, reset=(connection.client,))
+                self._close(connection, reset_only=(connection.client,))
                 self._cut()
                 return
             self._cut_after -= len(data)
@@ -440,26 +295,3 @@ class TcpProxy:
         if not self._drop_requests and not self._drop_responses:
             for connection in [connection for connection in self._connections if connection.damaged]:
                 self._close(connection)
-
-    def _cut(self) -> int:
-        cut = len(self._connections)
-        for connection in list(self._connections):
-            self._close(connection)
-        return cut
-
-    def _close(self, connection: _Connection, *, reset: Container[socket.socket] | None = None) -> None:
-        """Closes both sockets. Those in `reset`, all by default, lose what they have not delivered yet."""
-        self._connections.discard(connection)
-        for sock in (connection.client, connection.target):
-            if self._masks.pop(sock, 0):
-                self._selector.unregister(sock)
-            if reset is None or sock in reset:
-                _reset(sock)
-            else:
-                sock.close()
-
-
-def _reset(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    sock.close()

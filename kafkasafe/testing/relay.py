@@ -1,0 +1,241 @@
+"""What the proxies share: one thread that accepts connections and passes bytes, and takes commands.
+
+`TcpProxy` breaks the bytes, `FaultProxy` the Kafka frames in them. Both listen from construction on, run no code of
+their own before `start`, and own everything they forward on their thread: other threads hand it closures (`_do`).
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import contextlib
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable, Container
+from typing import Final, Generic, Protocol, Self, TypeVar
+
+__all__ = ["Link", "Relay"]
+
+_T = TypeVar("_T")
+
+CONNECT_TIMEOUT_S: Final = 2.0
+_COMMAND_TIMEOUT_S: Final = 10.0
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
+
+
+class Link(Protocol):
+    """A client's connection and the one made for it."""
+
+    client: socket.socket
+    target: socket.socket
+
+
+_L = TypeVar("_L", bound=Link)
+
+
+class Relay(abc.ABC, Generic[_L]):
+    """A thread that forwards connections. Thread-safe.
+
+    Args:
+        host: Address to listen on.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._listeners: dict[socket.socket, int] = {}  # what subclasses know them by
+        self._selector = selectors.DefaultSelector()
+        self._masks: dict[socket.socket, int] = {}
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._commands: collections.deque[Callable[[], None]] = collections.deque()
+        self._connections: set[_L] = set()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begins to accept connections. Idempotent."""
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Resets all connections and stops listening. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._wake()
+            self._thread.join(_COMMAND_TIMEOUT_S)
+        else:
+            self._close_all()
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._connections)
+
+    # -- What subclasses add -------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _open(self, client: socket.socket, number: int) -> _L | None:
+        """A connection for this client, which came to listener `number`; None when its target cannot be reached."""
+
+    @abc.abstractmethod
+    def _plan(self) -> float | None:
+        """Registers for what can be done now. Returns how long until there is more to do, in seconds."""
+
+    @abc.abstractmethod
+    def _serve(self, connection: _L, fileobj: object, events: int) -> None:
+        """A socket of the connection is ready."""
+
+    # -- The thread ----------------------------------------------------------------------------------------------
+
+    def _listen(self, port: int, number: int) -> int:
+        """Listens on a port, 0 for any free one. Returns the port."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, port))
+            listener.listen(128)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        self._listeners[listener] = number
+        self._selector.register(listener, selectors.EVENT_READ)
+        bound: int = listener.getsockname()[1]
+        return bound
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # woken already
+            self._waker.send(b"\0")
+
+    def _do(self, command: Callable[[], _T]) -> _T:
+        """Runs a command on the proxy's thread and waits for it."""
+        if self._closed:
+            raise RuntimeError("The proxy is closed")
+        self.start()
+        done = threading.Event()
+        outcome: list[_T] = []
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                outcome.append(command())
+            except BaseException as error:  # the caller gets it
+                failure.append(error)
+            finally:
+                done.set()
+
+        self._commands.append(run)
+        self._wake()
+        if not done.wait(_COMMAND_TIMEOUT_S):
+            raise TimeoutError("The proxy does not react")
+        if failure:
+            raise failure[0]
+        return outcome[0]
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                for key, events in self._selector.select(self._plan()):
+                    if key.fileobj is self._woken:
+                        self._obey()
+                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._listeners:
+                        self._accept(key.fileobj)
+                    elif key.data in self._connections:
+                        self._serve(key.data, key.fileobj, events)
+        finally:
+            self._close_all()
+
+    def _close_all(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+        self._cut()
+        self._stop_listening()
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def _obey(self) -> None:
+        try:
+            self._woken.recv(4096)
+        except BlockingIOError:
+            return
+        while self._commands:
+            self._commands.popleft()()
+
+    def _register(self, sock: socket.socket, mask: int, connection: _L) -> None:
+        old = self._masks.get(sock, 0)
+        if mask == old:
+            return
+        if not old:
+            self._selector.register(sock, mask, connection)
+        elif not mask:
+            self._selector.unregister(sock)
+        else:
+            self._selector.modify(sock, mask, connection)
+        self._masks[sock] = mask
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return  # the client has gone again
+        connection = self._open(client, self._listeners[listener])
+        if connection is None:
+            reset(client)
+            return
+        for sock in (connection.client, connection.target):
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections.add(connection)
+
+    def _cut(self) -> int:
+        cut = len(self._connections)
+        for connection in list(self._connections):
+            self._close(connection)
+        return cut
+
+    def _close(self, connection: _L, *, reset_only: Container[socket.socket] | None = None) -> None:
+        """Closes both sockets. Those in `reset_only`, all by default, lose what they have not delivered yet."""
+        self._connections.discard(connection)
+        for sock in (connection.client, connection.target):
+            if self._masks.pop(sock, 0):
+                self._selector.unregister(sock)
+            if reset_only is None or sock in reset_only:
+                reset(sock)
+            else:
+                sock.close()
+
+
+def connect(host: str, port: int) -> socket.socket | None:
+    """A connection, None if there is none to be had."""
+    try:
+        return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+    except OSError:
+        return None
+
+
+def reset(sock: socket.socket) -> None:
+    """Closes a socket; what it has not delivered yet is lost."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
