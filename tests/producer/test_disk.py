@@ -282,7 +282,7 @@ def test_a_disk_that_fails_now_and_then(kafka, producers, quota, method, options
     producer.flush(60)
     assert [future.exception for future in futures if not future.succeeded()] == []
     failures = [event for event in seen if isinstance(event, events.SpoolWriteFailed)]
-    assert len(failures) >= 5
+    assert failures
     assert "Input/output error" in failures[0].error
     producer.close()
     harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(600))
