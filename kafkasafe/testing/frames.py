@@ -1,0 +1,516 @@
+"""Kafka frames ⇄ kafka-python's protocol classes, and where topics and partitions are in any of them.
+
+Nothing here knows one API from another, but for a few names: a message is searched for arrays of topics (structs with
+a `name`, `topic` or `topic_id`) and in those for arrays of partitions. So new APIs and versions come with kafka-python.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import types
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from kafka.protocol import admin, consumer, metadata, producer, sasl
+from kafka.protocol.api_message import ApiMessage
+
+from kafkasafe.errors import UsageError
+
+__all__ = [
+    "Api",
+    "Level",
+    "Request",
+    "Response",
+    "Spot",
+    "api",
+    "apis",
+    "endpoints",
+    "parse_request",
+    "spots",
+]
+
+Level: TypeAlias = Literal["top", "topic", "partition"]
+
+SIZE_BYTES: Final = 4
+_CORRELATION_BYTES: Final = 4
+
+_TOPIC_ARRAYS: Final = ("topic", "responses", "results")
+_TOPIC_NAMES: Final = ("name", "topic", "topic_name")
+_PARTITION_NAMES: Final = frozenset({"index", "partition", "partition_index", "partition_id"})
+_PARTITION_LISTS: Final = frozenset({"partitions", "partition_indexes"})
+_NODE_NAMES: Final = ("node_id", "broker_id")
+_ERROR_CODES: Final = ("error_code", "partition_error_code")
+
+# What a broker puts beside an error code.
+_BESIDE_ERRORS: Final[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType(
+    {
+        "Produce": {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1},
+        "Fetch": {
+            "high_watermark": -1,
+            "last_stable_offset": -1,
+            "log_start_offset": -1,
+            "aborted_transactions": [],
+            "records": b"",
+        },
+        "ListOffsets": {"offset": -1, "timestamp": -1, "leader_epoch": -1, "old_style_offsets": []},
+        "OffsetForLeaderEpoch": {"leader_epoch": -1, "end_offset": -1},
+        "InitProducerId": {"producer_id": -1, "producer_epoch": -1},
+        "DescribeProducers": {"active_producers": []},
+        "Metadata": {"partitions": []},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Api:
+    """One of Kafka's APIs.
+
+    Attributes:
+        key: Its number.
+        name: Its name, `Produce`.
+        request: kafka-python's class.
+        response: kafka-python's class.
+    """
+
+    key: int
+    name: str
+    request: Any
+    response: Any
+
+    def knows(self, version: int) -> bool:
+        """Whether kafka-python can decode this version."""
+        newest: int = min(self.request.max_version, self.response.max_version)
+        return 0 <= version <= newest
+
+    def flexible(self, version: int) -> bool:
+        """Whether this version has tagged fields."""
+        return bool(self.response.flexible_version_q(version))
+
+    def level_of(self, field: str) -> Level:
+        """Where in a response a field is; the deepest place where there are several.
+
+        Raises:
+            UsageError: Nowhere.
+        """
+        found: Level | None = None
+        for level, names in _levels(self.response):
+            if field in names:
+                found = level
+        if found is None:
+            raise UsageError(f"No {self.name} response has a field {field!r}")
+        return found
+
+    def has(self, level: Level, field: str) -> bool:
+        """Whether some version of the response has the field at this level."""
+        return any(field in names for at, names in _levels(self.response) if at == level)
+
+    def error_field(self, level: Level) -> str | None:
+        """Name of the error code at a level, None where there is none."""
+        return next((name for name in _ERROR_CODES if self.has(level, name)), None)
+
+    def beside_error(self, level: Level) -> dict[str, Any]:
+        """What a broker answers at this level beside an error."""
+        fields = _BESIDE_ERRORS.get(self.name, {})
+        return {name: value for name, value in fields.items() if self.has(level, name)}
+
+
+@functools.cache
+def _registry() -> dict[int, Api]:
+    requests: dict[int, Any] = {}
+    responses: dict[int, Any] = {}
+    for module in (admin, consumer, metadata, producer, sasl):
+        for name in module.__all__:
+            found: Any = getattr(module, name)
+            if isinstance(found, type) and issubclass(found, ApiMessage):
+                message: Any = found
+                (requests if message.is_request() else responses)[message.API_KEY] = message
+    return {
+        key: Api(key, requests[key].name.removesuffix("Request"), requests[key], responses[key])
+        for key in sorted(requests.keys() & responses.keys())
+    }
+
+
+def apis() -> list[Api]:
+    """All that kafka-python knows."""
+    return list(_registry().values())
+
+
+def api(which: object) -> Api:
+    """An API by name (`"Produce"`), number, or one of kafka-python's classes.
+
+    Raises:
+        UsageError: There is none, or kafka-python does not know it.
+    """
+    name = getattr(which, "name", which) if isinstance(which, type) else which
+    for known in apis():
+        if name in {known.key, known.name, f"{known.name}Request", f"{known.name}Response"}:
+            return known
+    raise UsageError(f"kafka-python knows no API {which!r}; it knows {', '.join(a.name for a in apis())}")
+
+
+# -- Frames ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request frame.
+
+    Attributes:
+        key: API number.
+        version: API version.
+        correlation_id: As the client chose it.
+        client_id: As the client says.
+        header: The header's bytes.
+        api: None where kafka-python does not know the API or the version, or cannot decode the frame.
+        message: The body, None likewise.
+    """
+
+    key: int
+    version: int
+    correlation_id: int
+    client_id: str
+    header: bytes
+    api: Api | None
+    message: Any
+
+    def encode(self) -> bytes:
+        """The frame, size included."""
+        return _frame(self.header, self.message)
+
+
+@dataclass(slots=True, eq=False)
+class Response:
+    """A response frame, decoded."""
+
+    header: bytes
+    message: Any
+
+    def encode(self) -> bytes:
+        """The frame, size included."""
+        return _frame(self.header, self.message)
+
+
+def _frame(header: bytes, message: Any) -> bytes:
+    body = bytes(message.encode())
+    return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+def parse_request(frame: bytes) -> Request:
+    """Decode a request.
+
+    Args:
+        frame: Without its size.
+
+    Raises:
+        ValueError: It has no header.
+    """
+    try:
+        key, version, correlation_id, size = struct.unpack_from(">hhih", frame)
+        at = 10 + max(size, 0)
+        client_id = frame[10:at].decode(errors="replace")
+        known = _registry().get(key)
+        if known is None or not known.knows(version):
+            return Request(key, version, correlation_id, client_id, frame[:at], None, None)
+        if known.request.flexible_version_q(version):
+            at = _skip_tags(frame, at)
+    except (struct.error, IndexError) as error:
+        raise ValueError("The frame is no Kafka request") from error
+    header = frame[:at]
+    try:
+        message = known.request.decode(frame[at:], version=version)
+    except Exception:
+        # What a client sends may be anything; the broker will judge it.
+        return Request(key, version, correlation_id, client_id, header, None, None)
+    return Request(key, version, correlation_id, client_id, header, known, message)
+
+
+def correlation_id(frame: bytes) -> int:
+    """Of a response frame without its size."""
+    found: int = struct.unpack_from(">i", frame)[0]
+    return found
+
+
+def parse_response(known: Api, version: int, frame: bytes) -> Response:
+    """Decode a response; raises whatever kafka-python raises on a bad one.
+
+    Args:
+        known: The API of the request.
+        version: Its version.
+        frame: Without its size.
+    """
+    at = _CORRELATION_BYTES
+    if _tagged_header(known, version):
+        at = _skip_tags(frame, at)
+    return Response(frame[:at], known.response.decode(frame[at:], version=version))
+
+
+def empty_response(request: Request) -> Response:
+    """An answer that says nothing, with no error."""
+    known = request.api
+    if known is None:
+        raise AssertionError("Only what can be decoded is answered")
+    header = struct.pack(">i", request.correlation_id)
+    if _tagged_header(known, request.version):
+        header += b"\0"
+    return Response(header, known.response(version=request.version))
+
+
+def _tagged_header(known: Api, version: int) -> bool:
+    # A client that is too new must understand the answer to its first question (KIP-511).
+    return known.flexible(version) and known.name != "ApiVersions"
+
+
+def _skip_tags(frame: bytes, at: int) -> int:
+    count, at = _uvarint(frame, at)
+    for _ in range(count):
+        _, at = _uvarint(frame, at)
+        size, at = _uvarint(frame, at)
+        at += size
+    return at
+
+
+def _uvarint(frame: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = frame[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+# -- Topics and partitions ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Spot:
+    """One topic in a message.
+
+    Attributes:
+        container: The array that it is in.
+        topic: The struct; a string where topics are only named.
+        name: Its name, its id as text where only that is known.
+        partitions: Array of its partitions, structs or numbers; None where the message has none.
+        number: Name of the field with a partition's number, None where they are numbers.
+    """
+
+    container: list[Any]
+    topic: Any
+    name: str
+    partitions: list[Any] | None
+    number: str | None
+
+    def number_of(self, partition: Any) -> int:
+        """A partition's number."""
+        found: int = partition if self.number is None else getattr(partition, self.number)
+        return found
+
+    def numbers(self) -> list[int]:
+        """Of all partitions."""
+        return [self.number_of(partition) for partition in self.partitions or ()]
+
+
+def spots(message: Any, names: Mapping[uuid.UUID, str]) -> list[Spot]:
+    """All topics in a message.
+
+    Args:
+        message: Request or response.
+        names: Names of topics by their ids.
+    """
+    return list(_spots(message, names))
+
+
+def _spots(message: Any, names: Mapping[uuid.UUID, str]) -> Iterator[Spot]:
+    for field in message._struct.fields.values():
+        if field.is_struct_array():
+            values = getattr(message, field.name)
+            if not values:
+                continue
+            if not _is_topics(field):
+                for value in values:
+                    yield from _spots(value, names)
+                continue
+            partitions, number = _partitions_of(field)
+            for value in values:
+                yield Spot(
+                    values,
+                    value,
+                    _topic_name(value, names),
+                    None if partitions is None else getattr(value, partitions),
+                    number,
+                )
+        elif field.is_struct():
+            value = getattr(message, field.name)
+            if value is not None:
+                yield from _spots(value, names)
+
+
+def topic_ids(message: Any) -> dict[uuid.UUID, str]:
+    """Names of the topics in a response that tells both."""
+    found = {}
+    for spot in spots(message, {}):
+        topic_id = getattr(spot.topic, "topic_id", None)
+        name = getattr(spot.topic, "name", None)
+        if topic_id is not None and topic_id.int and name:
+            found[topic_id] = name
+    return found
+
+
+def _topic_name(topic: Any, names: Mapping[uuid.UUID, str]) -> str:
+    fields = topic._struct.fields
+    for field in _TOPIC_NAMES:
+        name = getattr(topic, field, None) if field in fields else None
+        if name:
+            return str(name)
+    topic_id = getattr(topic, "topic_id", None) if "topic_id" in fields else None
+    return "" if topic_id is None else names.get(topic_id, str(topic_id))
+
+
+def _is_topics(field: Any) -> bool:
+    return any(part in field.name for part in _TOPIC_ARRAYS) and any(
+        name in field.fields for name in (*_TOPIC_NAMES, "topic_id")
+    )
+
+
+def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
+    """(field with the partitions, field with a partition's number) of an array of topics."""
+    for field in topics.fields.values():
+        if field.is_struct_array():
+            number = next((name for name in field.fields if name in _PARTITION_NAMES), None)
+            if number is not None:
+                return field.name, number
+        elif field.is_array() and field.name in _PARTITION_LISTS:
+            return field.name, None
+    return None, None
+
+
+@functools.cache
+def _levels(message: Any) -> list[tuple[Level, frozenset[str]]]:
+    """The names of fields at each level, from the top down."""
+    top: set[str] = set()
+    topic: set[str] = set()
+    partition: set[str] = set()
+
+    def visit(fields: Mapping[str, Any]) -> None:
+        for field in fields.values():
+            if field.is_struct_array() and _is_topics(field):
+                topic.update(field.fields)
+                inner, number = _partitions_of(field)
+                if inner is not None and number is not None:
+                    partition.update(field.fields[inner].fields)
+            elif field.is_struct_array():
+                visit(field.fields)
+            else:
+                top.add(field.name)
+
+    visit(message._struct.fields)
+    return [("top", frozenset(top)), ("topic", frozenset(topic)), ("partition", frozenset(partition))]
+
+
+def assign(target: Any, fields: Mapping[str, Any]) -> None:
+    """Sets fields of a struct; dicts become structs, and what its version does not have is passed over."""
+    for name, value in fields.items():
+        field = target._struct.fields.get(name)
+        if field is not None:
+            setattr(target, name, _built(field, value, target._version))
+
+
+def assign_outside(message: Any, fields: Mapping[str, Any]) -> None:
+    """Sets fields of a message wherever they are outside its topics: at its top, and of each group or coordinator."""
+    assign(message, fields)
+    for field in message._struct.fields.values():
+        if field.is_struct_array() and not _is_topics(field):
+            for value in getattr(message, field.name) or ():
+                assign_outside(value, fields)
+
+
+def _built(field: Any, value: Any, version: int) -> Any:
+    if isinstance(value, Mapping) and field.is_struct():
+        return field.data_class(version=version, **value)
+    if isinstance(value, list) and field.is_struct_array():
+        return [
+            field.data_class(version=version, **entry) if isinstance(entry, Mapping) else entry
+            for entry in value
+        ]
+    return value
+
+
+def put(
+    response: Response,
+    names: Mapping[uuid.UUID, str],
+    topic: str,
+    partition: int | None,
+) -> Any:
+    """Adds an entry to a response, to its topic if that is there.
+
+    Args:
+        response: The response.
+        names: Names of topics by their ids.
+        topic: Name of the topic.
+        partition: None for a topic only.
+
+    Returns:
+        The new struct: of the partition, or of the topic.
+
+    Raises:
+        UsageError: Responses of this API and version hold no such thing.
+    """
+    message = response.message
+    version = message._version
+    field = next(
+        (
+            field
+            for field in message._struct.fields.values()
+            if field.is_struct_array() and _is_topics(field) and field.for_version_q(version)
+        ),
+        None,
+    )
+    if field is None:
+        raise UsageError(f"{message.name} v{version} has no list of topics")
+    inner, number = _partitions_of(field)
+    if partition is not None and (inner is None or number is None):
+        raise UsageError(f"{message.name} v{version} has no partitions")
+    topics = getattr(message, field.name)
+    if topics is None:
+        topics = []
+        setattr(message, field.name, topics)
+    found = next((value for value in topics if _topic_name(value, names) == topic), None)
+    if found is None or partition is None:
+        found = field.data_class(version=version)
+        for name in _TOPIC_NAMES:
+            if name in field.fields:
+                setattr(found, name, topic)
+        if "topic_id" in field.fields:
+            found.topic_id = next((key for key, name in names.items() if name == topic), uuid.UUID(int=0))
+        if inner is not None:
+            setattr(found, inner, [])
+        topics.append(found)
+    if partition is None or inner is None or number is None:
+        return found
+    entry = field.fields[inner].data_class(version=version)
+    setattr(entry, number, partition)
+    getattr(found, inner).append(entry)
+    return entry
+
+
+# -- Brokers -----------------------------------------------------------------------------------------------------------
+
+
+def endpoints(message: Any) -> Iterator[tuple[int, Any]]:
+    """(node id, struct with `host` and `port`) of every broker that a response names."""
+    fields = message._struct.fields
+    if "host" in fields and "port" in fields:
+        number = next((name for name in _NODE_NAMES if name in fields), None)
+        if number is not None and message.host:
+            yield getattr(message, number), message
+    for field in fields.values():
+        value = getattr(message, field.name) if field.is_struct_array() or field.is_struct() else None
+        if isinstance(value, list):
+            for entry in value:
+                yield from endpoints(entry)
+        elif value is not None:
+            yield from endpoints(value)
