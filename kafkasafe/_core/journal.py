@@ -1687,9 +1687,16 @@ class Journal:
             started = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
             partition.flow = _Flow.FLOWING if started else _Flow.NEW
             return
+        doubt = self._doubt(partition)
+        asked = {_id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
         for batch in partition.queue:
-            if batch.state is State.PREPARED and batch.unanswered:
-                # What was late may have come, as what is behind it did.
+            if (
+                batch.state is State.PREPARED
+                and batch.unanswered
+                and batch.identity is not None
+                and _id_fields(batch.identity)[:2] in asked
+            ):
+                # What was late may have come, as what is behind it may have.
                 batch.move(State.IN_DOUBT)
         doubt = self._doubt(partition)
         if not doubt:
