@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kafkasafe._core import codes
+from kafkasafe._core.epochs import Comparison, Lineage, LineageError, Step, Strategy, compare
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import SpoolDirectory
@@ -249,6 +250,185 @@ def _in_words(verdict: Verdict) -> str:
         f"  {verdict.explanation}",
     ]
     return "\n".join([*lines, f"  Note: {verdict.note}"] if verdict.note else lines)
+
+
+# --- lineage --------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Exit codes: 0 the walk is printed; 2 the command line, or a line of the input, is wrong.",
+)
+def lineage(
+    ours: Annotated[
+        str | None,
+        typer.Option(metavar="EPOCHS", help="The follower's epochs as EPOCH:START,… oldest first."),
+    ] = None,
+    ours_end: Annotated[int | None, typer.Option(help="The follower's log end offset.")] = None,
+    theirs: Annotated[
+        str | None,
+        typer.Option(metavar="EPOCHS", help="The leader's epochs, as in its leader-epoch-checkpoint."),
+    ] = None,
+    theirs_end: Annotated[int | None, typer.Option(help="The leader's log end offset.")] = None,
+    high_watermark: Annotated[
+        int | None,
+        typer.Option(help="The follower's: where it truncates to when the leader knows none of its epochs."),
+    ] = None,
+    strategy: Annotated[
+        Strategy,
+        typer.Option(help="What is asked: KIP-279's accepted protocol, or one of its alternatives."),
+    ] = Strategy.KIP279,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    stdin: Annotated[
+        bool,
+        typer.Option(
+            "--stdin",
+            help='With --json: one pair a line on standard input, {"ours": [[0, 0], [4, 5]], "ours_end": 9,'
+            ' "theirs": [[0, 0], [2, 3]], "theirs_end": 12, "high_watermark": 0, "strategy": "alt1"}; one result'
+            " a line. The last two may be left out.",
+        ),
+    ] = False,
+) -> None:
+    """Where do two logs differ, judging by their leader epochs, and what does it cost to find out?
+
+    Plays OffsetForLeaderEpoch between a follower and a leader, step by step.
+    Example: kafkasafe lineage --ours 0:0,4:5,8:7 --ours-end 9 --theirs 0:0,2:3,6:6,10:9 --theirs-end 12
+    """
+    given: dict[str, Any] = {"ours": ours, "ours_end": ours_end, "theirs": theirs, "theirs_end": theirs_end}
+    if stdin:
+        if named := [name for name, value in given.items() if value is not None]:
+            raise _wrong(named[0], "not together with --stdin: it is part of each line")
+        if not as_json:
+            raise _wrong("stdin", "results are JSON lines: add --json")
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            if line.strip():
+                print(json.dumps(_walked(_compared_line(number, line, high_watermark, strategy))), flush=True)
+        return
+    for name in ("ours", "theirs"):
+        given[name] = None if given[name] is None else _epochs(name, given[name])
+    for name, value in given.items():
+        if value is None:
+            example = "9" if name.endswith("end") else "0:0,4:5,8:7"
+            raise _wrong(name, f"missing: give it, as in --{name.replace('_', '-')} {example}")
+    given["high_watermark"] = high_watermark
+    try:
+        found = _compared(given, strategy)
+    except _PairError as error:
+        raise _wrong(error.name, str(error)) from None
+    if as_json:
+        print(json.dumps(_walked(found), indent=1))
+        return
+    for number, step in enumerate(found.steps, 1):
+        print(f"{number}. {_asked(step)} {_answered(step, found)}")
+    end, rounds = ours_end or 0, found.round_trips
+    print(
+        f"truncate to {found.truncate_to}: "
+        + (f"offsets {found.truncate_to}–{end - 1} differ" if found.truncate_to < end else "nothing differs")
+        + f"; {rounds} round trip{'s' if rounds != 1 else ''}, {found.request_bytes} bytes of requests,"
+        f" {found.response_bytes} of responses"
+    )
+
+
+class _PairError(ValueError):
+    """A member of a pair is wrong."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def _wrong(name: str, message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=f"--{name.replace('_', '-')}")
+
+
+def _epochs(name: str, text: str) -> list[list[int]]:
+    entries = []
+    for entry in text.split(",") if text.strip() else ():
+        numbers = entry.split(":")
+        if len(numbers) != 2 or not all(part.strip().isdecimal() and len(part) < 20 for part in numbers):
+            raise _wrong(name, f"{entry[:40]!r} is not EPOCH:START; write for example 0:0,4:5,8:7")
+        entries.append([int(part) for part in numbers])
+    return entries
+
+
+def _compared(pair: Mapping[str, Any], strategy: Strategy) -> Comparison:
+    logs = []
+    for name in ("ours", "theirs"):
+        entries, end = pair[name], pair[f"{name}_end"]
+        if not isinstance(entries, list) or not all(isinstance(e, list) and len(e) == 2 for e in entries):
+            raise _PairError(name, "give a list of [epoch, start offset], oldest first")
+        if any(epoch == -1 for epoch, _ in entries):
+            raise _PairError(name, "epoch -1 stands for none: leave it out")
+        try:
+            Lineage(entries)
+        except LineageError as error:
+            raise _PairError(name, str(error)) from None
+        try:
+            logs.append(Lineage(entries, end, limit=len(entries) + 1))
+        except LineageError as error:
+            raise _PairError(
+                f"{name}_end", f"{error}; give the log end offset, behind the last record"
+            ) from None
+    mark = pair.get("high_watermark")
+    if mark is not None and (type(mark) is not int or mark < 0):
+        raise _PairError("high_watermark", f"{mark!r} is no offset; give 0 or more, or leave it out")
+    return compare(strategy, logs[0], logs[1], mark)
+
+
+def _compared_line(number: int, line: bytes, high_watermark: int | None, strategy: Strategy) -> Comparison:
+    try:
+        pair = json.loads(line)
+        if not isinstance(pair, dict):
+            raise _PairError("", f"a line is one JSON object, not {type(pair).__name__}")
+        names = ("ours", "ours_end", "theirs", "theirs_end", "high_watermark", "strategy")
+        for name in names[:4]:
+            if pair.get(name) is None:
+                raise _PairError(name, "missing")
+        if unknown := [name for name in pair if name not in names]:
+            raise _PairError(unknown[0], f"not known; the members are {', '.join(names)}")
+        named = pair.get("strategy")
+        if named is not None:
+            chosen = [each for each in Strategy if each.value == named]
+            if not chosen:
+                raise _PairError("strategy", f"{named!r} is none of {', '.join(s.value for s in Strategy)}")
+            strategy = chosen[0]
+        if pair.get("high_watermark") is None:
+            pair["high_watermark"] = high_watermark
+        return _compared(pair, strategy)
+    except (ValueError, RecursionError) as error:
+        # ValueError: not JSON, not UTF-8, a number of thousands of digits.
+        name = f'"{error.name}": ' if isinstance(error, _PairError) and error.name else ""
+        raise typer.BadParameter(f"line {number}: {name}{error}", param_hint="--stdin") from None
+
+
+def _walked(found: Comparison) -> dict[str, Any]:
+    names = ("request_epoch", "reply_epoch", "reply_end_offset", "truncate_to")
+    return {
+        "strategy": found.strategy.value,
+        "truncate_to": found.truncate_to,
+        "round_trips": found.round_trips,
+        "request_bytes": found.request_bytes,
+        "response_bytes": found.response_bytes,
+        "steps": [{name: getattr(step, name) for name in names} for step in found.steps],
+    }
+
+
+def _asked(step: Step) -> str:
+    if len(step.request) == 1:
+        return f"Epoch {step.request_epoch}?"
+    sequence = ", ".join(f"{epoch} up to {end}" for epoch, end in step.request)
+    return f"Epochs {sequence}?"
+
+
+def _answered(step: Step, found: Comparison) -> str:
+    cut = f"truncate to {step.truncate_to}"
+    if step.reply_end_offset == -1:
+        last = step is found.steps[-1]
+        return f"The leader knows none of it: {cut}{'' if last else ', ask about what is older'}."
+    if step.reply_epoch == -1:
+        return f"All of the leader's epochs are newer, its log begins at {step.reply_end_offset}: {cut}."
+    what = "The end is" if found.strategy is Strategy.ALTERNATIVE2 else f"Epoch {step.reply_epoch} ends at"
+    last = step is found.steps[-1]
+    return f"{what} {step.reply_end_offset}: {cut}{'' if last else ', ask about what is older'}."
 
 
 # --- demo -----------------------------------------------------------------------------------------------------------

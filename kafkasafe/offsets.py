@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, Self, TypeVar
 from uuid import UUID
 
 from kafkasafe._core.offsets import (
@@ -252,7 +252,7 @@ class EndOffsetTracker:
         """`save`."""
         self.save()
 
-    def __enter__(self) -> EndOffsetTracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
