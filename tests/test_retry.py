@@ -1,0 +1,466 @@
+"""RetryPolicy: when to try again, on a clock that only pauses move."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import threading
+
+import pytest
+import tenacity
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.errors import (
+    KafkaTimeoutError,
+    NotLeaderForPartitionError,
+    OffsetNotAvailableError,
+    TopicAuthorizationFailedError,
+)
+
+from kafkasafe import ConfigError, ErrorAction, RetryPolicy, UsageError, Verdict, classify
+
+HOT = ("orders", 3)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+        self.pauses = []
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    async def async_sleep(self, seconds):
+        self.sleep(seconds)
+
+
+class Broker:
+    """Fails so many times, then answers; every request takes its time."""
+
+    def __init__(self, clock, failures, error=OffsetNotAvailableError, takes_s=0.0):
+        self.clock, self.failures, self.error, self.takes_s = clock, failures, error, takes_s
+        self.asked_at = []
+
+    def ask(self, *arguments):
+        self.asked_at.append(self.clock.now)
+        self.clock.now += self.takes_s
+        if len(self.asked_at) <= self.failures:
+            raise self.error(*arguments)
+        return arguments
+
+    async def ask_async(self, *arguments):
+        await asyncio.sleep(0)
+        return self.ask(*arguments)
+
+
+@pytest.fixture(params=["sync", "async"])
+def world(request):
+    """A clock, a maker of policies on it, and a way to call a broker through one, sync and async."""
+    clock = Clock()
+    events = []
+
+    def policy(**options):
+        fixed = {
+            "clock": clock,
+            "sleep": clock.sleep,
+            "async_sleep": clock.async_sleep,
+            "dice": lambda: 0.5,
+            "on_retry": events.append,
+        }
+        return RetryPolicy(**{**fixed, **options})
+
+    def call(decorate, broker, *arguments):
+        if request.param == "sync":
+            return decorate(broker.ask)(*arguments)
+        return asyncio.run(decorate(broker.ask_async)(*arguments))
+
+    return clock, policy, call, events
+
+
+def test_a_success_costs_nothing(world):
+    clock, policy, call, events = world
+    assert call(policy(), Broker(clock, 0), "a") == ("a",)
+    assert (clock.pauses, events) == ([], [])
+
+
+def test_pauses_double_with_jitter_up_to_the_bound(world):
+    clock, policy, call, _ = world
+    assert call(policy(first_s=1, max_s=4, deadline_s=None, attempts=9), Broker(clock, 5), "a") == ("a",)
+    assert clock.pauses == [0.5, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_the_dice_may_say_nothing_and_the_rate_holds_all_the_same(world):
+    clock, policy, call, _ = world
+    broker = Broker(clock, 20)
+    call(policy(dice=lambda: 0.0, rate_per_s=10), broker)
+    assert clock.pauses == [0.1] * 20
+
+
+def test_the_deadline_ends_it_with_the_last_error_and_what_was_tried(world):
+    clock, policy, call, events = world
+    broker = Broker(clock, 99, takes_s=0.25)
+    with pytest.raises(OffsetNotAvailableError) as raised:
+        call(policy(deadline_s=10, first_s=1, max_s=4), broker)
+    assert clock.now - 1000 <= 10
+    tries = len(broker.asked_at)
+    (note,) = raised.value.__notes__
+    assert f"was tried {tries} times in 9." in note
+    assert "(deadline)" in note
+    assert classify(78).explanation in note
+    assert [event.attempt for event in events] == list(range(1, tries + 1))
+    assert [event.gave_up for event in events] == [None] * (tries - 1) + ["deadline"]
+    assert events[-1].pause_s is None
+    assert sum(event.pause_s for event in events[:-1]) == pytest.approx(sum(clock.pauses))
+
+
+def test_attempts_end_it(world):
+    clock, policy, call, events = world
+    broker = Broker(clock, 99)
+    with pytest.raises(OffsetNotAvailableError):
+        call(policy(attempts=3), broker)
+    assert len(broker.asked_at) == 3
+    assert events[-1].gave_up == "attempts"
+
+
+def test_a_deadline_of_nothing_is_one_try(world):
+    clock, policy, call, _ = world
+    broker = Broker(clock, 99)
+    with pytest.raises(OffsetNotAvailableError):
+        call(policy(deadline_s=0), broker)
+    assert (len(broker.asked_at), clock.pauses) == (1, [])
+
+
+def test_what_no_retry_helps_is_raised_at_once_as_it_is(world):
+    clock, policy, call, events = world
+    broker = Broker(clock, 99, TopicAuthorizationFailedError)
+    with pytest.raises(TopicAuthorizationFailedError) as raised:
+        call(policy(), broker)
+    assert (len(broker.asked_at), clock.pauses) == (1, [])
+    assert not getattr(raised.value, "__notes__", [])
+    assert [(event.gave_up, event.verdict.action) for event in events] == [("verdict", ErrorAction.FATAL)]
+
+
+def test_the_callback_may_refresh_metadata_before_the_pause(world):
+    clock, policy, call, _ = world
+    seen = []
+
+    def on_retry(event):
+        if event.verdict.refresh_metadata:
+            seen.append((event.call.rsplit(".", 1)[-1], event.partition, clock.now))
+
+    call(policy(on_retry=on_retry).on(HOT), Broker(clock, 1, NotLeaderForPartitionError))
+    assert [(name.removesuffix("_async"), key, at) for name, key, at in seen] == [("ask", HOT, 1000.0)]
+
+
+def test_a_callback_that_fails_decides_nothing(world, caplog):
+    clock, policy, call, _ = world
+
+    def on_retry(event):
+        raise ValueError(event)
+
+    assert call(policy(on_retry=on_retry), Broker(clock, 2), 7) == (7,)
+    assert "on_retry failed" in caplog.text
+
+
+def test_without_reraise_it_is_tenacitys_error(world):
+    clock, policy, call, _ = world
+    with pytest.raises(tenacity.RetryError) as raised:
+        call(policy(attempts=2, reraise=False), Broker(clock, 99))
+    assert isinstance(raised.value.__cause__, OffsetNotAvailableError)
+    assert classify(raised.value) == classify(78)
+    assert "2 times" in raised.value.__notes__[0]
+
+
+def test_the_request_kind_reaches_the_verdict(world):
+    clock, policy, call, events = world
+    call(policy(api="ListOffsets"), Broker(clock, 1))
+    call(policy().on(HOT, api="fetch"), Broker(clock, 1))
+    assert [event.verdict.api for event in events] == ["list_offsets", "fetch"]
+
+
+def test_whether_may_be_somebody_elses(world):
+    clock, policy, call, _ = world
+
+    def whether(error):
+        return Verdict(None, type(error).__name__, None, ErrorAction.RETRY, False, "Again.")
+
+    assert call(policy(whether=whether), Broker(clock, 2, ValueError), 1) == (1,)
+
+
+def test_tenacitys_try_again_is_heard(world):
+    clock, policy, call, events = world
+    assert call(policy(), Broker(clock, 2, tenacity.TryAgain)) == ()
+    assert [event.verdict.action for event in events] == [ErrorAction.RETRY] * 2
+    with pytest.raises(tenacity.TryAgain):
+        call(policy(attempts=3), Broker(clock, 99, tenacity.TryAgain))
+
+
+def test_one_error_raised_again_and_again_does_not_grow(world):
+    clock, policy, call, _ = world
+    error = OffsetNotAvailableError()
+    error.add_note("mine")
+    for _ in range(3):
+        with pytest.raises(OffsetNotAvailableError):
+            call(policy(attempts=2), Broker(clock, 99, lambda: error))
+    assert len(error.__notes__) == 2
+    assert error.__notes__[0] == "mine"
+
+
+# --- rate per partition -----------------------------------------------------------------------------------------------
+
+
+def test_while_a_partition_fails_all_calls_together_keep_the_rate(world):
+    clock, policy, call, _ = world
+    shared = policy(attempts=1, rate_per_s=10)
+    broker = Broker(clock, 99)
+    for _ in range(20):
+        with pytest.raises(OffsetNotAvailableError):
+            call(shared.on(HOT), broker)
+    gaps = [b - a for a, b in itertools.pairwise(broker.asked_at)]
+    assert min(gaps) >= 0.0999
+    # Others are not held up by it.
+    other = Broker(clock, 0)
+    before = clock.now
+    call(shared.on(("orders", 4)), other)
+    call(shared, other)
+    assert clock.now == before
+
+
+def test_a_success_lifts_the_cap(world):
+    clock, policy, call, _ = world
+    shared = policy(rate_per_s=1)
+    call(shared.on(HOT), Broker(clock, 1))
+    before = clock.now
+    for _ in range(5):
+        call(shared.on(HOT), Broker(clock, 0))
+    assert clock.now == before
+
+
+def test_the_key_may_come_from_the_arguments(world):
+    clock, policy, call, events = world
+    call(policy().on(lambda topic, partition: (topic, partition)), Broker(clock, 1), "orders", 3)
+    assert [event.partition for event in events] == [HOT]
+
+
+def test_a_crowd_before_one_partition_is_told_when_its_deadline_comes_first():
+    clock = Clock()
+    policy = RetryPolicy(deadline_s=1, attempts=1, rate_per_s=1, clock=clock, sleep=clock.sleep)
+    broker = Broker(clock, 1)
+    with pytest.raises(OffsetNotAvailableError):
+        policy.on(HOT)(broker.ask)()
+    for _ in range(5):
+        # Others wait already: their turns are taken.
+        policy._turn_s(HOT, 100)
+    with pytest.raises(KafkaTimeoutError, match="was not tried"):
+        policy.on(HOT)(broker.ask)()
+    assert len(broker.asked_at) == 1
+
+
+def test_a_turn_behind_the_deadline_ends_a_retry_with_its_own_error():
+    clock = Clock()
+    events = []
+
+    def crowd(event):
+        events.append(event)
+        for _ in range(20):
+            policy._turn_s(HOT, 100)
+
+    policy = RetryPolicy(deadline_s=5, rate_per_s=1, clock=clock, sleep=clock.sleep, on_retry=crowd)
+    with pytest.raises(OffsetNotAvailableError):
+        policy.on(HOT)(Broker(clock, 9).ask)()
+    assert [event.gave_up for event in events] == [None, "deadline"]
+
+
+def test_many_threads_on_one_failing_partition_keep_the_rate_for_real():
+    policy = RetryPolicy(deadline_s=0.55, first_s=0.001, rate_per_s=20)
+    asked = []
+
+    @policy.on(HOT)
+    def ask():
+        asked.append(1)
+        raise OffsetNotAvailableError
+
+    def run():
+        with pytest.raises((OffsetNotAvailableError, KafkaTimeoutError)):
+            ask()
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # The first tries were under way before anything had failed.
+    assert 8 <= len(asked) <= 8 + 0.55 * 20 + 1
+
+
+def test_partitions_that_nobody_asks_for_any_more_are_forgotten(monkeypatch):
+    monkeypatch.setattr("kafkasafe._io.retry._MAX_KEYS", 10)
+    clock = Clock()
+    policy = RetryPolicy(attempts=1, clock=clock, sleep=clock.sleep)
+    for partition in range(100):
+        with pytest.raises(OffsetNotAvailableError):
+            policy.on(("orders", partition))(Broker(clock, 1).ask)()
+        clock.now += 1
+    assert len(policy._next_turn) <= 10
+
+
+@given(
+    outcomes=st.lists(st.booleans(), min_size=1, max_size=60),
+    dice=st.floats(0, 1, exclude_max=True),
+    takes_s=st.floats(0, 2),
+    first_s=st.floats(0.001, 5),
+)
+def test_no_luck_and_no_timing_breaks_rate_or_deadline(outcomes, dice, takes_s, first_s):
+    clock = Clock()
+    policy = RetryPolicy(
+        deadline_s=20, first_s=first_s, rate_per_s=10, clock=clock, sleep=clock.sleep, dice=lambda: dice
+    )
+    begun = []
+    failed = [False]
+
+    @policy.on(HOT)
+    def ask():
+        begun.append((clock.now, failed[0]))
+        clock.now += takes_s
+        failed[0] = not (outcomes and outcomes.pop())
+        if failed[0]:
+            raise OffsetNotAvailableError
+
+    for _ in range(5):
+        start = clock.now
+        try:
+            ask()
+        except OffsetNotAvailableError:
+            assert failed[0]
+        assert clock.now <= start + 20 + takes_s + 0.1
+    for (earlier, _), (later, after_failure) in itertools.pairwise(begun):
+        assert not after_failure or later - earlier >= 0.0999
+
+
+# --- what it can be used on -------------------------------------------------------------------------------------------
+
+
+def test_a_decorated_function_stays_what_it_was():
+    @RetryPolicy()
+    def plain(a: int, *, b: str = "x") -> str:
+        """Doc."""
+        return f"{a}{b}"
+
+    @RetryPolicy()
+    async def coroutine(a: int) -> int:
+        return a
+
+    assert (plain.__name__, plain.__doc__) == ("plain", "Doc.")
+    assert list(inspect.signature(plain).parameters) == ["a", "b"]
+    assert plain(1, b="y") == "1y"
+    assert inspect.iscoroutinefunction(coroutine)
+    assert not inspect.iscoroutinefunction(plain)
+
+
+def test_partials_methods_classes_and_objects_that_are_called():
+    policy = RetryPolicy(attempts=1)
+
+    class Thing:
+        def __init__(self, value=0):
+            self.value = value
+
+        @policy
+        def method(self, more):
+            return self.value + more
+
+        async def __call__(self, more):
+            return self.value + more
+
+    assert Thing(2).method(3) == 5
+    assert policy.call(Thing, 4).value == 4
+    assert policy.call(functools.partial(int, base=2), "101") == 5
+    assert asyncio.run(policy.call(Thing(2), 3)) == 5
+    assert asyncio.run(policy.call(functools.partial(Thing(2), 3))) == 5
+
+
+def test_generators_cannot_be_tried_again():
+    def generator():
+        yield 1
+
+    async def async_generator():
+        yield 1
+
+    for function in (generator, async_generator):
+        with pytest.raises(UsageError, match="generator"):
+            RetryPolicy()(function)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_interrupts_pass(world, kind):
+    clock, policy, _, events = world
+    with pytest.raises(kind):
+        policy().on(HOT)(Broker(clock, 9, kind).ask)()
+    assert (events, clock.pauses) == ([], [])
+
+
+def test_a_cancelled_task_is_not_held_up():
+    async def run():
+        async def ask():
+            raise OffsetNotAvailableError
+
+        task = asyncio.create_task(RetryPolicy(first_s=30, max_s=30, dice=lambda: 0.9).call(ask))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(run(), 5))
+
+
+def test_nested_and_recursive_calls_do_not_mix():
+    clock = Clock()
+    policy = RetryPolicy(attempts=3, clock=clock, sleep=clock.sleep)
+    tries = []
+
+    @policy
+    def deep(level):
+        tries.append(level)
+        if level:
+            deep(level - 1)
+        raise OffsetNotAvailableError
+
+    with pytest.raises(OffsetNotAvailableError):
+        deep(2)
+    assert (tries.count(2), tries.count(1), tries.count(0)) == (3, 9, 27)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline_s": -1},
+        {"deadline_s": "1"},
+        {"deadline_s": float("nan")},
+        {"deadline_s": True},
+        {"attempts": 0},
+        {"attempts": 1.5},
+        {"first_s": 0},
+        {"max_s": -1},
+        {"rate_per_s": 0},
+        {"rate_per_s": float("inf")},
+        {"deadline_s": None},
+        {"api": "ListOffset"},
+    ],
+)
+def test_options_that_cannot_work(options):
+    with pytest.raises(ConfigError):
+        RetryPolicy(**options)
+
+
+def test_its_repr_says_what_fails():
+    clock = Clock()
+    policy = RetryPolicy(attempts=1, clock=clock)
+    with pytest.raises(OffsetNotAvailableError):
+        policy.on(HOT)(Broker(clock, 1).ask)()
+    assert "rate_per_s=10, 1 partitions failing" in repr(policy)
