@@ -132,7 +132,7 @@ class ErrorContext:
             clients write it, a negative number): nothing ever was.
         log_start_offset: First offset of the partition's log, as the answer gave it; −1: the broker's protocol cannot
             say.
-        resend: This batch had been sent before.
+        resend: This batch had been sent before; False: this was the first time.
         tiered: The topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
         in_log: What the broker said when it was asked (DescribeProducers, or a scan of the log): the batch is in the
@@ -141,7 +141,7 @@ class ErrorContext:
 
     last_acked_offset: int | None = None
     log_start_offset: int | None = None
-    resend: bool = False
+    resend: bool | None = None
     tiered: bool | None = None
     position: int | None = None
     in_log: bool | None = None
@@ -1013,7 +1013,7 @@ def _in_context(code: int, cell: _Cell, api: str | None, context: ErrorContext) 
     return None
 
 
-def _out_of_order(context: ErrorContext) -> _Cell:
+def _out_of_order(context: ErrorContext) -> _Cell | None:
     """45: on a resend it comes for batches that are in the log as well (brokers remember five, one after a restart)."""
     if context.in_log is False:
         return _Cell(
@@ -1022,6 +1022,8 @@ def _out_of_order(context: ErrorContext) -> _Cell:
             " are kept, then send this batch.",
             at_risk=True,
         )
+    if context.resend is None:
+        return None
     if context.resend:
         return _Cell(
             _ASK,

@@ -1,0 +1,125 @@
+"""Writes docs/errors.md from the table of error codes. A test compares; after a change run this file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kafkasafe import ErrorAction, ErrorContext, Verdict, classify
+from kafkasafe._core import codes
+
+PATH = Path(__file__).parent.parent / "docs" / "errors.md"
+
+MEANING = {
+    ErrorAction.SUCCESS: "nothing: what was asked for is done",
+    ErrorAction.RETRY: "send the same request again, to the same broker, after a pause",
+    ErrorAction.RETRY_AFTER_REFRESH: "look up metadata, the coordinator or the controller first, then send it again",
+    ErrorAction.ASK_BROKER: "the answer decides nothing: learn from the broker what is so; never send again blindly",
+    ErrorAction.RESET_SEQUENCE: "send the batch under a new epoch, from sequence 0; nothing was lost",
+    ErrorAction.FENCE: "a newer owner, epoch or generation took over: stop writing under this identity",
+    ErrorAction.REJECT_RECORD: "these records will never be accepted: put them aside, go on with the next",
+    ErrorAction.FATAL: "no retry helps: change something, or tell somebody",
+}
+
+CONTEXTS = [
+    (59, "produce", ErrorContext(last_acked_offset=1000, log_start_offset=1001)),
+    (59, "produce", ErrorContext(last_acked_offset=1000, log_start_offset=1000)),
+    (59, "produce", ErrorContext(log_start_offset=999)),
+    (59, "produce", ErrorContext(last_acked_offset=1000, log_start_offset=-1)),
+    (45, "produce", ErrorContext(resend=False)),
+    (45, "produce", ErrorContext(resend=True)),
+    (45, "produce", ErrorContext(in_log=True)),
+    (45, "produce", ErrorContext(in_log=False)),
+    (46, "produce", ErrorContext(in_log=False)),
+    (1, "fetch", ErrorContext(tiered=True)),
+    (1, "fetch", ErrorContext(tiered=True, position=500, log_start_offset=0)),
+    (1, "fetch", ErrorContext(position=500, log_start_offset=900)),
+    (9, "fetch", ErrorContext(tiered=True)),
+]
+
+HEAD = """# Errors
+
+What `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify` say. This page is written from the table
+in `kafkasafe/_core/codes.py` by `tests/errors_doc.py`, and a test keeps it true. The flags are those of the exception
+class that Apache Kafka 4.3's own `Errors` gives each code, which another test asks on the JVM; where ours differ on
+purpose, the note says why.
+
+```python
+from kafkasafe import RetryPolicy, classify
+
+verdict = classify(59, "produce", {"last_acked_offset": 1000, "log_start_offset": 1001})
+verdict.action          # ErrorAction.RESET_SEQUENCE
+verdict.data_at_risk    # False: retention removed the producer, nothing was lost
+verdict.explanation     # the fix, in one sentence
+
+@RetryPolicy(deadline_s=30)         # when: exponential, full jitter, at most 10 tries a second; whether: classify
+def end_offset(): ...
+```
+
+`classify` takes Kafka's codes and names, exceptions of kafka-python and kafkasafe, of the operating system and TLS, and
+tenacity's `RetryError`, of which the last try's error is judged. A code that is not in the table is one of the future:
+`retry_after_refresh`, and nothing is concluded from it.
+
+## Actions
+
+`retriable` is true of `retry`, `retry_after_refresh` and `reset_sequence`, `refresh_metadata` of `retry_after_refresh`.
+`data_at_risk` (below: **!**) means that acknowledged records may be gone, or records be skipped unread: such an error
+must reach a person or a repair, never only a retry. `RetryPolicy` repeats `retry` and `retry_after_refresh` only.
+
+| action | what to do |
+|---|---|
+"""
+
+
+def _action(verdict: Verdict) -> str:
+    return f"`{verdict.action.value}`" + (" **!**" if verdict.data_at_risk else "")
+
+
+def _said(verdict: Verdict) -> str:
+    return verdict.explanation + (f" *{verdict.note}*" if verdict.note else "")
+
+
+def _known(context: ErrorContext) -> str:
+    known = [
+        f"{name} {str(value).lower()}"
+        for name in ErrorContext.__slots__
+        if (value := getattr(context, name)) is not None
+    ]
+    if (
+        context.log_start_offset is not None
+        and context.last_acked_offset is None
+        and context.position is None
+    ):
+        known.insert(0, "nothing acknowledged")
+    return ", ".join(known)
+
+
+def text() -> str:
+    lines = [HEAD + "\n".join(f"| `{action.value}` | {MEANING[action]} |" for action in ErrorAction)]
+    lines += [
+        "\n## What more is known decides\n",
+        "59 as in KAFKA-5793 without its hole (with nothing ever acknowledged, no log start is an excuse), 45 after the",
+        "broker was asked, 1 and 9 of a tiered topic (KIP-1007).\n",
+        "| code | request | known | action | fix |\n|---|---|---|---|---|",
+    ]
+    for code, api, context in CONTEXTS:
+        verdict = classify(code, api, context)
+        lines.append(f"| {code} | {api} | {_known(context)} | {_action(verdict)} | {_said(verdict)} |")
+    lines += [
+        "\n## Where a request kind differs\n",
+        "| request | code | action | fix |\n|---|---|---|---|",
+    ]
+    for api in ("produce", "fetch", "list_offsets", "describe_producers"):
+        for code in codes.all_codes():
+            verdict, base = classify(code, api), classify(code)
+            if (verdict.action, verdict.explanation) != (base.action, base.explanation):
+                lines.append(f"| {api} | {code} {verdict.name} | {_action(verdict)} | {_said(verdict)} |")
+    lines += ["\n## All codes\n", "| code | name | action | fix |\n|---|---|---|---|"]
+    lines += [
+        f"| {verdict.code} | {verdict.name} | {_action(verdict)} | {_said(verdict)} |"
+        for verdict in map(classify, codes.all_codes())
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")
