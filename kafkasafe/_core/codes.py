@@ -981,7 +981,7 @@ def _in_produce(cell: _Cell, produce: _Produce) -> _Cell:
         case Action.ASK_BROKER:
             # 46, 47 and 90 say themselves what they mean. That the journal asks first is its caution.
             return cell
-        case Action.REJECT_BATCH | Action.REJECT_DESTINATION:
+        case Action.REJECT_BATCH | Action.REJECT_DESTINATION:  # pragma: no branch - the last
             return _Cell(_REJECT, cell.fix, cell.at_risk, "" if cell.action is _REJECT else _JOURNAL)
 
 
