@@ -1007,6 +1007,7 @@ class Journal:
         message: str,
         *,
         bad_records: tuple[tuple[int, str], ...] = (),
+        log_start_offset: int = -1,
         now: float,
     ) -> None:
         """The broker answered with an error.
@@ -1016,6 +1017,7 @@ class Journal:
             code: Kafka's error code.
             message: What the broker said.
             bad_records: (index, message) of the records it named.
+            log_start_offset: Where the log starts, -1 from brokers that do not say.
             now: Seconds.
         """
         partition = self._partitions[batch.destination]
@@ -1029,6 +1031,17 @@ class Journal:
         alone = now >= partition.dead_at and partition.flow is not _Flow.PROBING
         if code in {47, 90}:
             partition.fenced = True
+        if (
+            code == 59
+            and partition.last_acked_offset >= 0
+            and log_start_offset <= partition.last_acked_offset
+        ):
+            # Retention forgets a producer only with its last record (KAFKA-5793); -1: an old broker does not say.
+            evidence = (
+                f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
+                f" {partition.last_acked_offset} was acknowledged"
+            )
+            self._suspect(partition, Cause.UNKNOWN_PRODUCER, evidence)
         missing = self._must_reject(partition, code, now)
         if alone and not batch.unanswered and (final or missing):
             self._refuse(batch, code, text)

@@ -29,6 +29,8 @@ class Cause(enum.Enum):
     """A batch was acknowledged at or before an offset that was acknowledged before."""
     SEQUENCE = "sequence"
     """The leader misses sequences that were acknowledged."""
+    UNKNOWN_PRODUCER = "unknown producer"
+    """The broker forgot the producer, and retention does not explain it (KAFKA-5793)."""
     LOG_END = "log end"
     """The log ends before what was acknowledged."""
     TOPIC_ID = "topic id"

@@ -838,7 +838,8 @@ class Pump:
                 for p in self._undurable.values()
                 if p.sealed_at <= before or self._backlog > _BACKLOG_BYTES // 2
             ]
-        self._own.journal.spill(p.batch for p in late if p.batch is not None)
+        leaves = (leaf for parcel in late for leaf in _leaves(parcel))
+        self._own.journal.spill(leaf.batch for leaf in leaves if leaf.batch is not None)
 
     # -- out: network ----------------------------------------------------------------------------------------------
 
@@ -875,7 +876,12 @@ class Pump:
         elif reply.error_code:
             self.counters[f"produce_error_{reply.error_code}"] += 1
             lane.journal.refused(
-                batch, reply.error_code, reply.error_message or "", bad_records=reply.record_errors, now=now
+                batch,
+                reply.error_code,
+                reply.error_message or "",
+                bad_records=reply.record_errors,
+                log_start_offset=reply.log_start_offset,
+                now=now,
             )
         else:
             parcel = lane.parcels.get(batch.handle)
@@ -1532,6 +1538,13 @@ class _Inquest:
             self._lane.journal.survey_failed(self._ask.destination, "the replicas do not catch up")
             return
         self._pump._timer(0.1, self._read)
+
+
+def _leaves(parcel: Parcel) -> list[Parcel]:
+    """What a parcel was divided into, in the end; itself when it was not."""
+    if parcel.children is None:
+        return [parcel]
+    return [leaf for child, _ in parcel.children for leaf in _leaves(child)]
 
 
 def _now_ms() -> int:

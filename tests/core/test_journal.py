@@ -656,12 +656,31 @@ def test_a_topic_that_may_not_be_asked_about_is_rejected_before_the_first_send()
 def test_old_brokers_that_forgot_us_get_new_ids() -> None:
     shell = Shell()
     batches = shell.flowing(1, 1, 1)
-    shell.refuse(batches[1], 59)
-    shell.refuse(batches[2], 59)
+    # Retention has deleted everything of ours: nothing is wrong.
+    shell.refuse(batches[1], 59, log_start_offset=1)
+    shell.refuse(batches[2], 59, log_start_offset=1)
     shell.turn()
     assert shell.wait() == [batches[1]]
     assert shell.ids() == [(7, 1, 0), (7, 1, 1)]
     assert shell.notices == []
+    assert shell.surveys == []
+
+
+@pytest.mark.parametrize("log_start_offset", [-1, 0])
+def test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_acknowledged(
+    log_start_offset: int,
+) -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1)
+    shell.refuse(batches[1], 59, log_start_offset=log_start_offset)
+    assert shell.turn() == []
+    assert len(shell.surveys) == 1
+    shell.journal.surveyed(1, Loss((0,), 0, 0, 1, {}, oldest_known=True), 0)
+    shell.turn()
+    (notice,) = shell.notices
+    assert isinstance(notice, j.AckedLoss)
+    assert notice.cause is Cause.UNKNOWN_PRODUCER
+    assert shell.sent[-1] is batches[0]  # it goes before the refused one
 
 
 def test_old_brokers_that_refuse_a_sequence_the_log_does_not_have_get_new_ids() -> None:
@@ -745,7 +764,12 @@ def test_former_ids_are_left_not_bumped() -> None:
     heir.turn()
     heir.judge(Verdict.GAP, 0)
     heir.wait()
-    heir.judge(Verdict.GAP, 0)
+    assert heir.judge(Verdict.GAP, 0) == []
+    # The leader misses what the former life saw acknowledged.
+    (survey,) = heir.surveys
+    heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
+    assert survey.acked == (AckedBatch(BatchId(7, 0, 0, 1), 0),)
+    heir.turn()
     assert heir.ids() == [(8, 0, 0)]
 
 
