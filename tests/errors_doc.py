@@ -47,11 +47,12 @@ purpose, the note says why.
 from kafkasafe import RetryPolicy, classify
 
 verdict = classify(59, "produce", {"last_acked_offset": 1000, "log_start_offset": 1001})
-verdict.action          # ErrorAction.RESET_SEQUENCE
-verdict.data_at_risk    # False: retention removed the producer, nothing was lost
-verdict.explanation     # the fix, in one sentence
+verdict.action  # ErrorAction.RESET_SEQUENCE
+verdict.data_at_risk  # False: retention removed the producer, nothing was lost
+verdict.explanation  # the fix, in one sentence
 
-@RetryPolicy(deadline_s=30)         # when: exponential, full jitter, at most 10 tries a second; whether: classify
+
+@RetryPolicy(deadline_s=30)  # when: exponential, full jitter, at most 10 tries a second; whether: classify
 def end_offset(): ...
 ```
 
