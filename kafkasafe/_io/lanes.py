@@ -12,6 +12,7 @@ import errno
 import os
 import platform
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -32,6 +33,25 @@ _STRANGERS: Final = frozenset({"lost+found"})
 """What a directory may hold that is to become a spool directory: a file system's root has this."""
 
 _held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
+_lockable: list[tuple[Files, int]] = []
+"""Every open file that is locked, or may be any moment."""
+_forking = threading.RLock()
+"""Held over a fork, and while `_lockable` changes: a lock belongs to the open file, not to a process. A child that
+inherited one without knowing would hold the lock for as long as it lives."""
+
+
+def _open_lockable(files: Files, path: Path, *, create: bool = False) -> int:
+    with _forking:
+        handle = files.open(path, write=True, create=create)
+        _lockable.append((files, handle))
+    return handle
+
+
+def _close_lockable(files: Files, handle: int) -> None:
+    with _forking:
+        with contextlib.suppress(ValueError):
+            _lockable.remove((files, handle))
+        files.close(handle)
 
 
 class LaneLock:
@@ -68,17 +88,23 @@ class LaneLock:
         handle, self._handle = self._handle, -1
         if handle >= 0:
             with contextlib.suppress(OSError):
-                self._files.close(handle)
+                _close_lockable(self._files, handle)
 
 
 def _after_fork() -> None:
     """In the child: the lanes are the parent's. Closing is enough; unlocking would unlock the parent's as well."""
     for lock in list(_held):
         lock._close()
+    for files, handle in list(_lockable):
+        with contextlib.suppress(OSError):
+            _close_lockable(files, handle)
+    _forking.release()
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork
+    )
 
 
 class SpoolDirectory:
@@ -137,7 +163,7 @@ class SpoolDirectory:
             SpoolError: It cannot be read or written.
         """
         try:
-            handle = self._files.open(self.path / "FORMAT", write=True)
+            handle = _open_lockable(self._files, self.path / "FORMAT")
             try:
                 # Two processes at their first contact, with different clusters: one of them must see the other's.
                 for _ in range(_BIND_TRIES):
@@ -152,7 +178,7 @@ class SpoolDirectory:
                 if bound != cluster_id:
                     _write_whole(self.path, "CLUSTER", f"{cluster_id}\n".encode(), self._files)
             finally:
-                self._files.close(handle)
+                _close_lockable(self._files, handle)
         except OSError as error:
             raise SpoolError(f"{self.path / 'CLUSTER'} cannot be read or written: {error}") from error
         return bound, True
@@ -245,13 +271,13 @@ class SpoolDirectory:
     def is_owned(self, number: int) -> bool:
         """Whether a process owns the lane now."""
         try:
-            handle = self._files.open(self.lane_path(number) / "lock", write=True)
+            handle = _open_lockable(self._files, self.lane_path(number) / "lock")
         except OSError:
             return False
         try:
             return not self._files.lock(handle)
         finally:
-            self._files.close(handle)
+            _close_lockable(self._files, handle)
 
     def _content(self, number: int) -> tuple[tuple[str, int], ...]:
         """Segments with their sizes: what changes when a lane does."""
@@ -272,10 +298,10 @@ class SpoolDirectory:
     def _try(self, number: int) -> LaneLock | None:
         lane = self.lane_path(number)
         self._files.make_directory(lane)
-        handle = self._files.open(lane / "lock", write=True, create=True)
+        handle = _open_lockable(self._files, lane / "lock", create=True)
         try:
             if not self._files.lock(handle):
-                self._files.close(handle)
+                _close_lockable(self._files, handle)
                 return None
             started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             text = f"pid {os.getpid()} host {platform.node()} since {started}\n".encode()
@@ -285,7 +311,7 @@ class SpoolDirectory:
                 self._files.writev(handle, [text], 0)
         except OSError:
             with contextlib.suppress(OSError):
-                self._files.close(handle)
+                _close_lockable(self._files, handle)
             raise
         return LaneLock(lane, number, handle, self._files)
 
