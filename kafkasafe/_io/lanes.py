@@ -95,16 +95,15 @@ def _after_fork() -> None:
     """In the child: the lanes are the parent's. Closing is enough; unlocking would unlock the parent's as well."""
     for lock in list(_held):
         lock._close()
-    for files, handle in list(_lockable):
+    while _lockable:
+        files, handle = _lockable.pop()
         with contextlib.suppress(OSError):
-            _close_lockable(files, handle)
+            files.close(handle)
     _forking.release()
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch
-    os.register_at_fork(
-        before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork
-    )
+    os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork)
 
 
 class SpoolDirectory:
