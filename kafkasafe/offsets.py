@@ -95,7 +95,10 @@ class EndOffsetTracker:
         self._lock = threading.Lock()
         self._ends = EndOffsets(hold_timeout_s=hold_timeout_s)
         if self._path is not None and (text := self._read(self._path)):
-            self._ends.restore(text)
+            try:
+                self._ends.restore(text)
+            except BaselineError as error:
+                raise BaselineError(f"{self._path}: {error}") from None
 
     # --- answers ---
 
