@@ -728,17 +728,16 @@ def compare(
         request = tuple((ours.entries[at][0], ours.end_of(at)) for at in range(index, index - width, -1))
         requests += _request_bytes(strategy, width)
         responses += _RESPONSE_BYTES[strategy]
-        match strategy:
-            case Strategy.KIP279:
-                reply = leader.kip279(request[0][0])
-                cut, following = _follow_kip279(ours, reply, fallback, high_watermark)
-            case Strategy.ALTERNATIVE1:
-                reply = leader.alternative1(request[0][0])
-                cut, following = _follow_alternative1(ours, index, reply, fallback)
-            case Strategy.ALTERNATIVE2:
-                reply = leader.alternative2(request)
-                cut, width = _follow_alternative2(ours, width, reply, fallback)
-                following = index if width else None
+        if strategy is Strategy.KIP279:
+            reply = leader.kip279(request[0][0])
+            cut, following = _follow_kip279(ours, reply, fallback, high_watermark)
+        elif strategy is Strategy.ALTERNATIVE1:
+            reply = leader.alternative1(request[0][0])
+            cut, following = _follow_alternative1(ours, index, reply, fallback)
+        else:
+            reply = leader.alternative2(request)
+            cut, width = _follow_alternative2(ours, width, reply, fallback)
+            following = index if width else None
         steps.append(Step(request, reply.epoch, reply.end_offset, cut))
         index = following
     return Comparison(strategy, cut, requests, responses, tuple(steps))
