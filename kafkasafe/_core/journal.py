@@ -165,6 +165,7 @@ class Batch:
         bad_records: (index, message) of the records that the broker named.
         doomed: The broker named every record in it as bad: rejected when its turn comes, without another try.
         parent: The refused batch it is a part of: it stands in the parent's place.
+        rank: Sorts durable batches of a partition as their records were accepted.
         heirs: Its own parts that are not finished.
     """
 
@@ -190,7 +191,13 @@ class Batch:
     bad_records: tuple[tuple[int, str], ...] = ()
     doomed: bool = False
     parent: Batch | None = None
+    rank: tuple[int, ...] = ()
     heirs: int = 0
+
+    def settle_at(self, position: int) -> None:
+        """It is in the spool."""
+        self.position = position
+        self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def move(self, to: State) -> None:
         """Change state; raises IllegalMoveError if `TRANSITIONS` does not allow it."""
@@ -417,7 +424,7 @@ class _Partition:
     """Committed, in the order of their commits: those that are still in the spool, and a few more."""
     suspicion: _Suspicion | None = None
     rescan_from: int = -1
-    """The log was seen to end here, before what was acknowledged: a batch in doubt may be behind this."""
+    """The log was seen to end before what was acknowledged: a batch in doubt may be anywhere behind this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,6 +491,7 @@ class Journal:
         self._parents: list[tuple[Batch, range]] = []
         self._group_index = 0
         self._blind_before = -1
+        self._former_dead_at = 0.0
         self._ready = self._fresh()
         self._touched: dict[int, None] = {}
         self._committing: dict[int, None] = {}
@@ -603,6 +611,7 @@ class Journal:
             parent.heirs += 1
         else:
             queue.append(batch)
+        batch.settle_at(position)
         self._group_index += 1
         self._spooled[position] = batch
         self._end_position = max(self._end_position, position + count)
@@ -660,10 +669,10 @@ class Journal:
                     if done is not None and done.state is not State.REPLACED:
                         self._forget(done)
                         self._partitions[done.destination].queue.remove(done)
-                case m.Revived(destination, end_offset, positions):
+                case m.Revived(destination, end_offset, positions, given_up):
                     known = self._declared(destination)
                     known.suspicion = None
-                    self._revive(known, set(positions), end_offset)
+                    self._revive(known, positions, given_up, end_offset)
                 case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
@@ -712,6 +721,7 @@ class Journal:
     def recovered(self, now: float) -> None:
         """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about."""
         self._drop_parents()
+        self._former_dead_at = now + self._request_timeout_s
         for partition in self._partitions.values():
             if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0:
                 partition.flow = _Flow.FLOWING
@@ -719,11 +729,15 @@ class Journal:
                 # Nothing was ever sent: that waits for a durable baseline.
                 self._touch(partition)
                 continue
-            # Only the first ones of a queue are ever sent. Where marks are lost, nobody knows what was in front.
+            # Only the first ones of a queue are ever sent, and what was put in front of them since has no id. Where
+            # marks are lost, nobody knows what was in front.
             near = max(self._window, WINDOW) if self._blind_before < 0 else None
-            doubt = [batch for batch in islice(partition.queue, near) if batch.identity is not None]
+            doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
             for batch in doubt:
                 batch.move(State.IN_DOUBT)
+            if doubt and partition.queue[0].identity is None:
+                # Lost ones came back in front of it: behind them it needs another id.
+                partition.renew = True
             if doubt:
                 # An earlier life's last requests may still be on their way into the broker.
                 partition.dead_at = now + self._request_timeout_s
@@ -863,7 +877,7 @@ class Journal:
         """
         self._end_position = max(self._end_position, end_position)
         for batch, position in zip(persist.batches, positions, strict=True):
-            batch.position = position
+            batch.settle_at(position)
             batch.durable = True
             batch.writing = False
             self._spooled[position] = batch
@@ -1161,7 +1175,14 @@ class Journal:
         self._touch(partition)
 
     def judged(
-        self, destination: int, judgement: Judgement, *, stable: bool, shrunk_to: int = -1, now: float
+        self,
+        destination: int,
+        judgement: Judgement,
+        *,
+        stable: bool,
+        shrunk_to: int = -1,
+        read_from: int = 0,
+        now: float,
     ) -> None:
         """The answer to an Ask with batches in doubt.
 
@@ -1170,6 +1191,7 @@ class Journal:
             judgement: About the batches of the Ask, in its order.
             stable: The present ones were read below the high watermark: no probe is needed.
             shrunk_to: The log's end, where it is before what was acknowledged; else -1.
+            read_from: Where the log was read from then.
             now: Seconds.
         """
         partition = self._partitions[destination]
@@ -1181,7 +1203,7 @@ class Journal:
             evidence = f"the log ends at {shrunk_to}: {judgement.evidence}"
             self._suspect(partition, Cause.LOG_END, evidence, from_offset=shrunk_to)
             partition.rescan_from = (
-                shrunk_to if partition.rescan_from < 0 else min(partition.rescan_from, shrunk_to)
+                read_from if partition.rescan_from < 0 else min(partition.rescan_from, read_from)
             )
         newest = present[-1].identity if present else None
         last = partition.last_acked_id
@@ -1314,10 +1336,11 @@ class Journal:
         while len(acked) > _REMEMBERED and acked[0].position < self._released:
             acked.popleft()
 
-    def _look(self, partition: _Partition) -> None:
+    def _look(self, partition: _Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
             return  # when its mark is durable
         partition.flow = _Flow.SURVEYING
+        partition.asked_at = now
         epoch = -1 if partition.suspicion is None else partition.suspicion.leader_epoch
         acked = tuple(
             AckedBatch(batch.identity, batch.place, exact=batch.place == batch.base_offset)
@@ -1354,18 +1377,25 @@ class Journal:
         partition = self._partitions[destination]
         if partition.flow is not _Flow.SURVEYING or partition.suspicion is None:
             return
-        suspicion, partition.suspicion = partition.suspicion, None
+        suspicion = partition.suspicion
         cause = suspicion.cause
         if any(topic_id) and any(partition.topic_id) and topic_id != partition.topic_id:
             cause = Cause.TOPIC_ID
+        acked = list(partition.acked)
+        heal = self._heal and (cause is not Cause.TOPIC_ID or self._heal_recreated)
+        late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
+        if heal and partition.asked_at < late:
+            # A request with it, older than the one that was acknowledged, may still be appended in its place.
+            self._pause(partition, suspicion.evidence, at_least_s=late - partition.asked_at)
+            return
+        partition.suspicion = None
         partition.topic_id = topic_id if any(topic_id) else partition.topic_id
         partition.flow = _Flow.SETTLING
         partition.rested = True
         self._touch(partition)
-        acked = list(partition.acked)
         for index, base_offset in loss.moved.items():
             acked[index].base_offset = acked[index].place = base_offset
-        lost = [acked[index] for index in loss.indexes]
+        lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
         first, last, records = loss.first_offset, loss.last_offset, loss.records
         evidence = suspicion.evidence
         if suspicion.last_acked_offset not in {batch.place + batch.count - 1 for batch in acked}:
@@ -1386,17 +1416,21 @@ class Journal:
         if records <= 0:
             self._go_on(partition, end_offset)
             return
-        heal = self._heal and (cause is not Cause.TOPIC_ID or self._heal_recreated)
-        again = {b.position for b in lost if b.position >= max(self._released, 0)} if heal else set()
+        spooled = tuple(batch.position for batch in lost if batch.position >= max(self._released, 0))
+        again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)
-        gone = {batch.handle for batch in lost if batch.position not in again}
+        gone = {batch.handle for batch in lost if batch.position not in spooled}
         partition.acked = deque(batch for batch in partition.acked if batch.handle not in gone)
         self._ready.notices.append(AckedLoss(destination, first, last, records, cause, evidence, revived))
-        self._ready.persist.marks.append(m.Revived(destination, end_offset, tuple(sorted(again))))
-        self._revive(partition, again, end_offset)
+        self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up))
+        self._revive(partition, again, given_up, end_offset)
         self._ready.persist.marks.append(self._state_mark(partition))
-        if again:
-            partition.renew = True
+        partition.renew = partition.renew or bool(again)
+
+    def _quiet_at(self, partition: _Partition, batch: Batch) -> float:
+        """From then on no request with this acknowledged batch can be appended any more."""
+        former = self._former_dead_at if batch.former_life else 0.0
+        return max(former, partition.dead_at if batch.unanswered else 0.0)
 
     def _go_on(self, partition: _Partition, end_offset: int) -> None:
         """Nothing is lost: what was acknowledged is where the log says."""
@@ -1405,11 +1439,15 @@ class Journal:
         )
         partition.last_acked_offset = min(known, end_offset - 1)
 
-    def _revive(self, partition: _Partition, positions: set[int], end_offset: int) -> None:
+    def _revive(
+        self, partition: _Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
+    ) -> None:
         """Batches that were finished are unfinished again, in front of all that never were."""
-        back = sorted((b for b in partition.acked if b.position in positions), key=lambda b: -b.position)
-        for batch in back:
-            partition.acked.remove(batch)
+        lost = {batch.position: batch for batch in partition.acked if batch.position >= 0}
+        back = [lost[position] for position in positions if position in lost]
+        gone = {*positions, *given_up}
+        partition.acked = deque(batch for batch in partition.acked if batch.position not in gone)
+        for batch in reversed(back):
             batch.move(State.SEALED)
             batch.identity = None
             batch.base_offset = -1
@@ -1421,7 +1459,6 @@ class Journal:
         last = max((b.place + b.count - 1 for b in partition.acked), default=-1)
         partition.last_acked_offset = partition.clear_offset = min(last, end_offset - 1)
         partition.last_acked_id = None
-        partition.rescan_from = -1
         partition.baseline_offset = min(partition.baseline_offset, end_offset)
 
     def _park(self, partition: _Partition, batch: Batch, evidence: str) -> None:
@@ -1630,7 +1667,8 @@ class Journal:
 
     def _prepare(self, partition: _Partition) -> None:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
-        if self._producer_id < 0:
+        if self._producer_id < 0 or partition.renew:
+            # Sequences ascend in queue order: what stands behind still has ids that are to be given back.
             return
         near = list(islice(partition.queue, self._window))
         if all(batch.identity is not None for batch in near):
@@ -1666,7 +1704,7 @@ class Journal:
     def _settled(self, partition: _Partition, now: float, now_ms: int) -> None:
         """Every request in flight has an outcome: what now?"""
         if partition.suspicion is not None and not partition.doubtful:
-            self._look(partition)
+            self._look(partition, now)
             return
         head = next((b for b in partition.queue if b.state is not State.ACKED), None)
         refused = head is not None and head.state is State.REFUSED
@@ -1697,6 +1735,8 @@ class Journal:
             return
         partition.rested = False
         if not partition.doubtful:
+            if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
+                partition.rescan_from = -1
             started = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
             partition.flow = _Flow.FLOWING if started else _Flow.NEW
             return

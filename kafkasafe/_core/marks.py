@@ -11,7 +11,6 @@ import enum
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final, TypeAlias, TypeVar
 
 from kafkasafe._core import batch
@@ -261,12 +260,14 @@ class Revived:
         destination: Its number.
         end_offset: Where the log ended when that was noticed (exclusive): what was acknowledged at or behind it is
             gone.
-        positions: The batches that are sent again, ascending; none where the spool has nothing of it any more.
+        positions: The batches that are sent again, in this order; none where the spool has nothing of it any more.
+        given_up: Lost ones that are not sent again though the spool has them.
     """
 
     destination: int
     end_offset: int
     positions: tuple[int, ...]
+    given_up: tuple[int, ...] = ()
 
 
 Mark: TypeAlias = (
@@ -323,7 +324,7 @@ _REPLACED: Final = struct.Struct(">qii")
 _REJECTED: Final = struct.Struct(">qh")
 _POSITION: Final = struct.Struct(">q")
 _RESOLVED: Final = struct.Struct(">qb")
-_REVIVED: Final = struct.Struct(">iqi")
+_REVIVED: Final = struct.Struct(">iqii")
 
 _ATOMIC: Final = 1
 _SNAPSHOT: Final = 2
@@ -464,9 +465,9 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.UNDECIDABLE, _POSITION.pack(position) + _str16(_cut(evidence))
         case Resolved(position, decision):
             return _Type.RESOLVED, _RESOLVED.pack(position, decision)
-        case Revived(destination, end_offset, positions):  # pragma: no branch
-            pieces = [_REVIVED.pack(destination, end_offset, len(positions))]
-            pieces += [_POSITION.pack(position) for position in positions]
+        case Revived(destination, end_offset, positions, given_up):  # pragma: no branch
+            pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up))]
+            pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
             return _Type.REVIVED, b"".join(pieces)
 
 
@@ -499,8 +500,10 @@ def _read_mark(body: _Body) -> Mark:
             position, decision = body.take(_RESOLVED)
             mark = Resolved(position, body.member(Decision, decision))
         case _Type.REVIVED:
-            destination, end_offset, count = body.take(_REVIVED)
-            mark = Revived(destination, end_offset, tuple(p for (p,) in body.take_all(_POSITION, count)))
+            destination, end_offset, count, others = body.take(_REVIVED)
+            revived = tuple(p for (p,) in body.take_all(_POSITION, count))
+            given_up = tuple(p for (p,) in body.take_all(_POSITION, others))
+            mark = Revived(destination, end_offset, revived, given_up)
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -541,9 +544,10 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                 valid = valid and 0 <= first_child < first_child + children <= len(group.manifest)
             case Rejected(position) | Undecidable(position) | Resolved(position):
                 valid = position >= 0
-            case Revived(destination, end_offset, positions):  # pragma: no branch
-                valid = destination >= 1 and end_offset >= 0
-                valid = valid and all(0 <= a < b for a, b in pairwise((*positions, group.position)))
+            case Revived(destination, end_offset, positions, given_up):  # pragma: no branch
+                named = (*positions, *given_up)
+                valid = destination >= 1 and end_offset >= 0 and len(set(named)) == len(named)
+                valid = valid and all(0 <= position < group.position for position in named)
         _demand(valid, mark)
 
 

@@ -72,7 +72,12 @@ _ADOPT_EVERY_S: Final = 2.0
 _TOPIC_POLL_S: Final = 1.0
 _SPILL_EVERY_S: Final = 0.05
 _SCAN_BYTES: Final = 1024 * 1024
-_SCAN_PATIENCE: Final = 100  # polls of a log whose replicas lag, 0.1 s apart
+_SCAN_PATIENCE: Final = 40  # polls of a log whose replicas lag
+_SCAN_POLL_S: Final = 0.25
+_CALM: Final = 4
+"""A partition in trouble goes on when no more than so many of its requests of the last second failed or were questions.
+What it does before it looks at that again takes five at most (epoch, log start, log end, log, send). So it is less than
+ten a second, whatever is answered."""
 _LOG_EVERY_S: Final = 10.0
 _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
@@ -204,6 +209,7 @@ class Pump:
         self._closing = False
         self._abandon = False
         self._fences: dict[tuple[str, int], int] = {}
+        self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
         self._epochs: dict[tuple[str, int], int] = {}
         self._cluster_id: str | None = None
         self._stranger: WrongClusterError | None = None
@@ -420,7 +426,8 @@ class Pump:
                     self._ask(lane, ask)
                 for survey in ready.surveys:
                     topic, partition = lane.journal.address(survey.destination)
-                    _Inquest(self, lane, survey, topic, partition).start()
+                    inquest = _Inquest(self, lane, survey, topic, partition)
+                    self._when_calm(topic, partition, inquest.start)
             for wait in ready.waits:
                 self._wait(lane, wait)
             if ready.resolved:
@@ -870,10 +877,13 @@ class Pump:
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
         now = time.monotonic()
         if isinstance(reply, t.Failure):
+            if reply.sent:
+                self._in_trouble(*address)
             self.counters["produce_failures"] += 1
             code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
             lane.journal.lost(batch, sent=reply.sent, code=code or 0, message=_text(reply.error), now=now)
         elif reply.error_code:
+            self._in_trouble(*address)
             self.counters[f"produce_error_{reply.error_code}"] += 1
             lane.journal.refused(
                 batch,
@@ -891,9 +901,28 @@ class Pump:
             epoch = info.partitions[address[1]].leader_epoch if info and address[1] in info.partitions else -1
             lane.journal.acked(batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=_now_ms())
 
+    def _in_trouble(self, topic: str, partition: int) -> None:
+        """A request about this partition failed, or asks about a failure; see `_CALM`."""
+        times = self._troubles.get((topic, partition))
+        if times is None:
+            times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
+        times.append(time.monotonic())
+
+    def _calm_in_s(self, topic: str, partition: int) -> float:
+        times = self._troubles.get((topic, partition))
+        return 0.0 if times is None or len(times) <= _CALM else times[0] + 1.0 - time.monotonic()
+
+    def _when_calm(self, topic: str, partition: int, job: Callable[[], None]) -> None:
+        pause_s = self._calm_in_s(topic, partition)
+        if pause_s > 0:
+            self._timer(pause_s, job)
+        else:
+            job()
+
     def _wait(self, lane: Lane, wait: j.Wait) -> None:
         topic, partition = lane.journal.address(wait.destination)
-        pause_s = max(wait.at_least_s, self._backoff.pause_s(wait.attempt))
+        backoff_s = self._backoff.pause_s(wait.attempt)
+        pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         self.counters["retries"] += 1
         self._complain(
             f"retry {topic}-{partition}",
@@ -934,12 +963,13 @@ class Pump:
     def _ask(self, lane: Lane, ask: j.Ask) -> None:
         topic, partition = lane.journal.address(ask.destination)
         if not ask.doubt:
+            self._in_trouble(topic, partition)
             self._transport.list_offset(
                 topic, partition, -1, lambda result: self._post(lambda: self._on_baseline(lane, ask, result))
             )
             return
         self.counters["in_doubt_asked"] += len(ask.doubt)
-        _Question(self, lane, ask, topic, partition).start()
+        self._when_calm(topic, partition, _Question(self, lane, ask, topic, partition).start)
 
     def _on_baseline(self, lane: Lane, ask: j.Ask, result: Any) -> None:
         code, reason = _trouble(result)
@@ -1343,11 +1373,13 @@ class _Question:
         self._scan: Scan | None = None
         self._polls = 0
         self._shrunk_to = -1
+        self._read_from = 0
 
     def start(self) -> None:
         self._pump._transport.describe_producers(self._topic, self._partition, self._then(self._on_described))
 
     def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        self._pump._in_trouble(self._topic, self._partition)
         return lambda result: self._pump._post(lambda: step(result))
 
     def _failed(self, result: Any) -> bool:
@@ -1388,7 +1420,7 @@ class _Question:
         if begin > result.offset:
             # The log ends before what it had acknowledged: whatever is left is read.
             self._shrunk_to = result.offset
-            begin = log_start
+            begin = self._read_from = log_start
         elif begin < 0:
             begin = 0
         self._scan = Scan(self._ask.doubt, begin, result.offset)
@@ -1430,7 +1462,7 @@ class _Question:
                 self._ask.destination, "the replicas do not catch up", code=0, now=time.monotonic()
             )
             return
-        self._pump._timer(0.1, self._read)
+        self._pump._timer(_SCAN_POLL_S, self._read)
 
     def _judge(self, scan: Scan) -> None:
         judgement = judge_by_log(scan)
@@ -1440,7 +1472,12 @@ class _Question:
             if by_state.verdict is Verdict.GAP:
                 judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
         self._lane.journal.judged(
-            self._ask.destination, judgement, stable=True, shrunk_to=self._shrunk_to, now=time.monotonic()
+            self._ask.destination,
+            judgement,
+            stable=True,
+            shrunk_to=self._shrunk_to,
+            read_from=self._read_from,
+            now=time.monotonic(),
         )
 
 
@@ -1475,6 +1512,7 @@ class _Inquest:
             transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
 
     def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        self._pump._in_trouble(self._topic, self._partition)
         return lambda result: self._pump._post(lambda: step(result))
 
     def _failed(self, result: Any) -> bool:
@@ -1537,7 +1575,7 @@ class _Inquest:
         if self._polls > _SCAN_PATIENCE:
             self._lane.journal.survey_failed(self._ask.destination, "the replicas do not catch up")
             return
-        self._pump._timer(0.1, self._read)
+        self._pump._timer(_SCAN_POLL_S, self._read)
 
 
 def _leaves(parcel: Parcel) -> list[Parcel]:

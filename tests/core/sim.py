@@ -284,7 +284,7 @@ class SimSpool:
                     self.rejected[position] = code
                 case m.Replaced(position):
                     self.finished.add(position)
-                case m.Revived(destination, _, positions):
+                case m.Revived(destination, _, positions, _):
                     self.finished.difference_update(positions)
                     self.committed.difference_update(positions)
                     for position in positions:
@@ -825,7 +825,10 @@ class Sim:
     def _parked(self, batch: j.Batch, evidence: str) -> None:
         self.parks += 1
         leader = self.leaders[self._partition(batch)]
-        if leader.start == 0:
+        # A leader that lost what it knew takes a late request though the one before it never came: order is broken in
+        # the log itself, and what to do about that is the user's to say.
+        overtaken = self._partition(batch) in self.unclean and "a later batch is there" in evidence
+        if leader.start == 0 and not overtaken:
             raise Violation(f"{batch} is parked though the whole log is there: {evidence}")
 
         def decide() -> None:
@@ -1258,6 +1261,7 @@ class Question:
         self.view: ProducerView | None = None
         self.polls = 0
         self.shrunk_to = -1
+        self.read_from = 0
 
     def start(self) -> None:
         self._next(self._describe if self.sim.options.describes else self._to_log)
@@ -1287,7 +1291,7 @@ class Question:
         begin, end = self.ask.from_offset, self.leader.end
         if begin > end:
             self.shrunk_to = end
-            begin = self.leader.start
+            begin = self.read_from = self.leader.start
         elif begin < 0:
             begin = 0
         self.scan = Scan(self.ask.doubt, begin, end)
@@ -1339,7 +1343,12 @@ class Question:
     def _judged(self, judgement: Judgement, *, stable: bool) -> None:
         self.sim.log(f"judged {judgement} stable={stable}")
         self.sim.journal.judged(
-            self.ask.destination, judgement, stable=stable, shrunk_to=self.shrunk_to, now=self.sim.now
+            self.ask.destination,
+            judgement,
+            stable=stable,
+            shrunk_to=self.shrunk_to,
+            read_from=self.read_from,
+            now=self.sim.now,
         )
 
 
