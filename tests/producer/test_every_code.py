@@ -1,0 +1,291 @@
+"""Every code of Kafka's, and codes that do not exist yet, in every answer that a producer reads.
+
+One partition (or topic, or producer) for each code, all at once behind one fault proxy. Whatever the code: nothing is
+lost, nothing is there twice or behind a later record, no partition is asked more than ten times a second, and each
+record ends as delivered or as `RejectedError`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import logging
+import time
+from dataclasses import dataclass
+
+import harness
+import pytest
+
+from kafkasafe import RejectedError, SafeProducer, UndecidableError
+from kafkasafe._core.codes import Action, classify_produce
+from kafkasafe.testing.broker import KafkaCluster
+from kafkasafe.testing.proxy import FaultProxy
+
+pytestmark = pytest.mark.kafka
+
+CODES = [-1, *range(1, 134), 134, 999]
+MAX_PER_S = 10
+HELD_S = 2.5  # how long an error lasts that does not end by itself
+
+FINAL = {
+    code
+    for code in CODES
+    if classify_produce(code).action in {Action.REJECT_BATCH, Action.REJECT_DESTINATION}
+}
+# Answers that say by their meaning that the batch was not appended, and after which its records go on under new ids: a
+# broker that appends a batch and then says so has it twice.
+PROOFS_OF_ABSENCE = {59} | FINAL
+# A newer epoch of our producer id wrote to the partition, says the leader: what is not in the log is for the user to
+# decide, until then the partition waits.
+FENCED = {47, 90}
+
+
+@dataclass
+class Wire:
+    proxy: FaultProxy
+    cluster: KafkaCluster
+
+    @property
+    def servers(self) -> list[str]:
+        return self.proxy.bootstrap_servers
+
+    def topic(self, partitions: int = len(CODES)) -> str:
+        return harness.new_topic(self.cluster, partitions)
+
+
+@pytest.fixture(scope="module")
+def brokers():
+    config = {"auto.create.topics.enable": False}
+    with FaultProxy() as proxy, KafkaCluster(1, config=config, proxy_ports=proxy.ports) as cluster:
+        proxy.connect(cluster)
+        yield Wire(proxy, cluster)
+
+
+@pytest.fixture
+def wire(brokers):
+    brokers.proxy.forget()
+    yield brokers
+    brokers.proxy.clear()
+    brokers.proxy.cut()  # muted connections
+    assert not brokers.proxy.errors
+
+
+@pytest.fixture
+def quick(wire, producers, caplog):
+    """A producer; at the end no thread of it may have died, and nothing may have been logged as a bug."""
+
+    def open_one(**options):
+        return producers(wire.servers, **{"request_timeout_ms": 3000, **options})
+
+    caplog.set_level(logging.ERROR)
+    yield open_one
+    crashes = [r for r in caplog.get_records("call") if r.exc_info or "ended by an error" in r.getMessage()]
+    assert not crashes, crashes
+
+
+class Records:
+    """What was sent, and how it ended."""
+
+    def __init__(self, producer: SafeProducer, topic: str) -> None:
+        self.producer = producer
+        self.topic = topic
+        self.sent = collections.defaultdict(list)  # by partition: (number, future), in order
+
+    def send(self, partitions, each: int = 1) -> None:
+        """One batch to each partition."""
+        for partition in partitions:
+            for _ in range(each):
+                number = len(self.sent[partition])
+                value = b"%0*d" % (harness.lives.DIGITS, number)
+                future = self.producer.send(self.topic, value, partition=partition)
+                self.sent[partition].append((number, future))
+        self.producer.flush_spool()
+
+    def settle(self, timeout_s: float = 60.0, *, parked: set[int] = frozenset()) -> dict[int, list]:
+        """Waits for all. Returns what was rejected, by partition; anything else is an error.
+
+        Of partitions in `parked` the producer must say that they wait for a decision; it is then made.
+        """
+        if parked:
+            rejected = self._settle(set(self.sent) - parked, timeout_s)
+            with pytest.raises(UndecidableError, match="cannot be known"):
+                self.producer.flush(timeout_s)
+            self.producer.resume_parked(resend=True)
+            return rejected | self._settle(parked, timeout_s)
+        return self._settle(set(self.sent), timeout_s)
+
+    def _settle(self, partitions: set[int], timeout_s: float) -> dict[int, list]:
+        deadline = time.monotonic() + timeout_s
+        rejected = collections.defaultdict(list)
+        stuck = []
+        for partition in sorted(partitions):
+            for number, future in self.sent[partition]:
+                try:
+                    future.get(max(0.01, deadline - time.monotonic()))
+                except RejectedError as error:
+                    rejected[partition].append(error)
+                except harness.kafka_errors.KafkaTimeoutError as error:
+                    stuck.append((partition, number, error))
+        assert not stuck, stuck[:5]
+        return rejected
+
+    def audit(self, servers, *, twice: set[int] = frozenset()) -> None:
+        """What was delivered is there, once and in order. Partitions in `twice` are not held to the latter two."""
+        log = harness.read_log(servers, self.topic)
+        bad = {}
+        for partition, records in self.sent.items():
+            found = harness.numbers_of(log[partition])
+            delivered = {number for number, future in records if future.succeeded()}
+            if not delivered <= set(found):
+                bad[partition] = ("lost", sorted(delivered - set(found)), found)
+            elif partition not in twice and found != sorted(set(found)):
+                bad[partition] = ("twice or out of order", found)
+        assert not bad, (len(bad), sorted(bad.items())[:10])
+
+
+def peak(times: list[float]) -> int:
+    """The most in any second."""
+    return max((bisect.bisect_left(times, first + 1) - i for i, first in enumerate(times)), default=0)
+
+
+def busy(wire: Wire, *topics: str) -> dict:
+    """Partitions that were asked too often in any second, with how often; partition -1 is the topic's metadata."""
+    times = collections.defaultdict(list)
+    for call in wire.proxy.requests():
+        for where in call.partitions:
+            if where[0] in topics:
+                times[where].append(call.time)
+    # One Metadata request serves all partitions. They are 0.1 s apart, so that with some jitter 11 begin in a second.
+    return {where: count for where, at in times.items() if (count := peak(at)) > MAX_PER_S + (where[1] < 0)}
+
+
+# --- Produce ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("forwarded", [True, False], ids=["appended", "not-appended"])
+def test_every_code_to_produce(wire, quick, forwarded, lasting) -> None:
+    topic = wire.topic()
+    partitions = range(len(CODES))
+    producer = quick()
+    records = Records(producer, topic)
+    records.send(partitions)
+    records.settle()
+    rules = {}
+    for partition, code in enumerate(CODES):
+        rule = wire.proxy.on("Produce", topic=topic, partition=partition)
+        how = rule.answer if forwarded else rule.answer_without_forwarding
+        rules[partition] = how(code, times=None if lasting else 1)
+    wire.proxy.forget()
+    records.send(partitions, each=2)
+    records.send(partitions)
+    if lasting:
+        time.sleep(HELD_S)
+        wire.proxy.clear()
+    undecidable = set() if forwarded else {p for p, code in enumerate(CODES) if code in FENCED}
+    rejected = records.settle(parked=undecidable)
+    assert all(rule.hits for rule in rules.values())
+    assert not busy(wire, topic)
+    for partition, errors in rejected.items():
+        assert CODES[partition] in FINAL
+        assert {error.code for error in errors} == {CODES[partition]}
+    lies = {p for p, code in enumerate(CODES) if forwarded and code in PROOFS_OF_ABSENCE}
+    records.audit(wire.servers, twice=lies)
+
+
+# --- what it asks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("api", ["DescribeProducers", "ListOffsets", "Fetch"])
+def test_every_code_to_a_question(wire, quick, api, lasting) -> None:
+    """Asked before the first send (ListOffsets), and when a batch is in doubt."""
+    topic = wire.topic()
+    partitions = range(len(CODES))
+    proxy = wire.proxy
+    records = Records(quick(missing_topic_timeout_ms=600_000), topic)
+    if api != "ListOffsets":
+        records.send(partitions)
+        records.settle()
+    # Of every second partition the batch in doubt is in the log. If nothing is behind the last acknowledged one, there
+    # is nothing to read.
+    for partition in partitions:
+        rule = proxy.on("Produce", topic=topic, partition=partition)
+        (rule.answer if partition % 2 or api == "Fetch" else rule.answer_without_forwarding)(7, times=1)
+    if api == "Fetch":
+        # A leader that forgot the producer: the log must be read.
+        proxy.on("DescribeProducers", topic=topic).set(active_producers=[])
+    rules = [
+        proxy.on(api, topic=topic, partition=partition).answer(code, times=None if lasting else 1)
+        for partition, code in enumerate(CODES)
+    ]
+    proxy.forget()
+    records.send(partitions, each=2)
+    if lasting:
+        time.sleep(HELD_S)
+        proxy.clear()
+    rejected = records.settle()
+    assert not {code: rule for code, rule in zip(CODES, rules, strict=True) if not rule.hits}
+    assert not busy(wire, topic)
+    # Who may not even ask is told so, before anything is sent.
+    assert {CODES[partition] for partition in rejected} <= ({17, 29} if api == "ListOffsets" else set())
+    records.audit(wire.servers)
+
+
+def test_every_code_to_metadata(wire, quick) -> None:
+    """Of a topic, when it is first looked for, and again when a leader is."""
+    topics = {code: wire.topic(1) for code in CODES}
+    producer = quick(missing_topic_timeout_ms=600_000)
+    everything = {code: Records(producer, topic) for code, topic in topics.items()}
+    proxy = wire.proxy
+    proxy.forget()
+    first = [proxy.on("Metadata", topic=topic).answer(code, times=2) for code, topic in topics.items()]
+    for code, records in everything.items():
+        number = len(records.sent[0])
+        future = producer.send(topics[code], b"%0*d" % (harness.lives.DIGITS, number))
+        records.sent[0].append((number, future))
+    rejected = {code for code, records in everything.items() if records.settle()}
+    assert rejected <= {17, 29}
+    assert all(rule.hits == 2 for rule in first)
+    again = [proxy.on("Metadata", topic=topic).answer(code, times=2) for code, topic in topics.items()]
+    moved = [proxy.on("Produce", topic=topic).answer(6, times=1) for topic in topics.values()]
+    for code in CODES:
+        everything[code].send([0])
+    rejected |= {code for code, records in everything.items() if records.settle()}
+    assert rejected <= {17, 29}
+    assert not {code: rule for code, rule in zip(CODES, again, strict=True) if not rule.hits}
+    assert {c for c, rule in zip(CODES, moved, strict=True) if not rule.hits} <= {17, 29}
+    assert not busy(wire, *topics.values())
+    for records in everything.values():
+        records.audit(wire.servers)
+
+
+def test_every_code_to_init_producer_id(wire, producers, tmp_path, caplog) -> None:
+    """A producer asks once in its life: several producers, each of which is told a part of the codes, one by one."""
+    topic = wire.topic(len(CODES))
+    shares = [CODES[i::17] for i in range(17)]
+    rules = []
+    for index, share in enumerate(shares):
+        left = list(share)
+
+        def tell(exchange, left=left) -> None:
+            exchange.response.error_code = left.pop(0)
+            exchange.response.producer_id = -1
+
+        rule = wire.proxy.on("InitProducerId").edit(tell, times=len(share))
+        rules.append(rule.when(lambda exchange, name=f"c{index}": exchange.call.client_id == name))
+    everything = []
+    for index in range(len(shares)):
+        producer = producers(wire.servers, client_id=f"c{index}", request_timeout_ms=3000)
+        everything.append(Records(producer, topic))
+        everything[-1].send([index])
+    for records in everything:
+        assert not records.settle()
+    assert [rule.hits for rule in rules] == [len(share) for share in shares]
+    times = collections.defaultdict(list)
+    for call in wire.proxy.requests("InitProducerId"):
+        times[call.client_id].append(call.time)
+    assert max(map(peak, times.values())) <= MAX_PER_S
+    for records in everything:
+        records.audit(wire.servers)
+    assert not [record for record in caplog.records if record.exc_info]
