@@ -94,10 +94,11 @@ class LaneLock:
 def _after_fork() -> None:
     """In the child: the lanes are the parent's. Closing is enough; unlocking would unlock the parent's as well."""
     for lock in list(_held):
-        lock._close()
+        lock._handle = -1
     while _lockable:
         files, handle = _lockable.pop()
-        with contextlib.suppress(OSError):
+        # Whatever a disk raises (a double of one: that its process is dead), the next one is closed as well.
+        with contextlib.suppress(BaseException):
             files.close(handle)
     _forking.release()
 
