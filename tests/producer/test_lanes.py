@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import threading
 import time
@@ -160,9 +161,11 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(kafka, producers, tmp
         harness.send(producer, topic, number)
     result = tmp_path / "child"
     read, write = os.pipe()
+    stacks = (tmp_path / "stacks").open("w")
     pid = os.fork()
     if not pid:
         # No assertion may escape into pytest's own code in here.
+        faulthandler.dump_traceback_later(20, file=stacks)
         texts = []
         for call in (
             lambda: producer.send(topic, b"x"),
@@ -203,6 +206,7 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(kafka, producers, tmp
         os.waitpid(pid, 0)
         os.close(read)
         os.close(write)
+        stacks.close()
     *refusals, closed, lane = result.read_text().splitlines()
     assert len(refusals) == 5
     for text in refusals:
@@ -210,7 +214,7 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(kafka, producers, tmp
         assert "the parent process owns it" in text
         assert "Open a new SafeProducer in the child" in text
     assert closed == "closed"
-    assert lane == "lane-001"
+    assert lane == "lane-001", (tmp_path / "stacks").read_text()
     for number in range(200, 300):
         harness.send(producer, topic, number)
     producer.close()
