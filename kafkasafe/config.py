@@ -66,6 +66,7 @@ _SPOOL: Final[dict[str, Any]] = {
     "on_undecidable": "raise",
     "dead_letter": None,
     "on_event": None,
+    "metrics": False,
     "missing_topic_timeout_ms": 60_000,
     "producer_id_expiration_ms": 86_400_000,
 }
@@ -125,6 +126,7 @@ class ProducerConfig:
     on_undecidable: Literal["raise", "resend", "skip"]
     dead_letter: DeadLetter | None
     on_event: Callable[[Any], object] | None
+    metrics: bool
     missing_topic_s: float
     state_age_s: float
 
@@ -226,6 +228,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         on_undecidable=_choice(merged, "on_undecidable", ("raise", "resend", "skip")),
         dead_letter=merged["dead_letter"],
         on_event=merged["on_event"],
+        metrics=bool(merged["metrics"]),
         missing_topic_s=_number(merged, "missing_topic_timeout_ms", least=0) / 1000,
         state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
     )

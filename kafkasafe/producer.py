@@ -33,6 +33,7 @@ from kafkasafe.errors import (
     SpoolError,
     SpoolFullError,
 )
+from kafkasafe.metrics import install
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
@@ -300,6 +301,8 @@ class SafeProducer:
         dead_letter (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
             record that the cluster refused for good.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
+        metrics (bool): Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
+            others. Default: no.
         missing_topic_timeout_ms (int): How long a topic may be missing before its records are rejected.
         producer_id_expiration_ms (int): As on the brokers. Default: 86400000.
 
@@ -352,6 +355,8 @@ class SafeProducer:
             lock.release()
             raise
         self._partition_counts.update(self._pump.remembered_topics())
+        if config.metrics:
+            install(self)
         _PRODUCERS.add(self)
         self._at_exit = _exit_hook(weakref.ref(self))
         atexit.register(self._at_exit)
@@ -857,6 +862,11 @@ class SafeProducer:
             values["unfinished_batches"] = len(pump._open)
             values["batches_not_durable"] = len(pump._undurable)
         return values if raw else {"kafkasafe": values}
+
+    @property
+    def client_id(self) -> str:
+        """As given, or "kafkasafe"."""
+        return self._config.client_id
 
     @property
     def spool_dir(self) -> os.PathLike[str]:

@@ -309,6 +309,7 @@ class AckedLoss:
         cause: What raised the suspicion.
         evidence: For people.
         revived: Records that are sent again.
+        recreated: The topic was, or may have been, deleted and created again.
     """
 
     destination: int
@@ -318,6 +319,7 @@ class AckedLoss:
     cause: Cause
     evidence: str
     revived: int
+    recreated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,6 +537,24 @@ class Journal:
         """Offset of the last acknowledged record (inclusive), -1 when nothing was."""
         number = self._numbers.get((topic, partition))
         return -1 if number is None else self._partitions[number].last_acked_offset
+
+    def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
+        """((topic, partition), last acked offset) of every partition that has one. From any thread."""
+        return [
+            ((p.topic, p.partition), p.last_acked_offset)
+            for p in list(self._partitions.values())
+            if p.last_acked_offset >= 0
+        ]
+
+    @property
+    def in_doubt(self) -> int:
+        """Batches that may have been appended without our knowing. From any thread."""
+        return sum(
+            batch.state is State.IN_DOUBT
+            for p in list(self._partitions.values())
+            if p.doubtful
+            for batch in p.queue.copy()
+        )
 
     def waiting(self, topic: str) -> int:
         """Batches of a topic that wait for their partitions to be chosen."""
@@ -1229,7 +1249,13 @@ class Journal:
                 )
             self._finish(partition, batch)
         if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.fenced):
-            self._park(partition, absent[0], judgement.evidence)
+            evidence = judgement.evidence
+            if partition.fenced:
+                evidence = (
+                    f"fenced: a newer epoch of the producer id of {absent[0].identity} wrote to the partition, so"
+                    f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
+                )
+            self._park(partition, absent[0], evidence)
             return
         # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
         gap = judgement.verdict is Verdict.GAP or (stable and partition.sequence_refused)
@@ -1239,9 +1265,9 @@ class Journal:
                 self._pause(partition, judgement.evidence, at_least_s=max(0.0, partition.dead_at - now))
                 return
             partition.renew = True
-            if judgement.verdict is Verdict.GAP:
-                evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
-                self._suspect(partition, Cause.SEQUENCE, evidence)
+            # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
+            evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
+            self._suspect(partition, Cause.SEQUENCE, evidence)
         for batch in absent:
             batch.move(State.PREPARED)
             batch.unanswered = partition.asked_at < partition.dead_at
@@ -1364,6 +1390,7 @@ class Journal:
         *,
         epoch_end_offset: int = -1,
         topic_id: bytes = m.NO_TOPIC_ID,
+        same_topic: bool = True,
     ) -> None:
         """The answer to a SurveyAsk.
 
@@ -1373,6 +1400,8 @@ class Journal:
             end_offset: Where the log ends now.
             epoch_end_offset: Where the leader epoch of the last acknowledgement ends in the log, -1 when unknown.
             topic_id: The topic's id now.
+            same_topic: False where neither topic ids nor a batch that is still there prove that the topic was not
+                created again.
         """
         partition = self._partitions[destination]
         if partition.flow is not _Flow.SURVEYING or partition.suspicion is None:
@@ -1381,8 +1410,9 @@ class Journal:
         cause = suspicion.cause
         if any(topic_id) and any(partition.topic_id) and topic_id != partition.topic_id:
             cause = Cause.TOPIC_ID
+        recreated = cause is Cause.TOPIC_ID or not same_topic
         acked = list(partition.acked)
-        heal = self._heal and (cause is not Cause.TOPIC_ID or self._heal_recreated)
+        heal = self._heal and (self._heal_recreated or not recreated)
         late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
         if heal and partition.asked_at < late:
             # A request with it, older than the one that was acknowledged, may still be appended in its place.
@@ -1416,12 +1446,16 @@ class Journal:
         if records <= 0:
             self._go_on(partition, end_offset)
             return
+        if recreated and cause is not Cause.TOPIC_ID:
+            evidence += "; nothing of it is left, and without topic ids nobody can tell whether the topic was created again"
         spooled = tuple(batch.position for batch in lost if batch.position >= max(self._released, 0))
         again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)
         gone = {batch.handle for batch in lost if batch.position not in spooled}
         partition.acked = deque(batch for batch in partition.acked if batch.handle not in gone)
-        self._ready.notices.append(AckedLoss(destination, first, last, records, cause, evidence, revived))
+        self._ready.notices.append(
+            AckedLoss(destination, first, last, records, cause, evidence, revived, recreated)
+        )
         self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up))
         self._revive(partition, again, given_up, end_offset)
         self._ready.persist.marks.append(self._state_mark(partition))

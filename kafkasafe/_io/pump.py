@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ from kafkasafe import events
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
+from kafkasafe._core.codes import classify_code
 from kafkasafe._core.identity import (
     BatchId,
     Judgement,
@@ -47,6 +48,7 @@ from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import replay
 from kafkasafe._io.retry import Backoff
 from kafkasafe._io.spool import Spool
+from kafkasafe._io.stats import Stats
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import (
     DataLossError,
@@ -79,6 +81,14 @@ _CALM: Final = 4
 What it does before it looks at that again takes five at most (epoch, log start, log end, log, send). So it is less than
 ten a second, whatever is answered."""
 _LOG_EVERY_S: Final = 10.0
+_SEQUENCE_ERRORS: Final = frozenset(
+    {
+        "OUT_OF_ORDER_SEQUENCE_NUMBER",
+        "DUPLICATE_SEQUENCE_NUMBER",
+        "UNKNOWN_PRODUCER_ID",
+        "INVALID_PRODUCER_EPOCH",
+    }
+)
 _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
 _FREE_BYTES: Final = 4 * 1024 * 1024
@@ -128,6 +138,19 @@ class Parcel:
     batch: j.Batch | None = None
     loose: bool = False
     """Its bytes may still be in a socket's queue: changed only in a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PumpState:
+    """A moment of a pump.
+
+    Attributes:
+        gauges: By name.
+        last_acked_offsets: By (topic, partition).
+    """
+
+    gauges: Mapping[str, float]
+    last_acked_offsets: Mapping[tuple[str, int], int]
 
 
 @dataclass(slots=True)
@@ -229,6 +252,8 @@ class Pump:
         self.parked: UndecidableError | None = None
         self.acked_loss: DataLossError | None = None
         self.counters: collections.Counter[str] = collections.Counter()
+        self.stats = Stats()
+        self._reasons: dict[tuple[str, int], str] = {}
         self.last_progress = time.monotonic()
         self._thread = threading.Thread(
             target=self._run, name=f"kafkasafe-pump-{config.client_id}", daemon=True
@@ -331,6 +356,24 @@ class Pump:
     def refresh_topic(self, topic: str) -> None:
         """Ask for a topic's metadata."""
         self._transport.refresh_metadata([topic], lambda _: None)
+
+    def state(self) -> PumpState:
+        """What a scrape sees, from any thread: numbers that are a moment old."""
+        with self.cond:
+            oldest = next(iter(self._open.values()), None)
+            age_s = 0.0 if oldest is None or not oldest.sealed_at else time.monotonic() - oldest.sealed_at
+            gauges = {
+                "spool_bytes": self._used,
+                "spool_capacity_bytes": self._config.spool_max_bytes,
+                "unfinished_batches": len(self._open),
+                "undurable_batches": len(self._undurable),
+                "oldest_unfinished_age_seconds": max(0.0, age_s),
+            }
+        lanes = list(self._lanes)
+        gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
+        gauges["in_doubt_batches"] = sum(lane.journal.in_doubt for lane in lanes)
+        offsets = dict(self._own.journal.last_acked_offsets())
+        return PumpState(gauges, offsets)
 
     def idle(self) -> bool:
         """Nothing unfinished, in any lane. Call with `cond` held; exact only for the own lane's parcels."""
@@ -566,6 +609,7 @@ class Pump:
         lane = self._own
         for parcel in parcels:
             self.counters["records_accepted"] += parcel.count
+            self.stats.records[parcel.topic, "accepted"] += parcel.count
             topic = lane.journal.topic(parcel.topic)
             if parcel.partition == UNCHOSEN:
                 if topic is None or topic.partition_count < 1:
@@ -742,7 +786,9 @@ class Pump:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
             self.counters["fsync_count"] += 1
-            self.counters["fsync_us"] += int((time.monotonic() - started) * 1e6)
+            seconds = time.monotonic() - started
+            self.counters["fsync_us"] += int(seconds * 1e6)
+            self.stats.fsync.observe(seconds)
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         for parcel in parcels:
             self._memory += parcel.size_bytes
@@ -775,6 +821,7 @@ class Pump:
         parcel.durable = True
         if self._undurable.pop(parcel.number, None) is not None:
             self._backlog -= parcel.size_bytes
+            self.stats.durable.observe(time.monotonic() - parcel.sealed_at, parcel.count)
         parent = parcel.parent
         if parent is not None and not parent.durable and all(c.durable for c, _ in parent.children or ()):
             self._durable(parent)
@@ -862,6 +909,7 @@ class Pump:
             self.counters["batches_sent"] += 1
             if batch.tries > 1:
                 self.counters["batches_resent"] += 1
+                self.stats.retries["produce", self._reasons.get((topic, partition), "unknown")] += 1
         self._transport.produce(
             requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
         )
@@ -880,11 +928,13 @@ class Pump:
             if reply.sent:
                 self._in_trouble(*address)
             self.counters["produce_failures"] += 1
+            self._count_error(address, type(reply.error).__name__)
             code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
             lane.journal.lost(batch, sent=reply.sent, code=code or 0, message=_text(reply.error), now=now)
         elif reply.error_code:
             self._in_trouble(*address)
             self.counters[f"produce_error_{reply.error_code}"] += 1
+            self._count_error(address, classify_code(reply.error_code).name)
             lane.journal.refused(
                 batch,
                 reply.error_code,
@@ -900,6 +950,10 @@ class Pump:
             info = self._transport.topic(address[0])
             epoch = info.partitions[address[1]].leader_epoch if info and address[1] in info.partitions else -1
             lane.journal.acked(batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=_now_ms())
+
+    def _count_error(self, address: tuple[str, int], name: str) -> None:
+        self.stats.errors["produce", name] += 1
+        self._reasons[address] = name
 
     def _in_trouble(self, topic: str, partition: int) -> None:
         """A request about this partition failed, or asks about a failure; see `_CALM`."""
@@ -1078,11 +1132,15 @@ class Pump:
                 case j.Fate.COMMITTED:
                     parcel.base_offset = batch.base_offset
                     self.counters["records_committed"] += batch.count
+                    self.stats.records[parcel.topic, "committed"] += batch.count
+                    if parcel.sealed_at:
+                        self.stats.ack.observe(time.monotonic() - parcel.sealed_at, batch.count)
                     topic, partition = lane.journal.address(batch.destination)
                     if self._config.on_event is not None:
                         self._emit(events.BatchCommitted(topic, partition, batch.base_offset, batch.count))
                 case j.Fate.REJECTED:
                     self.counters["records_rejected"] += batch.count
+                    self.stats.records[parcel.topic, "rejected"] += batch.count
                     parcel.error = RejectedError(
                         f"The cluster refused the record: {batch.message}. It is kept in the spool directory under"
                         f" {lane.name}/rejected",
@@ -1140,6 +1198,7 @@ class Pump:
                 parcel.expired = True
                 self._open.pop(parcel.number, None)
         for parcel in late:
+            self.stats.records[parcel.topic, "timed_out"] += parcel.count
             parcel.error = DeliveryTimeoutError(
                 f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is safe in the spool and"
                 " is delivered when the cluster takes it: do not send it again"
@@ -1160,12 +1219,16 @@ class Pump:
         topic, partition = lane.journal.address(loss.destination)
         self.counters["acked_loss_detected"] += 1
         self.counters["acked_lost_records"] += loss.records
+        self.stats.losses[loss.cause.value] += 1
+        self.stats.lost_records[topic] += loss.records
         message = (
             f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"
             f" {loss.first_offset} to {loss.last_offset} (noticed by {loss.cause.value}): {loss.evidence}"
         )
         if loss.revived:
             fate = f"{loss.revived} of them are in the spool and are sent again"
+        elif loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics:
+            fate = "Nothing is sent again into a topic that may have been created again (heal_recreated_topics=False)"
         elif self._config.on_acked_loss == "heal":
             fate = "The spool does not have them any more: retain_acked_bytes or retain_acked_s keep them"
         else:
@@ -1211,6 +1274,7 @@ class Pump:
         healing.handles.remove(batch.handle)
         healing.records += batch.count
         self.counters["acked_healed_records"] += batch.count
+        self.stats.healed_records[lane.journal.address(batch.destination)[0]] += batch.count
         if batch.base_offset >= 0:
             healing.first_offset = batch.base_offset if healing.first_offset < 0 else healing.first_offset
             healing.last_offset = batch.base_offset + batch.count - 1
@@ -1403,6 +1467,7 @@ class _Question:
         if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
             self._pump._transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
             return
+        self._count(judgement, "state")
         self._lane.journal.judged(ask.destination, judgement, stable=False, now=time.monotonic())
 
     def _on_start(self, result: Any) -> None:
@@ -1464,6 +1529,16 @@ class _Question:
             return
         self._pump._timer(_SCAN_POLL_S, self._read)
 
+    def _count(self, judgement: Judgement, method: str) -> None:
+        stats = self._pump.stats
+        stats.in_doubt_resolved["present", method] += judgement.present
+        absent = len(self._ask.doubt) - judgement.present
+        verdict = "undecidable" if judgement.verdict is Verdict.UNDECIDABLE else "absent"
+        stats.in_doubt_resolved[verdict, method] += absent
+        error = self._pump._reasons.get((self._topic, self._partition), "")
+        if error in _SEQUENCE_ERRORS:
+            stats.sequence_errors[error, judgement.verdict.value] += 1
+
     def _judge(self, scan: Scan) -> None:
         judgement = judge_by_log(scan)
         absent = self._ask.doubt[judgement.present :]
@@ -1471,6 +1546,7 @@ class _Question:
             by_state = judge_by_state(absent, self._view, acked_before=self._ask.acked_before)
             if by_state.verdict is Verdict.GAP:
                 judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
+        self._count(judgement, "log")
         self._lane.journal.judged(
             self._ask.destination,
             judgement,
@@ -1543,12 +1619,17 @@ class _Inquest:
             raise AssertionError("A survey begins at its start")
         if survey.done:
             info = self._pump._transport.topic(self._topic)
-            self._lane.journal.surveyed(
+            journal = self._lane.journal
+            topic_id = m.NO_TOPIC_ID if info is None else info.topic_id
+            # Topics have ids from Kafka 2.8 on. Before, only what is still there tells a log from another topic's.
+            comparable = any(topic_id) and any(journal.topic_id(self._ask.destination))
+            journal.surveyed(
                 self._ask.destination,
                 survey.loss(),
                 survey.end_offset,
                 epoch_end_offset=self._epoch_end,
-                topic_id=m.NO_TOPIC_ID if info is None else info.topic_id,
+                topic_id=topic_id,
+                same_topic=comparable or survey.any_left,
             )
             return
         self._pump._transport.fetch_headers(
