@@ -1447,7 +1447,7 @@ class Journal:
             self._go_on(partition, end_offset)
             return
         if recreated and cause is not Cause.TOPIC_ID:
-            evidence += "; nothing of it is left, and without topic ids nobody can tell whether the topic was created again"
+            evidence += "; nothing of it is left, and without topic ids it cannot be told from a topic created again"
         spooled = tuple(batch.position for batch in lost if batch.position >= max(self._released, 0))
         again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)
@@ -1616,7 +1616,8 @@ class Journal:
                 batch.unanswered = False
             elif batch.state is State.SEALED:
                 batch.identity = None
-            elif batch.identity is not None and batch.position >= 0 and batch.state is not State.ACKED:
+            elif batch.identity is not None and batch.position >= 0:
+                # Acknowledged ones too: their commit mark comes behind this one, and they may have to be found again.
                 kept.append(m.Identity(batch.position, *_id_fields(batch.identity)))
         self._ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

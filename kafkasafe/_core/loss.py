@@ -146,6 +146,11 @@ class Survey:
             return False
         return index in self._taken or batch.base_offset >= self.end_offset
 
+    @property
+    def any_left(self) -> bool:
+        """Something that was acknowledged was seen: the topic was not created again since."""
+        return bool(self._found)
+
     def loss(self) -> Loss:
         """What is lost, once the survey is done."""
         lost = [

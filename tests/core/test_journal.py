@@ -689,8 +689,29 @@ def test_old_brokers_that_refuse_a_sequence_the_log_does_not_have_get_new_ids() 
     shell.refuse(batches[1], 45)
     shell.turn()
     shell.wait()
-    assert shell.judge(Verdict.DECIDED, 0, stable=True) == [batches[1]]
+    # Retention or a loss: the log tells.
+    assert shell.judge(Verdict.DECIDED, 0, stable=True) == []
+    assert [survey.acked[0].identity for survey in shell.surveys] == [BatchId(7, 0, 0, 1)]
+    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
+    assert shell.turn() == [batches[1]]
     assert shell.ids() == [(7, 1, 0)]
+    assert not shell.notices
+
+
+@pytest.mark.parametrize("heal_recreated", [True, False])
+def test_a_log_that_may_be_that_of_a_topic_created_again_is_healed_only_if_told_to(
+    heal_recreated: bool,
+) -> None:
+    shell = Shell(heal_recreated=heal_recreated)
+    batches = shell.flowing(1, 1)
+    shell.refuse(batches[1], 59, log_start_offset=0)
+    shell.turn()
+    shell.journal.surveyed(1, Loss((0,), 0, 0, 1, {}, oldest_known=True), 0, same_topic=False)
+    sent = shell.turn()
+    (lost,) = [notice for notice in shell.notices if isinstance(notice, j.AckedLoss)]
+    assert (lost.recreated, lost.revived, lost.cause) == (True, int(heal_recreated), Cause.UNKNOWN_PRODUCER)
+    assert "created again" in lost.evidence
+    assert sent == batches[not heal_recreated : 2 - heal_recreated]
 
 
 def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> None:
@@ -702,8 +723,10 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
     shell.wait()
     assert shell.asks[-1].fenced
     shell.judge(Verdict.DECIDED, 0, stable=True)
-    assert shell.notices == [j.Parked(batches[1], "seen")]
-    assert m.Undecidable(batches[1].position, "seen") in shell.marks
+    (parked,) = shell.notices
+    assert parked.batch is batches[1]
+    assert parked.evidence.startswith("fenced: a newer epoch") and parked.evidence.endswith("; seen")
+    assert m.Undecidable(batches[1].position, parked.evidence) in shell.marks
 
 
 @pytest.mark.parametrize("resend", [True, False])
