@@ -725,7 +725,8 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
     shell.judge(Verdict.DECIDED, 0, stable=True)
     (parked,) = shell.notices
     assert parked.batch is batches[1]
-    assert parked.evidence.startswith("fenced: a newer epoch") and parked.evidence.endswith("; seen")
+    assert parked.evidence.startswith("fenced: a newer epoch")
+    assert parked.evidence.endswith("; seen")
     assert m.Undecidable(batches[1].position, parked.evidence) in shell.marks
 
 
