@@ -88,6 +88,7 @@ _MAGIC_AT: Final = 16
 _LAST_DELTA_AT: Final = 23
 
 _NO_TOPIC_ID: Final = bytes(16)
+_MAX_OFFSET: Final = 2**62  # no log gets there; what is added to an offset still fits into 64 bits
 _UNKNOWN_TOPIC: Final = 3
 _LEADER_NOT_AVAILABLE: Final = 5
 _UNSUPPORTED_VERSION: Final = 35
@@ -277,11 +278,15 @@ class HeadersFetched:
 
 @dataclass(frozen=True, slots=True)
 class OffsetListed:
-    """The answer to ListOffsets; `offset` is -1 if there is none, `leader_epoch` -1 if unknown."""
+    """The answer to ListOffsets; `offset` is -1 if there is none, `leader_epoch` -1 if unknown.
+
+    `timestamp` is that of the record, in ms; -1 unless the question was one by time.
+    """
 
     error_code: int
     offset: int
     leader_epoch: int
+    timestamp: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -810,6 +815,9 @@ class _ProduceCall(_Call):
                 missing = kafka_errors.KafkaProtocolError("The Produce response left this partition out")
                 self._answer(request, Failure(missing, sent=True, fence=hub._raise_fence(target)))
                 continue
+            if not answer.error_code and not -1 <= answer.base_offset < _MAX_OFFSET:
+                self._answer(request, Failure(_absurd(answer.base_offset), True, hub._raise_fence(target)))
+                continue
             fence = hub._raise_fence(target) if answer.error_code else hub._fences.get(target, 0)
             stale = stale or answer.error_code in _STALE_METADATA
             if answer.leader_hint is not None:
@@ -832,7 +840,7 @@ class _ProduceCall(_Call):
                     error_code=answer.error_code,
                     base_offset=answer.base_offset,
                     log_append_time=answer.log_append_time_ms,
-                    log_start_offset=answer.log_start_offset,
+                    log_start_offset=_known(answer.log_start_offset, _MAX_OFFSET),
                     record_errors=tuple(
                         (record.batch_index, record.batch_index_error_message or "")
                         for record in answer.record_errors or ()
@@ -1072,6 +1080,16 @@ def _unsupported(error: BaseException) -> BaseException:
     return unsupported
 
 
+def _absurd(offset: int) -> BaseException:
+    error: BaseException = kafka_errors.KafkaProtocolError(f"The broker answered offset {offset}")
+    return error
+
+
+def _known(number: int | None, limit: int = 2**31) -> int:
+    """An offset or epoch; -1 for unknown, and for what cannot be."""
+    return number if number is not None and 0 <= number < limit else -1
+
+
 def _error(code: int, message: str) -> BaseException:
     error: BaseException = kafka_errors.for_code(code)(message)
     return error
@@ -1307,7 +1325,7 @@ class Transport:
         def parse(response: Any) -> ProducerIdGranted:
             if response.error_code:
                 raise _error(response.error_code, "InitProducerId")
-            if response.producer_id < 0:
+            if response.producer_id < 0 or response.producer_epoch < 0:
                 raise _error(14, "InitProducerId answered no id")
             return ProducerIdGranted(response.producer_id, response.producer_epoch)
 
@@ -1434,7 +1452,9 @@ class Transport:
 
         self._ask_leader(topic, partition, make, parse, reply)
 
-    def list_offset(self, topic: str, partition: int, timestamp: int, reply: Reply) -> None:
+    def list_offset(
+        self, topic: str, partition: int, timestamp: int, reply: Reply, *, isolation_level: int = 0
+    ) -> None:
         """Asks the leader for an offset.
 
         Args:
@@ -1442,8 +1462,9 @@ class Transport:
             partition: Partition number.
             timestamp: -1 for the end (the high watermark), -2 for the start of the log, else ms since the epoch.
             reply: Gets `OffsetListed` or `Failure`.
+            isolation_level: 1 (read_committed): the end is the last stable offset.
         """
-        self._list_offset(topic, partition, timestamp, reply, replica_id=-1)
+        self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply) -> None:
         """Asks the leader where its log ends, which may be beyond the high watermark.
@@ -1459,12 +1480,21 @@ class Transport:
         self._list_offset(topic, partition, -1, reply, replica_id=-2)
 
     def _list_offset(
-        self, topic: str, partition: int, timestamp: int, reply: Reply, *, replica_id: int
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply,
+        *,
+        replica_id: int,
+        isolation_level: int = 0,
     ) -> None:
         def parse(response: Any) -> OffsetListed:
             answer = _only(response.topics, "partitions", "partition_index", topic, partition)
-            epoch = answer.leader_epoch
-            return OffsetListed(answer.error_code, answer.offset, -1 if epoch is None else epoch)
+            if not answer.error_code and not -1 <= answer.offset < _MAX_OFFSET:
+                raise _absurd(answer.offset)
+            time_ms = -1 if answer.timestamp is None else answer.timestamp
+            return OffsetListed(answer.error_code, answer.offset, _known(answer.leader_epoch), time_ms)
 
         def make() -> tuple[Any, int, int]:
             request = ListOffsetsRequest
@@ -1478,14 +1508,21 @@ class Transport:
             topics = [request.ListOffsetsTopic(name=topic, partitions=[wanted])]
             timeout_ms = int(self._request_timeout_s * 1000)
             return (
-                request(replica_id=replica_id, isolation_level=0, topics=topics, timeout_ms=timeout_ms),
-                1,
+                request(
+                    replica_id=replica_id,
+                    isolation_level=isolation_level,
+                    topics=topics,
+                    timeout_ms=timeout_ms,
+                ),
+                2 if isolation_level else 1,
                 10,
             )
 
         self._ask_leader(topic, partition, make, parse, reply)
 
-    def offset_for_leader_epoch(self, topic: str, partition: int, leader_epoch: int, reply: Reply) -> None:
+    def offset_for_leader_epoch(
+        self, topic: str, partition: int, leader_epoch: int, reply: Reply, *, current_leader_epoch: int = -1
+    ) -> None:
         """Asks the leader where an epoch ends in its log (KIP-279).
 
         Args:
@@ -1493,17 +1530,19 @@ class Transport:
             partition: Partition number.
             leader_epoch: The epoch.
             reply: Gets `EpochEnd` or `Failure`.
+            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
+                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
         """
 
         def parse(response: Any) -> EpochEnd:
             answer = _only(response.topics, "partitions", "partition", topic, partition, name="topic")
-            epoch = answer.leader_epoch
-            return EpochEnd(answer.error_code, -1 if epoch is None else epoch, answer.end_offset)
+            end_offset = _known(answer.end_offset, _MAX_OFFSET)
+            return EpochEnd(answer.error_code, _known(answer.leader_epoch), end_offset)
 
         def make() -> tuple[Any, int, int]:
             request = OffsetForLeaderEpochRequest
             wanted = request.OffsetForLeaderTopic.OffsetForLeaderPartition(
-                partition=partition, current_leader_epoch=-1, leader_epoch=leader_epoch
+                partition=partition, current_leader_epoch=current_leader_epoch, leader_epoch=leader_epoch
             )
             topics = [request.OffsetForLeaderTopic(topic=topic, partitions=[wanted])]
             return request(replica_id=-1, topics=topics), 0, 4
@@ -1985,7 +2024,8 @@ class Transport:
                 same = old is not None and old.topic_id == topic_id != _NO_TOPIC_ID
                 partitions = {}
                 for partition in answer.partitions:
-                    told_info = PartitionInfo(partition.leader_id, partition.leader_epoch if reliable else -1)
+                    epoch = _known(partition.leader_epoch) if reliable else -1
+                    told_info = PartitionInfo(partition.leader_id, epoch)
                     known = (
                         old.partitions.get(partition.partition_index) if old is not None and same else None
                     )
