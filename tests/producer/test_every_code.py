@@ -129,6 +129,22 @@ class Records:
         assert not stuck, stuck[:5]
         return rejected
 
+    def settle_or_decide(self, timeout_s: float = 60.0) -> set[int]:
+        """Waits for all; what is left undecidable is sent again. Returns the partitions where that was so."""
+        decided: set[int] = set()
+        deadline = time.monotonic() + timeout_s
+        while open_ := {p for p, records in self.sent.items() if not all(f.is_done for _, f in records)}:
+            assert time.monotonic() < deadline, open_
+            try:
+                self.producer.flush(0.5)
+            except UndecidableError:
+                decided |= open_
+                self.producer.resume_parked(resend=True)
+            except harness.kafka_errors.KafkaTimeoutError:
+                pass
+        assert not self.settle(1.0)
+        return decided
+
     def audit(self, servers, *, twice: set[int] = frozenset()) -> None:
         """What was delivered is there, once and in order. Partitions in `twice` are not held to the latter two."""
         log = harness.read_log(servers, self.topic)
@@ -154,9 +170,9 @@ def busy(wire: Wire, *topics: str) -> dict:
     for call in wire.proxy.requests():
         for where in call.partitions:
             if where[0] in topics:
-                times[where].append(call.time)
+                times[call.client_id, *where].append(call.time)
     # One Metadata request serves all partitions. They are 0.1 s apart, so that with some jitter 11 begin in a second.
-    return {where: count for where, at in times.items() if (count := peak(at)) > MAX_PER_S + (where[1] < 0)}
+    return {where: count for where, at in times.items() if (count := peak(at)) > MAX_PER_S + (where[-1] < 0)}
 
 
 # --- Produce ----------------------------------------------------------------------------------------------------------
@@ -289,3 +305,135 @@ def test_every_code_to_init_producer_id(wire, producers, tmp_path, caplog) -> No
     for records in everything:
         records.audit(wire.servers)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+# --- answers that cannot be ------------------------------------------------------------------------------------------
+
+ABSURD = [-(2**63), -(2**31), -7, -2, 0, 1, 2**31, 2**62, 2**63 - 1]
+
+
+def test_absurd_offsets(wire, quick) -> None:
+    """Base offsets and log start offsets that no log can have, beside success and beside 59."""
+    cases = [
+        {"code": code, name: value} for code in (0, 59) for name in ("base_offset", "log_start_offset") for value in ABSURD
+    ]  # fmt: skip
+    topic = wire.topic(len(cases))
+    records = Records(quick(), topic)
+    records.send(range(len(cases)), each=3)
+    records.settle()
+    for partition, case in enumerate(cases):
+        rule = wire.proxy.on("Produce", topic=topic, partition=partition)
+        (rule.answer_without_forwarding if case["code"] else rule.answer)(**case, times=1)
+    wire.proxy.forget()
+    for _ in range(3):
+        records.send(range(len(cases)))
+        time.sleep(0.2)
+    assert not records.settle()
+    assert not busy(wire, topic)
+    records.audit(wire.servers)
+
+
+@pytest.mark.parametrize("field", ["offset", "leader_epoch"])
+def test_absurd_answers_about_the_log(wire, quick, field) -> None:
+    """What ListOffsets says before the first send, and when batches are in doubt and the log must be read."""
+    values = ABSURD if field == "offset" else [v for v in ABSURD if -(2**31) <= v < 2**31]
+    topic = wire.topic(2 * len(values))
+    records = Records(quick(), topic)
+    proxy = wire.proxy
+    early, late = range(len(values)), range(len(values), 2 * len(values))
+    for partition, value in enumerate(values):
+        proxy.on("ListOffsets", topic=topic, partition=partition).set(**{field: value}, times=1)
+    records.send(early)
+    records.send(late)
+    records.settle()
+    proxy.on("DescribeProducers", topic=topic).set(active_producers=[], times=len(values))
+    for partition, value in zip(late, values, strict=True):
+        proxy.on("Produce", topic=topic, partition=partition).answer(7, times=1)
+        proxy.on("ListOffsets", topic=topic, partition=partition).set(**{field: value}, times=2)
+    proxy.forget()
+    records.send([*early, *late])
+    time.sleep(HELD_S)
+    proxy.clear()
+    assert not busy(wire, topic)
+    decided = records.settle_or_decide()
+    assert not busy(wire, topic)
+    records.audit(wire.servers, twice=decided)
+
+
+@pytest.mark.parametrize("api", ["Produce", "ListOffsets", "DescribeProducers", "Metadata", "Fetch"])
+def test_answers_about_what_nobody_asked(wire, quick, api) -> None:
+    """Another partition, another topic; and nothing about what was asked."""
+    proxy = wire.proxy
+    topic = wire.topic(6)
+    records = Records(quick(), topic)
+    records.send(range(6))
+    records.settle()
+    if api == "Metadata":
+        proxy.on(api).add("t-nobody", 3, error_code=3, leader_id=77).add(topic, 4711, leader_id=99)
+        proxy.on(api, topic=topic).leave_out(times=2)
+    else:
+        proxy.on(api).add("t-nobody", 3).add(topic, 4711, error_code=3).add(topic, -5)
+        for partition in range(3):
+            proxy.on(api, topic=topic, partition=partition).leave_out(times=2)
+    if api != "Produce":
+        proxy.on("DescribeProducers", topic=topic).set(active_producers=[], times=12)
+        for partition in range(6):
+            proxy.on("Produce", topic=topic, partition=partition).answer(6, times=1)
+    proxy.forget()
+    records.send(range(6), each=2)
+    time.sleep(HELD_S / 2)
+    proxy.clear()
+    assert not records.settle()
+    assert not busy(wire, topic)
+    records.audit(wire.servers)
+
+
+@pytest.mark.parametrize("hang_up", [False, True], ids=["whole-frame", "connection-ends"])
+def test_answers_that_end_too_early(wire, producers, caplog, hang_up) -> None:
+    """Each answer on a producer's way, from the first, cut at ever more places."""
+    proxy = wire.proxy
+    sizes = [0, 1, 3, 4, 5, 8, 12, 20, 33, 60]
+    asked = [
+        "ApiVersions",
+        "Metadata",
+        "InitProducerId",
+        "ListOffsets",
+        "Produce",
+        "DescribeProducers",
+        "Fetch",
+    ]
+    topic = wire.topic(len(asked))
+    everything = []
+    rules = []
+    for partition, api in enumerate(asked):
+        rule = None
+        for size in sizes:
+            rule = proxy.on(api).truncate(size, times=1, hang_up=hang_up)
+            # One after another: a rule begins when the one before it has acted.
+            before = rules[-1] if rules and rules[-1]._api is rule._api else None
+            name = f"cut-{api}-{hang_up}"
+            rule.when(
+                lambda exchange, name=name, before=before: (
+                    exchange.call.client_id == name and (before is None or before.hits)
+                )
+            )
+            rules.append(rule)
+        if api in {"DescribeProducers", "Fetch"}:
+            proxy.on("Produce", topic=topic, partition=partition).answer(6, times=1)
+        if api == "Fetch":
+            proxy.on("DescribeProducers", topic=topic, partition=partition).set(active_producers=[])
+        producer = producers(
+            wire.servers,
+            client_id=f"cut-{api}-{hang_up}",
+            spool_dir=producers.spool / api,
+            request_timeout_ms=1000,
+        )
+        everything.append(Records(producer, topic))
+        everything[-1].send([partition])
+    for records in everything:
+        assert not records.settle()
+    assert not [rule for rule in rules if not rule.hits]
+    assert not busy(wire, topic)
+    for records in everything:
+        records.audit(wire.servers)
+    assert not [r for r in caplog.records if r.name.startswith("kafkasafe") and r.exc_info]
