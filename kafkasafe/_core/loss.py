@@ -148,8 +148,15 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Something that was acknowledged was seen: the topic was not created again since."""
-        return bool(self._found)
+        """Something of before the loss is where it was acknowledged: the topic was not created again since."""
+        end = 0
+        for index, batch in enumerate(self.acked):
+            if batch.base_offset < end:
+                break  # acknowledged since then
+            if batch.exact and self._found.get(index) == batch.base_offset:
+                return True
+            end = batch.next_offset
+        return False
 
     def loss(self) -> Loss:
         """What is lost, once the survey is done."""

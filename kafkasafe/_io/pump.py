@@ -389,6 +389,8 @@ class Pump:
                         lane.journal.decide(batch, resend=resend)
             self.parked = None
 
+        # At once: the caller's next `send` must not raise what was just decided.
+        self.parked = None
         self._post(decide)
 
     def stop(self, timeout_s: float) -> bool:
