@@ -102,3 +102,22 @@ def test_exactly_the_missing_ones_are_lost(data):
     loss = survey(batches, log, end=end)
     assert list(loss.indexes) == lost
     assert loss.records == sum(batches[i].identity.count for i in lost)
+
+
+def any_left(batches, log, end):
+    survey = Survey(batches, end, 0)
+    survey.page(log, next_offset=end, log_start_offset=0)
+    return survey.any_left
+
+
+def test_what_is_left_at_its_place_proves_that_the_topic_is_the_same():
+    batches = acked((0, 10), (10, 10), (20, 10))
+    assert any_left(batches, [header(batches[0])], 10)
+    assert any_left(batches, [stranger(0, 10), header(batches[1])], 20)
+    # Late, or appended since: that may have gone into a topic created again.
+    assert not any_left(batches, [header(batches[1], 0)], 10)
+    since = AckedBatch(BatchId(8, 0, 0, 10), 0)
+    assert not any_left([*batches, since], [header(since)], 10)
+    assert not any_left([batches[0], since], [header(since)], 10)
+    assert not any_left([AckedBatch(batches[0].identity, 0, exact=False)], [header(batches[0])], 10)
+    assert not any_left(batches, [], 0)
