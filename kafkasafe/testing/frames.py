@@ -220,7 +220,7 @@ def parse_request(frame: bytes) -> Request:
         raise ValueError("The frame is no Kafka request") from error
     header = frame[:at]
     try:
-        message = known.request.decode(frame[at:], version=version)
+        message = _decoded(known.request, frame[at:], version)
     except Exception:
         # What a client sends may be anything; the broker will judge it.
         return Request(key, version, correlation_id, client_id, header, None, None)
@@ -244,7 +244,13 @@ def parse_response(known: Api, version: int, frame: bytes) -> Response:
     at = _CORRELATION_BYTES
     if _tagged_header(known, version):
         at = _skip_tags(frame, at)
-    return Response(frame[:at], known.response.decode(frame[at:], version=version))
+    return Response(frame[:at], _decoded(known.response, frame[at:], version))
+
+
+def _decoded(kind: Any, body: bytes, version: int) -> Any:
+    message = kind.decode(body, version=version)
+    message._header = None  # kafka-python leaves it unset, and some classes look at it when they are encoded
+    return message
 
 
 def empty_response(request: Request) -> Response:
@@ -415,7 +421,7 @@ def assign(target: Any, fields: Mapping[str, Any]) -> None:
     """Sets fields of a struct; dicts become structs, and what its version does not have is passed over."""
     for name, value in fields.items():
         field = target._struct.fields.get(name)
-        if field is not None:
+        if field is not None and field.for_version_q(target._version):
             setattr(target, name, _built(field, value, target._version))
 
 

@@ -187,7 +187,10 @@ class Rule:
     def answer_without_forwarding(
         self, code: int = 0, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
-        """As `answer`, but no broker sees the request; of a request for several partitions only the others are."""
+        """As `answer`, but no broker sees the request; of a request for several partitions only the others are seen.
+
+        A Metadata request is forwarded, without the topic if it names it: its answer needs the brokers.
+        """
         self._answer(code, level, fields)
         self._unforwarded = "answer"
         return self._limit(times)
@@ -851,7 +854,12 @@ class FaultProxy(Relay[_Connection]):
             for number in spot.numbers() or [-1]
         ] or list(pending.call.partitions)
         for rule in self._rules:
-            if rule._unforwarded or not rule._fits(pending.call.api, named) or not rule._acts(exchange):
+            if rule._unforwarded and not (
+                # Nobody can ask for all topics but one.
+                rule._unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
+            ):
+                continue
+            if not rule._fits(pending.call.api, named) or not rule._acts(exchange):
                 continue
             self._add_effects(pending, rule)
             if rule._fields or rule._edits or rule._leave_out or rule._additions:
