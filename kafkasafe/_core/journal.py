@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
@@ -46,6 +46,7 @@ __all__ = [
     "Ask",
     "Batch",
     "Divide",
+    "EpochCheck",
     "Fate",
     "IllegalMoveError",
     "Journal",
@@ -283,6 +284,23 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochCheck:
+    """Another leader acknowledges: does the log of the one before end behind what that one acknowledged?
+
+    The answer "no", or "nobody knows that leader epoch, though the log begins before", goes to `suspect()`.
+
+    Attributes:
+        destination: Destination number.
+        leader_epoch: Of the leader before.
+        last_acked_offset: How far it acknowledged (inclusive).
+    """
+
+    destination: int
+    leader_epoch: int
+    last_acked_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class SurveyAsk:
     """Acknowledged batches may be gone: what does the log hold? Answered by `surveyed()` or `survey_failed()`.
 
@@ -290,11 +308,13 @@ class SurveyAsk:
         destination: Destination number.
         acked: What is known to have been acknowledged, oldest first.
         leader_epoch: Of the last acknowledgement, -1 when unknown.
+        from_offset: From here on the log is not what it was, -1 when unknown: what was acknowledged may be here again.
     """
 
     destination: int
     acked: tuple[AckedBatch, ...]
     leader_epoch: int
+    from_offset: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +388,7 @@ class Ready:
     sends: list[Batch]
     asks: list[Ask]
     surveys: list[SurveyAsk]
+    checks: list[EpochCheck]
     waits: list[Wait]
     divides: list[Divide]
     resolved: list[Resolution]
@@ -425,6 +446,9 @@ class _Partition:
     acked: deque[Batch] = field(default_factory=deque)
     """Committed, in the order of their commits: those that are still in the spool, and a few more."""
     suspicion: _Suspicion | None = None
+    check: EpochCheck | None = None
+    """Under way, or to be made; what is answered after a survey says nothing new."""
+    check_due: bool = False
     rescan_from: int = -1
     """The log was seen to end before what was acknowledged: a batch in doubt may be anywhere behind this."""
 
@@ -500,7 +524,7 @@ class Journal:
 
     @staticmethod
     def _fresh() -> Ready:
-        return Ready(Persist(), [], [], [], [], [], [], [], wants_producer_id=False)
+        return Ready(Persist(), [], [], [], [], [], [], [], [], wants_producer_id=False)
 
     def _touch(self, partition: _Partition) -> None:
         self._touched[partition.number] = None
@@ -663,6 +687,7 @@ class Journal:
                     self._recover_identities(mark)
                 case m.Committed():
                     known = self._declared(mark.destination)
+                    self._leads(known, mark.leader_epoch)
                     for at, base_offset in mark.entries:
                         done = self._spooled.get(at)
                         if done is not None and done.state is not State.REPLACED:
@@ -679,7 +704,6 @@ class Journal:
                         elif done is None and base_offset >= 0:
                             # Released: it, and all before it, was finished. Its size is gone with it.
                             known.last_acked_offset = known.clear_offset = base_offset
-                    known.leader_epoch = mark.leader_epoch
                 case m.Replaced(at, first_child, children):
                     parent = self._spooled.get(at)
                     if parent is not None:
@@ -691,7 +715,7 @@ class Journal:
                         self._partitions[done.destination].queue.remove(done)
                 case m.Revived(destination, end_offset, positions, given_up):
                     known = self._declared(destination)
-                    known.suspicion = None
+                    known.suspicion = known.check = None
                     self._revive(known, positions, given_up, end_offset)
                 case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
@@ -804,7 +828,7 @@ class Journal:
             partition.leader_epoch = -1
             partition.topic_id = m.NO_TOPIC_ID
             partition.last_acked_id = None
-            partition.suspicion = None
+            partition.suspicion = partition.check = None
             partition.acked.clear()
             partition.flow = _Flow.NEW
             self._ready.persist.marks.append(self._state_mark(partition))
@@ -927,7 +951,7 @@ class Journal:
         partition.missing_since = -1.0
         if 0 <= base_offset <= partition.last_acked_offset:
             self._stepped_back(partition, base_offset)
-        partition.leader_epoch = leader_epoch
+        self._leads(partition, leader_epoch)
         if partition.flow is _Flow.PROBING:
             # acks=all answers only when the replicas have the batch, and so all before it.
             for earlier in list(partition.queue):
@@ -953,6 +977,16 @@ class Journal:
             age_s = max(0.0, (now_ms - batch.max_timestamp) / 1000)
             partition.confirmed_until = now + self._state_age_s - age_s
         self._touch(partition)
+
+    def _leads(self, partition: _Partition, leader_epoch: int) -> None:
+        """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
+        if 0 <= partition.leader_epoch < leader_epoch and partition.last_acked_offset >= 0:
+            partition.check = EpochCheck(
+                partition.number, partition.leader_epoch, partition.last_acked_offset
+            )
+            partition.check_due = True
+            self._touch(partition)
+        partition.leader_epoch = leader_epoch
 
     def _finish(self, partition: _Partition, batch: Batch) -> None:
         """An acknowledged batch is finished when its commit mark is durable."""
@@ -1202,6 +1236,7 @@ class Journal:
         stable: bool,
         shrunk_to: int = -1,
         read_from: int = 0,
+        leader_epoch: int = -1,
         now: float,
     ) -> None:
         """The answer to an Ask with batches in doubt.
@@ -1212,6 +1247,7 @@ class Journal:
             stable: The present ones were read below the high watermark: no probe is needed.
             shrunk_to: The log's end, where it is before what was acknowledged; else -1.
             read_from: Where the log was read from then.
+            leader_epoch: Of the leader whose log was read, -1 when unknown.
             now: Seconds.
         """
         partition = self._partitions[destination]
@@ -1240,6 +1276,8 @@ class Journal:
             partition.flow = _Flow.PROBING
             self._send(partition, present[-1])
             return
+        if present and stable and leader_epoch >= 0:
+            self._leads(partition, leader_epoch)
         for index, batch in enumerate(present):
             batch.base_offset = judgement.offsets.get(index, -1)
             batch.move(State.ACKED)
@@ -1289,7 +1327,15 @@ class Journal:
 
     # -- acknowledged batches that are gone ------------------------------------------------------------------------
 
-    def suspect(self, destination: int, cause: Cause, evidence: str, *, from_offset: int = -1) -> None:
+    def suspect(
+        self,
+        destination: int,
+        cause: Cause,
+        evidence: str,
+        *,
+        from_offset: int = -1,
+        check: EpochCheck | None = None,
+    ) -> None:
         """Something says that acknowledged batches may be gone; the log is asked before anything new is sent.
 
         Args:
@@ -1297,19 +1343,35 @@ class Journal:
             cause: What raised the suspicion.
             evidence: For people.
             from_offset: From here on it is gone, if it is; -1 when unknown.
+            check: What the suspicion is about, when it is not about the last acknowledgement.
         """
         partition = self._partitions[destination]
-        self._suspect(partition, cause, evidence, from_offset=from_offset)
+        if check is not None and check is not partition.check:
+            return
+        self._suspect(partition, cause, evidence, from_offset=from_offset, check=check)
         if partition.flow is _Flow.FLOWING:
             partition.flow = _Flow.SETTLING
             partition.rested = True
         self._touch(partition)
 
     @staticmethod
-    def _suspect(partition: _Partition, cause: Cause, evidence: str, *, from_offset: int = -1) -> None:
-        if partition.suspicion is None:
-            last = partition.last_acked_offset
-            partition.suspicion = _Suspicion(cause, evidence, last, from_offset, partition.leader_epoch)
+    def _suspect(
+        partition: _Partition,
+        cause: Cause,
+        evidence: str,
+        *,
+        from_offset: int = -1,
+        check: EpochCheck | None = None,
+    ) -> None:
+        known = partition.suspicion
+        if known is not None:
+            if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
+                partition.suspicion = replace(known, from_offset=from_offset)
+            return
+        last, epoch = partition.last_acked_offset, partition.leader_epoch
+        if check is not None:
+            last, epoch = check.last_acked_offset, check.leader_epoch
+        partition.suspicion = _Suspicion(cause, evidence, last, from_offset, epoch)
 
     def _stepped_back(self, partition: _Partition, base_offset: int) -> None:
         last = partition.last_acked_offset
@@ -1367,13 +1429,16 @@ class Journal:
             return  # when its mark is durable
         partition.flow = _Flow.SURVEYING
         partition.asked_at = now
-        epoch = -1 if partition.suspicion is None else partition.suspicion.leader_epoch
+        suspicion = partition.suspicion
+        epoch, from_offset = (
+            (-1, -1) if suspicion is None else (suspicion.leader_epoch, suspicion.from_offset)
+        )
         acked = tuple(
             AckedBatch(batch.identity, batch.place, exact=batch.place == batch.base_offset)
             for batch in partition.acked
             if batch.identity is not None
         )
-        self._ready.surveys.append(SurveyAsk(partition.number, acked, epoch))
+        self._ready.surveys.append(SurveyAsk(partition.number, acked, epoch, from_offset))
 
     def survey_failed(self, destination: int, reason: str) -> None:
         """The log could not be read; it is tried again after a pause."""
@@ -1391,6 +1456,7 @@ class Journal:
         epoch_end_offset: int = -1,
         topic_id: bytes = m.NO_TOPIC_ID,
         same_topic: bool = True,
+        leader_epoch: int = -1,
     ) -> None:
         """The answer to a SurveyAsk.
 
@@ -1402,6 +1468,7 @@ class Journal:
             topic_id: The topic's id now.
             same_topic: False where neither topic ids nor a batch that is still there prove that the topic was not
                 created again.
+            leader_epoch: Under which the log is as it was found, -1 when unknown.
         """
         partition = self._partitions[destination]
         if partition.flow is not _Flow.SURVEYING or partition.suspicion is None:
@@ -1418,7 +1485,9 @@ class Journal:
             # A request with it, older than the one that was acknowledged, may still be appended in its place.
             self._pause(partition, suspicion.evidence, at_least_s=late - partition.asked_at)
             return
-        partition.suspicion = None
+        partition.suspicion = partition.check = None
+        if leader_epoch >= 0:
+            partition.leader_epoch = leader_epoch
         partition.topic_id = topic_id if any(topic_id) else partition.topic_id
         partition.flow = _Flow.SETTLING
         partition.rested = True
@@ -1447,7 +1516,9 @@ class Journal:
             self._go_on(partition, end_offset)
             return
         if recreated and cause is not Cause.TOPIC_ID:
-            evidence += "; nothing of it is left, and without topic ids it cannot be told from a topic created again"
+            evidence += (
+                "; nothing of it is left, and without topic ids it cannot be told from a topic created again"
+            )
         spooled = tuple(batch.position for batch in lost if batch.position >= max(self._released, 0))
         again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)
@@ -1682,6 +1753,9 @@ class Journal:
                     if size >= _DIVIDE_BYTES:
                         break
             return
+        if partition.check_due and partition.check is not None:
+            self._ready.checks.append(partition.check)
+        partition.check_due = False
         self._prepare(partition)
         if partition.flow is _Flow.SETTLING and not partition.in_flight:
             self._settled(partition, now, now_ms)
@@ -1797,8 +1871,9 @@ class Journal:
         first = doubt[0].identity
         last = partition.last_acked_id
         start = partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
-        if 0 <= partition.rescan_from < start:
-            start = partition.rescan_from
+        suspected = -1 if partition.suspicion is None else partition.suspicion.from_offset
+        for changed in (partition.rescan_from, suspected):
+            start = changed if 0 <= changed < start else start
         self._ready.asks.append(
             Ask(
                 partition.number,
@@ -1807,7 +1882,8 @@ class Journal:
                 acked_before=last is not None
                 and first is not None
                 and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
-                read_log=any(self._is_old(batch, now_ms) for batch in doubt),
+                # A log that was cut may have taken a late request out of order: its leader would speak for the others.
+                read_log=partition.rescan_from >= 0 or any(self._is_old(batch, now_ms) for batch in doubt),
                 fenced=partition.fenced,
             )
         )

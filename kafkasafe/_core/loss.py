@@ -87,12 +87,15 @@ class Survey:
         next_offset: Where the next page starts.
         end_offset: The log's end, behind the high watermark too (exclusive).
         log_start_offset: The log's start.
+        from_offset: From here on the log may not be what it was, -1 when unknown: batches may be here again, in front
+            of where the oldest one was.
         complete: No hole was seen between batches: nothing was compacted.
     """
 
     acked: Sequence[AckedBatch]
     end_offset: int
     log_start_offset: int
+    from_offset: int = -1
     complete: bool = True
     next_offset: int = field(init=False)
     _found: dict[int, int] = field(default_factory=dict)
@@ -103,6 +106,8 @@ class Survey:
     def __post_init__(self) -> None:
         """Begin at the oldest batch, or at the log's start where that is later."""
         oldest = min((batch.base_offset for batch in self.acked), default=self.end_offset)
+        if self.from_offset >= 0:
+            oldest = min(oldest, self.from_offset)
         self.next_offset = max(self.log_start_offset, min(oldest, self.end_offset))
         self._places = sorted((batch.base_offset, index) for index, batch in enumerate(self.acked))
         for index, batch in enumerate(self.acked):

@@ -177,6 +177,8 @@ class Lane:
     producer_id_failures: int = 0
     released_at: int = -1
     healing: dict[int, _Healing] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
     unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
     """What a failing disk does not take, in the order in which it is tried again."""
     write_attempt: int = 0
@@ -233,7 +235,6 @@ class Pump:
         self._abandon = False
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
-        self._epochs: dict[tuple[str, int], int] = {}
         self._cluster_id: str | None = None
         self._stranger: WrongClusterError | None = None
         self._complained: dict[str, float] = {}
@@ -473,6 +474,8 @@ class Pump:
                     topic, partition = lane.journal.address(survey.destination)
                     inquest = _Inquest(self, lane, survey, topic, partition)
                     self._when_calm(topic, partition, inquest.start)
+                for check in ready.checks:
+                    self._check_epoch(lane, check)
             for wait in ready.waits:
                 self._wait(lane, wait)
             if ready.resolved:
@@ -907,7 +910,8 @@ class Pump:
             data = self._bytes(lane, parcel, batch)
             parcel.loose = True
             fence = self._fences.get((topic, partition), 0)
-            requests.append(t.ProduceRequest((lane, batch), topic, partition, data, fence))
+            epoch = self._leader_epoch(topic, partition)
+            requests.append(t.ProduceRequest((lane, batch, epoch), topic, partition, data, fence))
             self.counters["batches_sent"] += 1
             if batch.tries > 1:
                 self.counters["batches_resent"] += 1
@@ -921,8 +925,8 @@ class Pump:
         self._inbox.append(lambda: self._produced(token, reply))
         self._wake.set()
 
-    def _produced(self, token: tuple[Lane, j.Batch], reply: t.ProduceReply | t.Failure) -> None:
-        lane, batch = token
+    def _produced(self, token: tuple[Lane, j.Batch, int], reply: t.ProduceReply | t.Failure) -> None:
+        lane, batch, epoch = token
         address = lane.journal.address(batch.destination)
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
         now = time.monotonic()
@@ -949,8 +953,8 @@ class Pump:
             parcel = lane.parcels.get(batch.handle)
             if parcel is not None:
                 parcel.log_append_time = reply.log_append_time
-            info = self._transport.topic(address[0])
-            epoch = info.partitions[address[1]].leader_epoch if info and address[1] in info.partitions else -1
+            # When it was sent: a leader that came since did not acknowledge it.
+            epoch = epoch if epoch >= 0 else self._leader_epoch(*address)
             lane.journal.acked(batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=_now_ms())
 
     def _count_error(self, address: tuple[str, int], name: str) -> None:
@@ -974,6 +978,11 @@ class Pump:
             self._timer(pause_s, job)
         else:
             job()
+
+    def _leader_epoch(self, topic: str, partition: int) -> int:
+        """As the metadata says, -1 while it says nothing."""
+        info = self._transport.topic(topic)
+        return info.partitions[partition].leader_epoch if info and partition in info.partitions else -1
 
     def _wait(self, lane: Lane, wait: j.Wait) -> None:
         topic, partition = lane.journal.address(wait.destination)
@@ -1229,7 +1238,9 @@ class Pump:
         )
         if loss.revived:
             fate = f"{loss.revived} of them are in the spool and are sent again"
-        elif loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics:
+        elif (
+            loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics
+        ):
             fate = "Nothing is sent again into a topic that may have been created again (heal_recreated_topics=False)"
         elif self._config.on_acked_loss == "heal":
             fate = "The spool does not have them any more: retain_acked_bytes or retain_acked_s keep them"
@@ -1297,35 +1308,73 @@ class Pump:
         self._timer(self._config.acked_loss_check_s, self._check_acked)
 
     def _check_end(self, lane: Lane, destination: int, last_acked_offset: int) -> None:
-        """Where does the leader epoch of the last acknowledgement end in the log, and where the log?"""
-        topic, partition = lane.journal.address(destination)
+        """Does the log still hold what was acknowledged last? Partitions where something is going on notice it."""
         epoch = lane.journal.leader_epoch(destination)
+        check = j.EpochCheck(destination, epoch, last_acked_offset)
+
+        def suspect(end_offset: int, what: str) -> None:
+            if (destination, last_acked_offset) in lane.journal.idle():
+                lane.journal.suspect(destination, Cause.LOG_END, what, from_offset=end_offset)
+
+        self._ask_end(lane, check, suspect, lambda: None)
+
+    def _check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
+        """Another leader acknowledges: did the one before acknowledge more than is left of its log?"""
+
+        def suspect(end_offset: int, what: str) -> None:
+            lane.journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset, check=check)
+
+        def again() -> None:
+            if lane in self._lanes and not self._closing:
+                self._timer(1.0, lambda: self._check_epoch(lane, check))
+
+        self._ask_end(lane, check, suspect, again)
+
+    def _ask_end(
+        self,
+        lane: Lane,
+        check: j.EpochCheck,
+        suspect: Callable[[int, str], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """Where does the leader epoch end in the log, and where does the log?"""
+        topic, partition = lane.journal.address(check.destination)
+        last = f"though offset {check.last_acked_offset} was acknowledged"
+
+        def then(step: Callable[[Any], None]) -> Callable[[Any], None]:
+            return lambda result: self._post(lambda: step(result))
+
+        def started(result: Any) -> None:
+            if _trouble(result)[1]:
+                failed()
+            elif 0 <= result.offset <= check.last_acked_offset:
+                unknown = f"leader epoch {check.leader_epoch} is unknown to the log, {last}"
+                suspect(result.offset, f"{unknown} and the log starts at {result.offset}")
 
         def listed(result: Any) -> None:
-            if not _trouble(result)[1]:
-                self._suspect_end(lane, destination, last_acked_offset, result.offset, "the log ends")
+            if _trouble(result)[1]:
+                failed()
+            elif 0 <= result.offset <= check.last_acked_offset:
+                suspect(result.offset, f"the log ends at {result.offset}, {last}")
 
         def ended(result: Any) -> None:
-            if not _trouble(result)[1] and result.end_offset >= 0:
-                what = f"leader epoch {epoch} ends"
-                self._suspect_end(lane, destination, last_acked_offset, result.end_offset, what)
-            else:
-                self._transport.list_offset(topic, partition, -1, lambda r: self._post(lambda: listed(r)))
+            if _unsupported(result):
+                self._transport.list_offset(topic, partition, -1, then(listed))
+            elif _trouble(result)[1]:
+                failed()
+            elif result.end_offset < 0:
+                # Nothing of it is left: deleted by retention, if the log starts behind it.
+                self._transport.list_offset(topic, partition, -2, then(started))
+            elif result.end_offset <= check.last_acked_offset:
+                suspect(
+                    result.end_offset,
+                    f"leader epoch {check.leader_epoch} ends at {result.end_offset}, {last}",
+                )
 
-        if epoch >= 0:
-            self._transport.offset_for_leader_epoch(
-                topic, partition, epoch, lambda result: self._post(lambda: ended(result))
-            )
+        if check.leader_epoch >= 0:
+            self._transport.offset_for_leader_epoch(topic, partition, check.leader_epoch, then(ended))
         else:
-            self._transport.list_offset(topic, partition, -1, lambda r: self._post(lambda: listed(r)))
-
-    @staticmethod
-    def _suspect_end(
-        lane: Lane, destination: int, last_acked_offset: int, end_offset: int, what: str
-    ) -> None:
-        if 0 <= end_offset <= last_acked_offset and (destination, last_acked_offset) in lane.journal.idle():
-            evidence = f"{what} at {end_offset}, though offset {last_acked_offset} was acknowledged"
-            lane.journal.suspect(destination, Cause.LOG_END, evidence, from_offset=end_offset)
+            self._transport.list_offset(topic, partition, -1, then(listed))
 
     def _look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """After an election, or under another topic id, acknowledged records may be gone."""
@@ -1341,8 +1390,8 @@ class Pump:
                     lane.journal.recreated(destination, evidence)
                     continue
                 epoch = info.partitions[partition].leader_epoch
-                before = self._epochs.get((topic, partition))
-                self._epochs[topic, partition] = epoch
+                before = lane.epochs.get(destination)
+                lane.epochs[destination] = epoch
                 if before is None or epoch > before:
                     self._check_end(lane, destination, last_acked_offset)
 
@@ -1438,6 +1487,9 @@ class _Question:
         self._view: ProducerView | None = None
         self._scan: Scan | None = None
         self._polls = 0
+        self._leader_epoch = pump._leader_epoch(topic, partition)
+        self._log_start = 0
+        self._cut_at = -1
         self._shrunk_to = -1
         self._read_from = 0
 
@@ -1456,10 +1508,7 @@ class _Question:
 
     def _on_described(self, result: Any) -> None:
         ask = self._ask
-        unsupported = isinstance(result, t.Failure) and isinstance(
-            result.error, kafka_errors.UnsupportedVersionError
-        )
-        if not unsupported:
+        if not _unsupported(result):
             if self._failed(result):
                 return
             state = result.producers.get(ask.doubt[0].producer_id)
@@ -1467,26 +1516,62 @@ class _Question:
                 self._view = ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
         judgement = judge_by_state(ask.doubt, self._view, acked_before=ask.acked_before)
         if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
-            self._pump._transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+            self._read_log()
             return
+        epoch = self._lane.journal.leader_epoch(ask.destination)
+        if judgement.present > 1 and epoch >= 0 and ask.from_offset > 0:
+            # A log that was wiped takes any sequence: a late request alone would speak for those before it.
+            self._pump._transport.offset_for_leader_epoch(
+                self._topic, self._partition, epoch, self._then(lambda end: self._on_proof(judgement, end))
+            )
+            return
+        self._judged_by_state(judgement)
+
+    def _on_proof(self, judgement: Judgement, result: Any) -> None:
+        if _unsupported(result) or (not _trouble(result)[1] and result.end_offset >= self._ask.from_offset):
+            self._judged_by_state(judgement)
+        elif not self._failed(result):
+            self._read_log()
+
+    def _judged_by_state(self, judgement: Judgement) -> None:
         self._count(judgement, "state")
-        self._lane.journal.judged(ask.destination, judgement, stable=False, now=time.monotonic())
+        self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=time.monotonic())
+
+    def _read_log(self) -> None:
+        self._pump._transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
 
     def _on_start(self, result: Any) -> None:
         if self._failed(result):
             return
-        start = result.offset
-        self._pump._transport.log_end_offset(
-            self._topic, self._partition, self._then(lambda end: self._on_end(start, end))
-        )
+        self._log_start = result.offset
+        epoch = self._lane.journal.leader_epoch(self._ask.destination)
+        if epoch >= 0 and self._ask.from_offset > 0:
+            # A log that was cut and has grown again may hold them before what was acknowledged.
+            self._pump._transport.offset_for_leader_epoch(
+                self._topic, self._partition, epoch, self._then(self._on_epoch)
+            )
+        else:
+            self._list_end()
 
-    def _on_end(self, log_start: int, result: Any) -> None:
+    def _on_epoch(self, result: Any) -> None:
+        if not _unsupported(result):
+            if self._failed(result):
+                return
+            # Unknown to a log that reaches back that far: it is another one.
+            self._cut_at = result.end_offset if result.end_offset >= 0 else self._log_start
+        self._list_end()
+
+    def _list_end(self) -> None:
+        self._pump._transport.log_end_offset(self._topic, self._partition, self._then(self._on_end))
+
+    def _on_end(self, result: Any) -> None:
         if self._failed(result):
             return
-        begin = self._ask.from_offset
-        if begin > result.offset:
+        begin, log_start = self._ask.from_offset, self._log_start
+        end = result.offset if self._cut_at < 0 else min(self._cut_at, result.offset)
+        if begin > end:
             # The log ends before what it had acknowledged: whatever is left is read.
-            self._shrunk_to = result.offset
+            self._shrunk_to = end
             begin = self._read_from = log_start
         elif begin < 0:
             begin = 0
@@ -1555,6 +1640,7 @@ class _Question:
             stable=True,
             shrunk_to=self._shrunk_to,
             read_from=self._read_from,
+            leader_epoch=self._leader_epoch,
             now=time.monotonic(),
         )
 
@@ -1569,6 +1655,8 @@ class _Inquest:
         self._topic = topic
         self._partition = partition
         self._epoch_end = -1
+        self._leader_epoch = -1
+        self._from = ask.from_offset
         self._log_start = 0
         self._survey: Survey | None = None
         self._polls = 0
@@ -1582,6 +1670,7 @@ class _Inquest:
             self._failed(result)
             return
         transport = self._pump._transport
+        self._leader_epoch = self._pump._leader_epoch(self._topic, self._partition)
         if self._ask.leader_epoch >= 0:
             transport.offset_for_leader_epoch(
                 self._topic, self._partition, self._ask.leader_epoch, self._then(self._on_epoch)
@@ -1603,6 +1692,9 @@ class _Inquest:
         # It only sharpens the answer: old brokers cannot tell.
         if not _trouble(result)[1]:
             self._epoch_end = result.end_offset
+            # Unknown: of the log that was acknowledged nothing may be left.
+            changed = [offset for offset in (self._from, max(0, result.end_offset)) if offset >= 0]
+            self._from = min(changed)
         self._pump._transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
 
     def _on_start(self, result: Any) -> None:
@@ -1612,7 +1704,7 @@ class _Inquest:
 
     def _on_end(self, result: Any) -> None:
         if not self._failed(result):
-            self._survey = Survey(self._ask.acked, result.offset, self._log_start)
+            self._survey = Survey(self._ask.acked, result.offset, self._log_start, self._from)
             self._read()
 
     def _read(self) -> None:
@@ -1632,6 +1724,7 @@ class _Inquest:
                 epoch_end_offset=self._epoch_end,
                 topic_id=topic_id,
                 same_topic=comparable or survey.any_left,
+                leader_epoch=self._leader_epoch,
             )
             return
         self._pump._transport.fetch_headers(
@@ -1682,6 +1775,10 @@ def _trouble(result: Any) -> tuple[int, str]:
         return result.code or 0, _text(result.error)
     code: int = result.error_code
     return (code, kafka_errors.for_code(code).__name__) if code else (0, "")
+
+
+def _unsupported(result: Any) -> bool:
+    return isinstance(result, t.Failure) and isinstance(result.error, kafka_errors.UnsupportedVersionError)
 
 
 def _differs(data: bytearray, identity: BatchId | None) -> bool:

@@ -101,6 +101,24 @@ class Leader:
         self.high_watermark = 0
         self.start = 0
         self.producers: dict[int, Producer] = {}
+        self.epochs: list[tuple[int, int]] = [(0, 0)]
+
+    @property
+    def epoch(self) -> int:
+        return self.epochs[-1][0]
+
+    def _elected(self, before: int) -> None:
+        """The log as it is now is led by a new leader."""
+        self.epochs = [(e, start) for e, start in self.epochs if start < self.end]
+        self.epochs.append((before + 1, self.end))
+
+    def epoch_end(self, epoch: int) -> int:
+        """As OffsetForLeaderEpoch answers, -1 when nothing of that epoch or an older one is known."""
+        if epoch == self.epoch:
+            return self.end
+        later = [start for e, start in self.epochs if e > epoch]
+        older = [e for e, start in self.epochs if e <= epoch]
+        return later[0] if older and later else -1
 
     @property
     def end(self) -> int:
@@ -161,6 +179,7 @@ class Leader:
 
     def fail_over(self, rng: random.Random, now_ms: int) -> None:
         """A clean election: the new leader has at least everything below the high watermark."""
+        before = self.epoch
         keep = rng.choice([self.high_watermark, *(b.end for b in self.log if b.end > self.high_watermark)])
         alive = set(self.producers)
         dropped = {b.producer_id for b in self.log if b.end > keep}
@@ -172,9 +191,11 @@ class Leader:
                 self._remember(batch)
         self.expire(now_ms)
         self.high_watermark = self.end
+        self._elected(before)
 
     def unclean(self, rng: random.Random) -> None:
         """An unclean election, or a lost disk: what was acknowledged is gone, and with it what is known of producers."""
+        before = self.epoch
         keep = rng.choice([0, *(b.end for b in self.log)])
         self.log = [b for b in self.log if b.end <= keep]
         self.producers.clear()
@@ -182,6 +203,7 @@ class Leader:
             self._remember(batch)
         self.high_watermark = self.end
         self.start = min(self.start, self.end)
+        self._elected(before)
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------
@@ -359,6 +381,7 @@ class Request:
     identity: BatchId
     records: tuple[int, ...]
     timestamp: int
+    leader_epoch: int = -1
     answered: bool = False
     answer: tuple[int, int, tuple[tuple[int, str], ...]] | None = None
 
@@ -495,6 +518,7 @@ class Sim:
         self.asked = 0
         self.healing = False
         self.unclean: set[int] = set()
+        self.overtaken: set[int] = set()
         self.losses = 0
         self.generation = 0
         self._new_life()
@@ -694,6 +718,8 @@ class Sim:
                 self._ask(ask)
             for survey in ready.surveys:
                 Inquest(self, survey).start()
+            for check in ready.checks:
+                self.mine(self._delay(), lambda c=check: self._check_epoch(c))
             for wait in ready.waits:
                 self._wait(wait)
             for resolution in ready.resolved:
@@ -827,7 +853,10 @@ class Sim:
         leader = self.leaders[self._partition(batch)]
         # A leader that lost what it knew takes a late request though the one before it never came: order is broken in
         # the log itself, and what to do about that is the user's to say.
-        overtaken = self._partition(batch) in self.unclean and "a later batch is there" in evidence
+        lossy = self._partition(batch) in self.unclean or bool(self.deleted)
+        overtaken = lossy and "a later batch is there" in evidence
+        if overtaken:
+            self.overtaken.add(self._partition(batch))
         if leader.start == 0 and not overtaken:
             raise Violation(f"{batch} is parked though the whole log is there: {evidence}")
 
@@ -906,7 +935,8 @@ class Sim:
         connection = self.connections.get(partition)
         if connection is None or not connection.open:
             connection = self.connections[partition] = Connection(self.life, partition)
-        request = Request(batch, partition, identity, records, timestamp)
+        epoch = self.leaders[partition].epoch
+        request = Request(batch, partition, identity, records, timestamp, epoch)
         if self.rng.random() < self.weather.not_sent:
             self.mine(self._delay(), lambda: self._lost(request, sent=False))
             return
@@ -1005,7 +1035,9 @@ class Sim:
         if code:
             self.journal.refused(request.batch, code, "", bad_records=bad, now=self.now)
         else:
-            self.journal.acked(request.batch, offset, leader_epoch=1, now=self.now, now_ms=self.now_ms)
+            self.journal.acked(
+                request.batch, offset, leader_epoch=request.leader_epoch, now=self.now, now_ms=self.now_ms
+            )
 
     def _replicate(self, partition: int) -> None:
         if self.replicating[partition]:
@@ -1093,13 +1125,23 @@ class Sim:
 
     def look(self) -> None:
         """What the pump's periodic check does."""
-        for destination, _ in self.journal.idle():
-            log = self.leaders[self.journal.address(destination)[1]].log
-            there = {(b.producer_id, b.epoch, b.sequence) for b in log}
-            # What OffsetForLeaderEpoch tells, without its blind spots.
-            acked = [b.identity for b in self.journal._partitions[destination].acked]
-            if any((i.producer_id, i.producer_epoch, i.base_sequence) not in there for i in acked):
-                self.journal.suspect(destination, Cause.LOG_END, "an epoch ends too early")
+        for destination, last_acked_offset in self.journal.idle():
+            epoch = self.journal.leader_epoch(destination)
+            self._ask_end(j.EpochCheck(destination, epoch, last_acked_offset), None)
+
+    def _check_epoch(self, check: j.EpochCheck) -> None:
+        if self.rng.random() < self.weather.ask_fails:
+            self.mine(1.0, lambda: self._check_epoch(check))
+        else:
+            self._ask_end(check, check)
+
+    def _ask_end(self, check: j.EpochCheck, about: j.EpochCheck | None) -> None:
+        leader = self.leaders[self.journal.address(check.destination)[1]]
+        known = leader.epoch_end(check.leader_epoch)
+        end = leader.start if known < 0 else known
+        if end <= check.last_acked_offset:
+            evidence = f"leader epoch {check.leader_epoch} ends at {known}"
+            self.journal.suspect(check.destination, Cause.LOG_END, evidence, from_offset=end, check=about)
 
     def _fault(self) -> None:
         partition = self.rng.randrange(self.options.partitions)
@@ -1149,6 +1191,8 @@ class Sim:
             self.ever_denied.add(partition)
         if deleted:
             self.deleted.update(r for b in self.leaders[partition].log for r in b.records)
+            for connection in [c for c in self.connections.values() if c.partition == partition]:
+                self.break_connection(connection)
             self.pending[partition].clear()
             self.leaders[partition] = Leader(self.rng.randbytes(16))
         seconds = 100.0 if deleted else self.rng.choice((1.0, 20.0))
@@ -1230,7 +1274,7 @@ class Sim:
                 twice = sorted({r for r in seen if seen.count(r) > 1})
                 raise Violation(f"in the log twice: {twice}")
             # What is put back comes behind what was appended since the loss.
-            if promised != sorted(promised) and number not in self.unclean:
+            if promised != sorted(promised) and number not in self.unclean | self.overtaken:
                 raise Violation(f"out of order in partition {number}: {promised}")
             expected = {
                 r for r in self.durable if self.home[r] == number and r not in self.rejected
@@ -1262,6 +1306,7 @@ class Question:
         self.polls = 0
         self.shrunk_to = -1
         self.read_from = 0
+        self.leader_epoch = self.leader.epoch
 
     def start(self) -> None:
         self._next(self._describe if self.sim.options.describes else self._to_log)
@@ -1282,15 +1327,32 @@ class Question:
         judgement = judge_by_state(ask.doubt, self.view, acked_before=ask.acked_before)
         if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
             self._next(self._begin)
+            return
+        epoch = self.sim.journal.leader_epoch(ask.destination)
+        if judgement.present > 1 and epoch >= 0 and ask.from_offset > 0:
+            self._next(lambda: self._prove(judgement, epoch))
         else:
             self._judged(judgement, stable=False)
+
+    def _prove(self, judgement: Judgement, epoch: int) -> None:
+        if self.sim._fails(self.ask):
+            return
+        if self.leader.epoch_end(epoch) >= self.ask.from_offset:
+            self._judged(judgement, stable=False)
+        else:
+            self._next(self._begin)
 
     def _begin(self) -> None:
         if self.sim._fails(self.ask):
             return
         begin, end = self.ask.from_offset, self.leader.end
-        if begin > end:
-            self.shrunk_to = end
+        cut = end
+        epoch = self.sim.journal.leader_epoch(self.ask.destination)
+        if epoch >= 0 and begin > 0:
+            known = self.leader.epoch_end(epoch)
+            cut = self.leader.start if known < 0 else min(end, known)
+        if begin > cut:
+            self.shrunk_to = cut
             begin = self.read_from = self.leader.start
         elif begin < 0:
             begin = 0
@@ -1347,6 +1409,7 @@ class Question:
             judgement,
             stable=stable,
             shrunk_to=self.shrunk_to,
+            leader_epoch=self.leader_epoch,
             read_from=self.read_from,
             now=self.sim.now,
         )
@@ -1374,7 +1437,12 @@ class Inquest:
 
     def _begin(self) -> None:
         if not self._fails():
-            self.survey = Survey(self.ask.acked, self.leader.end, self.leader.start)
+            self.leader_epoch = self.leader.epoch
+            self.epoch_end, changed = -1, self.ask.from_offset
+            if self.ask.leader_epoch >= 0:
+                self.epoch_end = self.leader.epoch_end(self.ask.leader_epoch)
+                changed = min(at for at in (changed, max(0, self.epoch_end)) if at >= 0)
+            self.survey = Survey(self.ask.acked, self.leader.end, self.leader.start, changed)
             self._read()
 
     def _read(self) -> None:
@@ -1385,7 +1453,12 @@ class Inquest:
         self.sim.log(f"surveyed {loss}")
         self._is_exact(loss)
         self.sim.journal.surveyed(
-            self.ask.destination, loss, self.survey.end_offset, topic_id=self.leader.topic_id
+            self.ask.destination,
+            loss,
+            self.survey.end_offset,
+            epoch_end_offset=self.epoch_end,
+            topic_id=self.leader.topic_id,
+            leader_epoch=self.leader_epoch,
         )
 
     def _is_exact(self, loss: Any) -> None:
