@@ -35,6 +35,8 @@ _COMPRESSION: Final = {
 }
 
 MIB: Final = 1024 * 1024
+MAX_LANES: Final = 1000
+_ENDLESS: Final = 2**62
 MIN_SPOOL_BYTES: Final = 16 * MIB
 
 # KafkaProducer's defaults, where ours are the same; then where they differ, and why.
@@ -145,12 +147,12 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
             hint = f"did you mean {near[0]!r}?" if near else "see the README for the list of options"
             raise ConfigError(f"Unknown option {name!r}: {hint}")
     merged = {**_DEFAULTS, **options}
-    acks = {"all": -1, "-1": -1, "1": 1}.get(merged["acks"], merged["acks"])
+    acks = {"all": -1, "-1": -1, "1": 1}.get(str(merged["acks"]), merged["acks"])
     if acks == 0:
         raise ConfigError(
             "acks=0 asks for no acknowledgement, so nothing could ever be known to be safe; use 'all'"
         )
-    if acks not in {-1, 1}:
+    if not (acks == -1 or acks == 1):  # noqa: PLR1714 - it may be anything, also what cannot be hashed
         raise ConfigError(f"acks must be 'all', -1 or 1, not {merged['acks']!r}")
     if acks == 1:
         log.warning(
@@ -163,7 +165,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         )
     if not merged["enable_idempotence"]:
         raise ConfigError("enable_idempotence=False would make every retry a possible duplicate; leave it on")
-    compression = _COMPRESSION.get(merged["compression_type"])
+    kind = merged["compression_type"]
+    compression = _COMPRESSION.get(kind) if kind is None or isinstance(kind, str) else None
     if compression is None:
         known = ", ".join(str(name) for name in _COMPRESSION)
         raise ConfigError(f"compression_type must be one of {known}, not {merged['compression_type']!r}")
@@ -191,6 +194,10 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     client_id = merged["client_id"] or "kafkasafe"
     spool_dir, is_default = _spool_dir(merged["spool_dir"], client_id, merged["bootstrap_servers"])
     partitioner = merged["partitioner"]
+    if not hasattr(partitioner, "partition"):
+        raise ConfigError(
+            f"partitioner must have a method partition(), as kafka.Partitioner has, not {partitioner!r}"
+        )
     return ProducerConfig(
         kafka={**{name: merged[name] for name in _KAFKA}, "client_id": client_id, "acks": acks},
         client_id=client_id,
@@ -214,7 +221,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         spool_dir=spool_dir,
         spool_dir_is_default=is_default,
         spool=_choice(merged, "spool", ("always", "on_error")),
-        spool_lane=merged["spool_lane"],
+        spool_lane=_lane(merged["spool_lane"]),
         spool_max_bytes=spool_max,
         spool_segment_bytes=segment,
         spool_sync=_choice(merged, "spool_sync", ("group", "each", "os")),
@@ -226,8 +233,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         acked_loss_check_s=_number(merged, "acked_loss_check_ms", least=100) / 1000,
         on_corrupt=_choice(merged, "on_corrupt", ("raise", "quarantine")),
         on_undecidable=_choice(merged, "on_undecidable", ("raise", "resend", "skip")),
-        dead_letter=merged["dead_letter"],
-        on_event=merged["on_event"],
+        dead_letter=_hook(merged, "dead_letter"),
+        on_event=_hook(merged, "on_event"),
         metrics=bool(merged["metrics"]),
         missing_topic_s=_number(merged, "missing_topic_timeout_ms", least=0) / 1000,
         state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
@@ -236,9 +243,24 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
 
 def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:
     value = options[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _ENDLESS:
         raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
     return int(value)
+
+
+def _lane(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_LANES:
+        raise ConfigError(f"spool_lane must be a lane's number, 0 to {MAX_LANES - 1}, not {value!r}")
+    return value
+
+
+def _hook(options: Mapping[str, Any], name: str) -> Any:
+    value = options[name]
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be a function or None, not {value!r}")
+    return value
 
 
 def _seconds(options: Mapping[str, Any], name: str) -> float:
@@ -265,6 +287,8 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:
+        if not isinstance(chosen, (str, os.PathLike)):
+            raise ConfigError(f"spool_dir must be a path, not {chosen!r}")
         return Path(chosen).expanduser().absolute(), False
     names = [servers] if isinstance(servers, str) else list(servers)
     address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))

@@ -6,7 +6,7 @@ catches its own.
 
 from __future__ import annotations
 
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 
 __all__ = [
     "ConfigError",
@@ -40,7 +40,7 @@ class ConfigError(UsageError, ValueError):
     """An option is unknown or has a value that cannot work. Nothing was opened."""
 
 
-class ProducerClosedError(UsageError):
+class ProducerClosedError(UsageError, IllegalStateError):
     """`send` after `close`. Records accepted before are delivered or on disk."""
 
 

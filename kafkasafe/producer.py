@@ -46,6 +46,8 @@ _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_PARTITION: Final = 2**31 - 1
 _MAX_TIMESTAMP: Final = 2**63 - 1
 _NEVER: Final = float("inf")
+_SEALED_SIZE: Final = 1 << 40
+"""Size of a chunk that takes no more records."""
 _CLOSE_IDLE_S: Final = 5.0
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
@@ -66,7 +68,8 @@ class _Chunk:
         size: Bytes of keys, values and headers.
         timestamp_ms: For records without a timestamp of their own: when the first of the chunk came.
         due: When it is sealed at the latest, monotonic seconds.
-        parcels: One per partition, once sealed.
+        encoded: One parcel per partition, while it is being sealed.
+        parcels: The same, once sealed.
         parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
         sizes: (key, value) lengths, -1 for null.
     """
@@ -75,6 +78,7 @@ class _Chunk:
         "__weakref__",
         "count",
         "due",
+        "encoded",
         "index_in",
         "keys",
         "parcel_of",
@@ -96,10 +100,17 @@ class _Chunk:
         self.size = 0
         self.timestamp_ms = timestamp_ms
         self.due = due
+        self.encoded: list[Parcel] | None = None
         self.parcels: list[Parcel] | None = None
         self.parcel_of: Indexes | None = None
         self.index_in: Indexes | None = None
         self.sizes: tuple[Any, Any] = ((), ())
+
+    def cut(self, count: int) -> None:
+        """Forget what was added half."""
+        del self.keys[count:], self.values[count:]
+        self.special.pop(count, None)
+        self.count = count
 
     def locate(self, index: int) -> tuple[Parcel, int]:
         """The parcel of record `index` and its index there, through every division."""
@@ -170,8 +181,12 @@ class RecordFuture(FutureRecordMetadata):
             SpoolError: The spool failed for good.
         """
         self._producer._seal_chunk(self._chunk)
-        if not self._producer._pump.wait(self._is_durable, timeout):
+        self._producer._pump.wait(lambda: self._is_durable() or self.is_done, timeout)
+        if not self._is_durable():
             self._producer._raise_failure()
+            error = self.exception
+            if error is not None:
+                raise error
             raise kafka_errors.KafkaTimeoutError(f"The record was not durable after {timeout} s")
         return self
 
@@ -397,6 +412,7 @@ class SafeProducer:
         """
         given_key, given_value = key, value
         if self._serializes:
+            headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
         size = _RECORD_OVERHEAD
         if type(value) is bytes:
@@ -425,24 +441,30 @@ class SafeProducer:
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
                 " It was not accepted"
             )
-        lock = self._lock
-        lock.acquire()
-        try:
-            chunk = self._chunks.get(topic)
-            if chunk is None or chunk.size + size > self._chunk_bytes:
-                chunk = self._open_chunk(topic)
-            index = chunk.count
-            chunk.keys.append(key)
-            chunk.values.append(value)
-            chunk.size += size
-            chunk.count = index + 1
-            if special is not None:
-                chunk.special[index] = special
-            if index == _MAX_RECORDS - 1:
-                self._seal(chunk)
-        finally:
-            lock.release()
-        return RecordFuture(self, chunk, index)
+        deadline: float | None = None
+        while True:
+            # `with`: a signal handler that raises (Ctrl-C) right behind an acquire() would leave the lock taken.
+            with self._lock:
+                chunk = self._chunks.get(topic)
+                if chunk is None or chunk.size + size > self._chunk_bytes:
+                    chunk = self._open_chunk(topic)
+                if chunk is not None:
+                    index = chunk.count
+                    try:
+                        chunk.keys.append(key)
+                        chunk.values.append(value)
+                        if special is not None:
+                            chunk.special[index] = special
+                        chunk.size += size
+                        chunk.count = index + 1
+                    except BaseException:
+                        # Interrupted: the record is all there or not at all.
+                        chunk.cut(index)
+                        raise
+                    if index >= _MAX_RECORDS - 1:
+                        self._seal(chunk)
+                    return RecordFuture(self, chunk, index)
+            deadline = self._wait_for_room(deadline)
 
     def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:
         if self._key_serializer is not None:
@@ -472,38 +494,22 @@ class SafeProducer:
         chosen: int = self._config.partitioner.partition(topic, key, key_bytes, value, value_bytes, cluster)
         return chosen
 
-    def _open_chunk(self, topic: str) -> _Chunk:
-        """A chunk with room for one more record. Called with the lock held; lets go of it while it waits."""
+    def _open_chunk(self, topic: str) -> _Chunk | None:
+        """A chunk with room for one more record; None while there is no room. Called with the lock held."""
         pump = self._pump
-        deadline = time.monotonic() + self._config.max_block_s
-        while True:
-            if self._closed is not None:
-                raise self._closed
-            if pump.parked is not None:
-                raise pump.parked
-            self._raise_loss()
-            self._raise_failure()
-            chunk = self._chunks.get(topic)
-            if chunk is not None:
-                self._seal(chunk)
-            needed = 2 * self._max_record_bytes + sum(open_.size for open_ in self._chunks.values())
-            with pump.cond:
-                if pump.room(needed):
-                    break
-            now = time.monotonic()
-            if now < deadline:
-                self._lock.release()
-                try:
-                    # In steps: nobody tells when somebody else makes room on the disk.
-                    pump.wait(lambda: pump.room(needed), min(_LOOK_EVERY_S, deadline - now))  # noqa: B023
-                finally:
-                    self._lock.acquire()
-            else:
-                raise SpoolFullError(
-                    f"No room in the spool {self._config.spool_dir} within max_block_ms="
-                    f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
-                    " kept. Raise spool_max_bytes, make room on the disk, or wait for the cluster"
-                )
+        if self._closed is not None:
+            raise self._closed
+        if pump.parked is not None:
+            raise pump.parked
+        self._raise_loss()
+        self._raise_failure()
+        chunk = self._chunks.get(topic)
+        if chunk is not None:
+            self._seal(chunk)
+        needed = self._needed()
+        with pump.lock:
+            if not pump.room(needed):
+                return None
         if topic not in self._partition_counts:
             if not isinstance(topic, str):
                 raise TypeError(f"topic must be a string, not {type(topic).__name__}")
@@ -515,6 +521,30 @@ class SafeProducer:
         chunk = self._chunks[topic] = _Chunk(topic, time.time_ns() // 1_000_000, now + self._config.linger_s)
         pump.poke()
         return chunk
+
+    def _needed(self) -> int:
+        """Bytes that a new chunk and those that are open may need."""
+        size = sum(min(chunk.size, self._chunk_bytes) for chunk in list(self._chunks.values()))
+        return 2 * self._max_record_bytes + size
+
+    def _wait_for_room(self, deadline: float | None) -> float:
+        """Wait a while for room in the spool, without the lock; returns when to give up, to be passed in again."""
+        now = time.monotonic()
+        if deadline is None:
+            deadline = now + self._config.max_block_s
+        if now >= deadline:
+            raise SpoolFullError(
+                f"No room in the spool {self._config.spool_dir} within max_block_ms="
+                f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
+                " kept. Raise spool_max_bytes, make room on the disk, or wait for the cluster"
+            )
+        pump = self._pump
+        # What lingers takes room as well.
+        self._seal_all()
+        needed = self._needed()
+        # In steps: nobody tells when somebody else makes room on the disk.
+        pump.wait(lambda: pump.room(needed), min(_LOOK_EVERY_S, deadline - now))
+        return deadline
 
     def _seal_due(self, now: float) -> float:
         """Seal what lingered long enough; returns when the next one is due. On the pump's thread."""
@@ -546,11 +576,23 @@ class SafeProducer:
                 self._seal(chunk)
 
     def _seal(self, chunk: _Chunk) -> None:
-        """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery."""
+        """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
+
+        A signal handler may raise anywhere in here (Ctrl-C). Then the chunk is still among the open ones, takes no
+        more records, and the next call goes on: nothing that was accepted is forgotten, and nothing submitted twice.
+        """
+        if chunk.count and chunk.parcels is None:
+            if chunk.encoded is None:
+                chunk.size = _SEALED_SIZE
+                chunk.encoded = self._encoded(chunk)
+            # Before anybody can wait for them.
+            self._pump.submit(chunk.encoded)
+            chunk.parcels = chunk.encoded
+            chunk.keys, chunk.values = [], []
         if self._chunks.get(chunk.topic) is chunk:
             del self._chunks[chunk.topic]
-        if not chunk.count or chunk.parcels is not None:
-            return
+
+    def _encoded(self, chunk: _Chunk) -> list[Parcel]:
         keys, values = chunk.keys, chunk.values
         no_keys = keys.count(None) == len(keys)
         partitions = self._partition_counts.get(chunk.topic, 0)
@@ -569,10 +611,7 @@ class SafeProducer:
             () if no_keys else np.fromiter((-1 if k is None else len(k) for k in keys), np.int32, count),
             np.fromiter((-1 if v is None else len(v) for v in values), np.int32, count),
         )
-        chunk.keys, chunk.values = [], []
-        # Before anybody can wait for them.
-        self._pump.submit(parcels)
-        chunk.parcels = parcels
+        return parcels
 
     def _seal_scattered(self, chunk: _Chunk, partitions: int) -> list[Parcel]:
         keys, values = chunk.keys, chunk.values
@@ -686,7 +725,7 @@ class SafeProducer:
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + timeout
         self._seal_all()
-        with pump.cond:
+        with pump.lock:
             number = pump.last_number()
         finished = pump.wait(
             lambda: pump.flushed(number) or pump.parked is not None,
@@ -695,8 +734,9 @@ class SafeProducer:
         if pump.parked is not None:
             raise pump.parked
         self._raise_loss()
+        # Also where nothing is left to wait for: then it was given up.
+        self._raise_failure()
         if not finished:
-            self._raise_failure()
             raise kafka_errors.KafkaTimeoutError(
                 f"Not every record was acknowledged within {timeout} s; they are in the spool and will be delivered"
             )
@@ -714,12 +754,14 @@ class SafeProducer:
         self._check_fork()
         pump = self._pump
         self._seal_all()
-        with pump.cond:
+        with pump.lock:
             number = pump.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
-        if not pump.wait(lambda: pump.spooled(number), timeout):
-            self._raise_failure()
+        spooled = pump.wait(lambda: pump.spooled(number), timeout)
+        # Also where nothing is left to wait for: then it was given up.
+        self._raise_failure()
+        if not spooled:
             raise kafka_errors.KafkaTimeoutError(f"Not every record was on disk within {timeout} s")
 
     def close(self, timeout: float | None = None) -> None:
@@ -730,7 +772,14 @@ class SafeProducer:
 
         Args:
             timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more.
+
+        Raises:
+            SpoolError: Not everything that was accepted could be made durable, or the spool failed for good. It is
+                closed all the same.
+            ValueError: A negative timeout.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"Invalid timeout: {timeout}")
         if self._closed is not None:
             return
         self._check_fork()
@@ -740,8 +789,14 @@ class SafeProducer:
         self._closed = ProducerClosedError(
             "The producer is closed. What was accepted before is delivered or on disk"
         )
-        self._seal_all()
+        if pump.is_current_thread():
+            # Called by a hook or a handler: who waits here waits for himself. What was accepted is written on the way.
+            self._seal_all()
+            pump.stop(0.0)
+            self._closed_down()
+            return
         try:
+            self._seal_all()
             self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
             while True:
                 now = time.monotonic()
@@ -755,16 +810,23 @@ class SafeProducer:
                 if time.monotonic() >= (pump.last_progress + _CLOSE_IDLE_S if deadline is None else deadline):
                     break
         finally:
-            atexit.unregister(self._at_exit)
             pump.stop(10.0)
-            if self._callbacks is not None:
-                self._callbacks.stop()
-            _PRODUCERS.discard(self)
+            self._closed_down()
         self._raise_failure()
+
+    def _closed_down(self) -> None:
+        atexit.unregister(self._at_exit)
+        if self._callbacks is not None:
+            self._callbacks.stop()
+        for serializer in (self._config.key_serializer, self._config.value_serializer):
+            # As KafkaProducer does.
+            if hasattr(serializer, "serialize") and hasattr(serializer, "close"):
+                _safely(serializer.close)
+        _PRODUCERS.discard(self)
 
     def _flush_disk(self, limit_s: float) -> None:
         pump = self._pump
-        with pump.cond:
+        with pump.lock:
             number = pump.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
@@ -782,6 +844,8 @@ class SafeProducer:
 
     def _raise_failure(self) -> None:
         failure = self._pump.failure
+        if isinstance(failure, ForkedProcessError):
+            raise failure
         if isinstance(failure, SpoolError):
             raise type(failure)(str(failure)) from failure
         if failure is not None:
@@ -807,7 +871,7 @@ class SafeProducer:
             parcel = future._parcel()
             if parcel is None:
                 raise AssertionError("A sealed chunk has parcels")
-            with pump.cond:
+            with pump.lock:
                 if parcel.children is not None and parcel.error is None:
                     continue
                 if not parcel.done:
@@ -831,9 +895,11 @@ class SafeProducer:
         """Partitions of a topic.
 
         Raises:
+            ProducerClosedError: After `close`.
             KafkaTimeoutError: Not known within `max_block_ms`.
         """
-        self._check_fork()
+        if self._closed is not None:
+            raise self._closed
         known = self._transport.topic(topic)
         if known is None or not known.partitions:
             self._pump.refresh_topic(topic)
@@ -856,7 +922,7 @@ class SafeProducer:
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Counters since the start: {"kafkasafe": {name: value}}."""
         pump = self._pump
-        with pump.cond:
+        with pump.lock:
             values: dict[str, Any] = dict(pump.counters)
             values["spool_bytes"] = pump._used
             values["unfinished_batches"] = len(pump._open)
@@ -938,7 +1004,7 @@ def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
     if given is None:
         return None
     if hasattr(given, "serialize"):
-        return lambda topic, headers, data: given.serialize(topic, headers or [], data)
+        return given.serialize  # type: ignore[no-any-return]
     if callable(given):
         return lambda _topic, _headers, data: given(data)
     raise TypeError(
@@ -1005,6 +1071,7 @@ def _forked() -> None:
         )
         producer._lock = threading.Lock()
         producer._chunks = {}
+        producer._pump.forked(producer._closed)
 
 
 os.register_at_fork(after_in_child=_forked)

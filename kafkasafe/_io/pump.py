@@ -97,6 +97,25 @@ _FREE_BYTES: Final = 4 * 1024 * 1024
 Indexes = npt.NDArray[np.int64]
 
 
+class _Bell:
+    """An Event in which a signal handler that raises (Ctrl-C) leaves no lock taken: each method is one call into C."""
+
+    def __init__(self) -> None:
+        self._silent = threading.Lock()
+        self._silent.acquire()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it rings already
+            self._silent.release()
+
+    def clear(self) -> None:
+        self._silent.acquire(blocking=False)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it rings; silent again on return."""
+        self._silent.acquire(timeout=timeout_s)
+
+
 @dataclass(slots=True, eq=False)
 class Parcel:
     """One encoded batch on its way: what callers see of it.
@@ -108,6 +127,7 @@ class Parcel:
         size_bytes: Its size.
         count: Records.
         max_timestamp: Ms since the epoch.
+        taken: The pump's thread has it.
         durable: It is on disk (or in the cluster).
         done: Its fate is final: see `error`, `base_offset`, `children`.
         error: Why it was not delivered.
@@ -126,6 +146,7 @@ class Parcel:
     max_timestamp: int
     sealed_at: float = 0.0
     number: int = 0
+    taken: bool = False
     durable: bool = False
     done: bool = False
     expired: bool = False
@@ -226,7 +247,7 @@ class Pump:
         self._seal_due = seal_due
         self._on_topic = on_topic
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
-        self._wake = threading.Event()
+        self._wake = _Bell()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
         self._backoff = Backoff(config.retry_backoff_s, 1.0)
@@ -241,8 +262,10 @@ class Pump:
         self._memory = 0
         self._own: Lane
         self._lanes: list[Lane] = []
-        # Shared with callers, under `cond`: what they wait for.
-        self.cond = threading.Condition(threading.Lock())
+        # Shared with callers, under `lock`: what they wait for. Never `with self.cond`: a signal handler that raises
+        # (Ctrl-C) may interrupt Condition.__enter__, which is Python, behind its acquire, and nobody would let go.
+        self.lock = threading.Lock()
+        self.cond = threading.Condition(self.lock)
         self._waiters = 0
         self._numbers = itertools.count(1)
         self._open: OrderedDict[int, Parcel] = OrderedDict()
@@ -298,9 +321,10 @@ class Pump:
         self._wake.set()
 
     def room(self, needed: int) -> bool:
-        """Whether `needed` more bytes can be accepted now. Call with `cond` held."""
+        """Whether `needed` more bytes can be accepted now. Call with `lock` held."""
         limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
-        if self._backlog + needed > _BACKLOG_BYTES or self._used + self._backlog + needed > limit:
+        backlog = max(_BACKLOG_BYTES, 4 * self._config.max_record_bytes)
+        if self._backlog + needed > backlog or self._used + self._backlog + needed > limit:
             return False
         try:
             return self._files.free_bytes(self._directory.path) >= self._backlog + needed + _FREE_BYTES
@@ -308,17 +332,22 @@ class Pump:
             return True  # writing will tell
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accept parcels, in order. Never blocks; `room` was asked before."""
+        """Accept parcels, in order. Never blocks; `room` was asked before.
+
+        A caller that was interrupted in here (Ctrl-C) calls again with the same ones: they are accepted once.
+        """
         now = time.monotonic()
-        with self.cond:
+        with self.lock:
             failure = self.failure
-            for parcel in parcels if failure is None else ():
-                parcel.number = next(self._numbers)
+            waiting = [parcel for parcel in parcels if not parcel.taken]
+            for parcel in waiting if failure is None else ():
+                parcel.number = parcel.number or next(self._numbers)
                 parcel.sealed_at = now
                 self._open[parcel.number] = parcel
-                self._undurable[parcel.number] = parcel
-                self._backlog += parcel.size_bytes
-            if failure is None:
+                if parcel.number not in self._undurable:
+                    self._undurable[parcel.number] = parcel
+                    self._backlog += parcel.size_bytes
+            if waiting and failure is None:
                 self._inbox.append(lambda: self._take(parcels))
         if failure is not None:
             for parcel in parcels:
@@ -326,8 +355,10 @@ class Pump:
         self._wake.set()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until `ready()`, which is evaluated with `cond` held; False when the time ended first."""
-        with self.cond:
+        """Wait until `ready()`, which is evaluated with `lock` held; False when the time ended first."""
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
+        with self.lock:
             self._waiters += 1
             try:
                 return self.cond.wait_for(lambda: ready() or self.failure is not None, timeout) and ready()
@@ -335,19 +366,19 @@ class Pump:
                 self._waiters -= 1
 
     def flushed(self, number: int) -> bool:
-        """Every parcel up to this number has its fate. Call with `cond` held."""
+        """Every parcel up to this number has its fate. Call with `lock` held."""
         return all(first > number for first in itertools.islice(self._open, 1))
 
     def spooled(self, number: int) -> bool:
-        """Every parcel up to this number is durable. Call with `cond` held."""
+        """Every parcel up to this number is durable. Call with `lock` held."""
         return all(first > number for first in itertools.islice(self._undurable, 1))
 
     def last_number(self) -> int:
-        """Number of the newest parcel. Call with `cond` held."""
+        """Number of the newest parcel. Call with `lock` held."""
         return next(reversed(self._open), 0)
 
     def last_undurable(self) -> int:
-        """Number of the newest parcel that is not durable. Call with `cond` held."""
+        """Number of the newest parcel that is not durable. Call with `lock` held."""
         return next(reversed(self._undurable), 0)
 
     def spill_all(self) -> None:
@@ -360,7 +391,7 @@ class Pump:
 
     def state(self) -> PumpState:
         """What a scrape sees, from any thread: numbers that are a moment old."""
-        with self.cond:
+        with self.lock:
             oldest = next(iter(self._open.values()), None)
             age_s = 0.0 if oldest is None or not oldest.sealed_at else time.monotonic() - oldest.sealed_at
             gauges = {
@@ -377,7 +408,7 @@ class Pump:
         return PumpState(gauges, offsets)
 
     def idle(self) -> bool:
-        """Nothing unfinished, in any lane. Call with `cond` held; exact only for the own lane's parcels."""
+        """Nothing unfinished, in any lane. Call with `lock` held; exact only for the own lane's parcels."""
         return not self._open
 
     def resume_parked(self, *, resend: bool) -> None:
@@ -399,12 +430,25 @@ class Pump:
         self._closing = True
         self._stop = True
         self._wake.set()
+        if self.is_current_thread():
+            return False
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._abandon = True
             self._wake.set()
             self._thread.join(5.0)
         return not self._thread.is_alive()
+
+    def is_current_thread(self) -> bool:
+        """Whether the caller is the pump's own thread: a hook, or a handler."""
+        return threading.current_thread() is self._thread
+
+    def forked(self, error: BaseException) -> None:
+        """In a forked child: nobody works here, and whoever held the lock is gone."""
+        self.lock = threading.Lock()
+        self.cond = threading.Condition(self.lock)
+        self._waiters = 0
+        self.failure = error
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -419,6 +463,7 @@ class Pump:
                 self._timer(_SPILL_EVERY_S, self._expire)
             while not self._stop:
                 self._turn()
+            self._last_turn()
         except SpoolError as error:
             log.error("The producer ended: %s", error)  # noqa: TRY400 - it says what is safe and what to do
             self._fail(error)
@@ -449,6 +494,17 @@ class Pump:
         if self._timers:
             due = min(due, self._timers[0][0])
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
+
+    def _last_turn(self) -> None:
+        """What was accepted goes to disk also when `close` was interrupted, or called by a hook."""
+        self._seal_due(float("inf"))
+        if self._inbox and not self._abandon:
+            for _ in range(len(self._inbox)):
+                self._inbox.popleft()()
+            if self._config.spool == "on_error":
+                self._spill(0.0)
+            for lane in list(self._lanes):
+                self._drive(lane)
 
     def _timer(self, delay_s: float, job: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_numbers), job))
@@ -530,7 +586,7 @@ class Pump:
             parcel.batch = batch
             self._register(lane, parcel, batch)
             if own:
-                with self.cond:
+                with self.lock:
                     parcel.number = next(self._numbers)
                     self._open[parcel.number] = parcel
         if waiting:
@@ -555,7 +611,13 @@ class Pump:
                 self._close_lane(lane)
         if self._closing:
             return
-        for lock in self._directory.dead_lanes():
+        try:
+            found = self._directory.dead_lanes()
+        except SpoolError as error:
+            # Too many open files, a directory that cannot be read for a moment: the own lane works all the same.
+            self._complain("adopt", "Lanes left behind cannot be looked for: %s", error)
+            found = []
+        for lock in found:
             try:
                 lane = self._open_lane(lock, own=False)
             except SpoolError as error:
@@ -598,20 +660,31 @@ class Pump:
         )
 
     def _fail(self, error: BaseException, *, final: bool = True) -> None:
-        with self.cond:
+        with self.lock:
             if final:
                 self.failure = error
             undone = list(self._open.values())
+            lost = SpoolWriteError(
+                f"{len(self._undurable)} batches of accepted records were not on disk when the producer ended: they are"
+                " lost with it unless the cluster has them. Everything that durable(), flush_spool() or get() confirmed"
+                " is safe"
+            )
+            if self._undurable and self.failure is None:
+                self.failure = lost
             self._open.clear()
             self._undurable.clear()
             self.cond.notify_all()
         for parcel in undone:
-            self._abort(parcel, error)
+            self._abort(parcel, error if parcel.durable or final else lost)
 
     # -- in: parcels -----------------------------------------------------------------------------------------------
 
     def _take(self, parcels: Sequence[Parcel]) -> None:
         lane = self._own
+        with self.lock:
+            parcels = [parcel for parcel in parcels if not parcel.taken]
+            for parcel in parcels:
+                parcel.taken = True
         for parcel in parcels:
             self.counters["records_accepted"] += parcel.count
             self.stats.records[parcel.topic, "accepted"] += parcel.count
@@ -816,7 +889,7 @@ class Pump:
         return data
 
     def _made_durable(self, parcels: Iterable[Parcel]) -> None:
-        with self.cond:
+        with self.lock:
             for parcel in parcels:
                 self._durable(parcel)
             if self._waiters:
@@ -879,7 +952,7 @@ class Pump:
     def _publish_used(self) -> None:
         used = sum(lane.spool.used_bytes for lane in self._lanes)
         if used != self._used:
-            with self.cond:
+            with self.lock:
                 self._used = used
                 if self._waiters:
                     self.cond.notify_all()
@@ -891,7 +964,7 @@ class Pump:
     def _spill(self, age_s: float) -> None:
         """`spool="on_error"`: what waits too long, or too much of it, goes to disk."""
         before = time.monotonic() - age_s
-        with self.cond:
+        with self.lock:
             late = [
                 p
                 for p in self._undurable.values()
@@ -1124,7 +1197,7 @@ class Pump:
                 self._drive(lane)
         if info.partitions and not info.error_code and not self._own.journal.waiting(name):
             self._on_topic(name, max(info.partitions) + 1)
-        with self.cond:
+        with self.lock:
             if self._waiters:
                 self.cond.notify_all()
 
@@ -1163,7 +1236,7 @@ class Pump:
                     continue
             self._drop(parcel)
             finished.append(parcel)
-        with self.cond:
+        with self.lock:
             self.last_progress = time.monotonic()
             for parcel in finished:
                 self._durable(parcel)
@@ -1172,7 +1245,7 @@ class Pump:
 
     def _finish(self, parcel: Parcel) -> None:
         """The fate is final: tell everybody."""
-        with self.cond:
+        with self.lock:
             if parcel.done:
                 return
             parcel.done = True
@@ -1199,7 +1272,7 @@ class Pump:
             return
         before = time.monotonic() - limit
         late = []
-        with self.cond:
+        with self.lock:
             for parcel in self._open.values():
                 if parcel.sealed_at > before:
                     break
@@ -1275,7 +1348,7 @@ class Pump:
                 first_offset=loss.first_offset,
                 last_offset=loss.last_offset,
             )
-            with self.cond:
+            with self.lock:
                 self.acked_loss = error
                 self.cond.notify_all()
 
@@ -1409,7 +1482,7 @@ class Pump:
         if policy == "raise":
             log.error("%s", message)
             error = UndecidableError(message, evidence=evidence)
-            with self.cond:
+            with self.lock:
                 self.parked = error
                 self.cond.notify_all()
             return

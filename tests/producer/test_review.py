@@ -1,0 +1,268 @@
+"""Bugs that a review found, each with what would have shown it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import threading
+import time
+
+import harness
+import pytest
+from kafka.errors import IllegalStateError
+from kafka.serializer import Serializer
+
+from kafkasafe import SafeProducer
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.pump import Pump
+from kafkasafe.errors import ConfigError, ForkedProcessError, SpoolError, SpoolWriteError
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def interrupting():
+    """SIGALRM raises in the main thread, as Ctrl-C does."""
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield Interrupted
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def values_of(servers, topic) -> list[int]:
+    return [int(record.value) for records in harness.read_log(servers, topic).values() for record in records]
+
+
+def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
+    """It left the producer's lock taken for ever, or forgot up to 8,192 accepted records."""
+    topic = harness.new_topic(kafka, 1)
+    producer = producers(kafka.bootstrap_servers, linger_ms=1)
+    producer.partitions_for(topic)
+    accepted: list[int] = []
+    number, interrupts, chance = 0, 0, random.Random(7)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02))
+        try:
+            while True:
+                number += 1
+                producer.send(topic, b"%d" % number)
+                accepted.append(number)
+        except interrupting:
+            interrupts += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    closing = threading.Thread(target=producer.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert interrupts > 20
+    log = values_of(kafka.bootstrap_servers, topic)
+    assert log == sorted(set(log)), "twice, or out of order"
+    assert set(accepted) <= set(log)
+
+
+def test_ctrl_c_in_close(broker, producers, interrupting):
+    """What was accepted and not yet written was forgotten."""
+    topic = harness.new_topic(broker.cluster, 1)
+    broker.proxy.refuse()
+    producer = producers(broker.servers, linger_ms=60_000)
+    for number in range(100):
+        producer.send(topic, b"%d" % number)
+    producer._flush_disk = lambda _: (_ for _ in ()).throw(interrupting)
+    with pytest.raises(interrupting):
+        producer.close()
+    broker.proxy.restore()
+    with producers(broker.servers) as producer:
+        producer.flush(30)
+    assert values_of(broker.servers, topic) == list(range(100))
+
+
+def test_waiting_for_a_producer_that_ended_by_an_error(broker, producers, monkeypatch):
+    """flush() and flush_spool() returned as if everything was safe, durable() after close() never returned."""
+    topic = harness.new_topic(broker.cluster, 1)
+    broker.proxy.refuse()
+
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    for wait in ("flush", "flush_spool", "close"):
+        producer = producers(broker.servers, linger_ms=60_000)
+        future = producer.send(topic, b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(Pump, "_write_group", fail)
+            with pytest.raises(SpoolError, match="a bug"):
+                getattr(producer, wait)()
+        with pytest.raises(SpoolError, match="a bug"):
+            future.durable()
+        if wait != "close":
+            with pytest.raises(SpoolError, match="a bug"):
+                producer.close()
+
+
+def test_close_tells_what_it_could_not_write(broker, producers, monkeypatch):
+    topic = harness.new_topic(broker.cluster, 1)
+    broker.proxy.refuse()
+    monkeypatch.setattr("kafkasafe.producer._CLOSE_DISK_LEAST_S", 0.3)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    producer = producers(broker.servers)
+    future = producer.send(topic, b"1")
+    monkeypatch.setattr(OsFiles, "writev", full)
+    with pytest.raises(SpoolWriteError, match="not on disk"):
+        producer.close(timeout=0)
+    with pytest.raises(SpoolWriteError, match="not on disk"):
+        future.durable()
+
+
+def test_a_request_larger_than_the_backlog(kafka, producers):
+    """max_request_size above 16 MB: every send() was refused by a spool that was empty."""
+    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": "30000000"})
+    producer = producers(kafka.bootstrap_servers, max_request_size=20_000_000, max_block_ms=2000)
+    assert producer.send(topic, bytes(17_000_000)).get(30).offset == 0
+    producer.close()
+
+
+def test_lingering_batches_hold_up_nobody(kafka, producers):
+    """Open batches of many topics fill the buffer: they were not sealed before their time, and send() was refused."""
+    topics = [harness.new_topic(kafka, 1) for _ in range(6)]
+    options = {
+        "linger_ms": 60_000,
+        "batch_size": 8_000_000,
+        "max_request_size": 8_000_000,
+        "max_block_ms": 2000,
+    }
+    producer = producers(kafka.bootstrap_servers, **options)
+    for topic in topics:
+        for _ in range(7):
+            producer.send(topic, bytes(900_000))
+    producer.flush(30)
+    producer.close()
+
+
+def test_serializers_see_the_headers_that_are_sent_and_are_closed(kafka, producers):
+    class Tagging(Serializer):
+        closed = 0
+
+        def serialize(self, topic, headers, data):
+            headers.append(("schema", b"7"))
+            return data.encode()
+
+        def close(self):
+            self.closed += 1
+
+    serializer = Tagging()
+    topic = harness.new_topic(kafka, 1)
+    producer = producers(kafka.bootstrap_servers, value_serializer=serializer)
+    producer.send(topic, "a")
+    producer.send(topic, "b", headers=[])
+    producer.close()
+    assert serializer.closed == 1
+    (records,) = harness.read_log(kafka.bootstrap_servers, topic).values()
+    assert [list(record.headers) for record in records] == [[("schema", b"7")]] * 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"max_block_ms": float("inf")},
+        {"max_block_ms": float("nan")},
+        {"spool_lane": -1},
+        {"spool_lane": "a"},
+        {"spool_lane": 1000},
+        {"dead_letter": 5},
+        {"on_event": "print"},
+        {"spool_dir": 5},
+        {"partitioner": 5},
+        {"compression_type": ["gzip"]},
+        {"acks": [1]},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work(tmp_path, option):
+    """Lane -1 was even taken: nobody would ever have found its records."""
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        SafeProducer(**{"spool_dir": tmp_path, **option})
+
+
+def test_after_close(producers):
+    """As kafka-python's error, and at once."""
+    producer = producers(harness.dead_address())
+    with pytest.raises(ValueError, match="-1"):
+        producer.close(-1)
+    producer.close(timeout=float("inf"))
+    with pytest.raises(IllegalStateError):
+        producer.send("t", b"x")
+    with pytest.raises(IllegalStateError):
+        producer.partitions_for("t")
+
+
+def test_futures_of_the_parent_in_a_forked_child(producers):
+    """They waited for ever: nobody works in the child."""
+    producer = producers(harness.dead_address())
+    future = producer.send("t", b"x")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(10)
+            producer.metrics()
+            for wait in (future.get, future.durable, producer.flush):
+                try:
+                    wait()
+                except ForkedProcessError:
+                    code = 0
+                else:
+                    code = 2
+                    break
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    future.durable(10)
+    producer.close(0)
+
+
+def test_close_in_a_hook(kafka, producers):
+    """The pump's own thread cannot wait for itself."""
+    topic = harness.new_topic(kafka, 1)
+    closed = threading.Event()
+
+    def on_event(event):
+        if not closed.is_set():
+            producer.close()
+            closed.set()
+
+    producer = producers(kafka.bootstrap_servers, on_event=on_event)
+    producer.send(topic, b"0")
+    producer.flush_spool(10)
+    assert closed.wait(10)
+    harness.until(lambda: not producer._pump._thread.is_alive())
+    with producers(kafka.bootstrap_servers) as producer:
+        producer.flush(30)
+    assert values_of(kafka.bootstrap_servers, topic) == [0]
+
+
+def test_too_many_open_files_for_a_while(kafka, producers):
+    """The search for lanes left behind ended the whole producer."""
+    topic = harness.new_topic(kafka, 1)
+    producer = producers(kafka.bootstrap_servers)
+    producer.send(topic, b"0").get(10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        time.sleep(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    producer.send(topic, b"1").get(10)
+    producer.close()
