@@ -1,0 +1,326 @@
+"""Acknowledged records that the cluster lost: noticed, counted, and put back."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import time
+from pathlib import Path
+
+import confluent_kafka
+import harness
+import lives
+import pytest
+from kafka import KafkaProducer
+
+from kafkasafe import DataLossError, events
+from kafkasafe.testing.broker import KafkaCluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.crash]
+
+# KafkaProducer leaves sockets open to brokers that were killed.
+LEAKS = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+RETAINED = 64 * 1024 * 1024
+
+
+class Safe:
+    """A SafeProducer on one partition; each of its records is acknowledged before the next one is sent."""
+
+    def __init__(self, producers, cluster: KafkaCluster, topic: str, partition: int, spool: Path, **options):
+        self.cluster, self.topic, self.partition = cluster, topic, partition
+        self.events: list[events.Event] = []
+        self.sent = 0
+        self.raised: list[DataLossError] = []
+        options.setdefault("retain_acked_bytes", RETAINED)
+        self.producer = producers(
+            cluster.bootstrap_servers,
+            spool_dir=spool / f"{topic}-{partition}",
+            on_event=self.events.append,
+            linger_ms=0,
+            request_timeout_ms=3000,
+            **options,
+        )
+
+    def send(self, count: int) -> None:
+        """`on_acked_loss="raise"` raises instead of accepting a record: it is sent again then."""
+        for number in range(self.sent, self.sent + count):
+            try:
+                future = self._send(number)
+            except DataLossError as error:
+                self.raised.append(error)
+                future = self._send(number)
+            future.get(60)
+        self.sent += count
+
+    def _send(self, number: int):
+        return harness.send(self.producer, self.topic, number, partition=self.partition)
+
+    def seen(self, kind: type) -> list:
+        return [event for event in list(self.events) if isinstance(event, kind)]
+
+    def lost(self) -> events.AckedDataLost:
+        """The one loss there is."""
+        harness.until(lambda: self.seen(events.AckedDataLost), 30, "the loss to be noticed")
+        (event,) = self.seen(events.AckedDataLost)
+        return event
+
+    def healed(self, records: int) -> None:
+        harness.until(lambda: sum(e.records for e in self.seen(events.Healed)) >= records, 40, "healing")
+        assert sum(e.records for e in self.seen(events.Healed)) == records
+
+
+class Control:
+    """Another client on one partition, and how many of its records it was told are delivered."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.sent = self.delivered = 0
+
+    def send(self, count: int) -> None:
+        for number in range(self.sent, self.sent + count):
+            self.deliver(lives.record_value(number), lives.record_key(number))
+        self.sent += count
+
+
+class KafkaPython(Control):
+    def __init__(self, cluster: KafkaCluster, topic: str, partition: int, acks) -> None:
+        super().__init__(topic, partition)
+        self.producer = KafkaProducer(
+            bootstrap_servers=cluster.bootstrap_servers, acks=acks, enable_idempotence=acks == "all"
+        )
+
+    def deliver(self, value: bytes, key: bytes | None) -> None:
+        self.producer.send(self.topic, value, key, partition=self.partition).get(60)
+        self.delivered += 1
+
+    def close(self) -> None:
+        self.producer.close(5)
+        self.producer = None
+        gc.collect()  # while the warning about its sockets is ignored
+
+
+class Confluent(Control):
+    def __init__(self, cluster: KafkaCluster, topic: str, partition: int, acks) -> None:
+        super().__init__(topic, partition)
+        self.producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": ",".join(cluster.bootstrap_servers),
+                "acks": acks,
+                "enable.idempotence": acks == "all",
+                "log_level": 0,
+            }
+        )
+
+    def deliver(self, value: bytes, key: bytes | None) -> None:
+        answers: list = []
+        self.producer.produce(
+            self.topic,
+            value,
+            key,
+            partition=self.partition,
+            on_delivery=lambda error, _: answers.append(error),
+        )
+        self.producer.flush(60)
+        assert answers == [None]
+        self.delivered += 1
+
+    def close(self) -> None:
+        self.producer.flush(5)
+
+
+def wipe(cluster: KafkaCluster, topic: str, partitions: int) -> None:
+    """All replicas of all partitions of a topic lose their disk."""
+    cluster.kill_all()
+    for node in (1, 2, 3):
+        for partition in range(partitions):
+            shutil.rmtree(cluster.data_dir(node) / f"{topic}-{partition}")
+    cluster.start_all()
+    for partition in range(partitions):
+        cluster.wait_in_sync(topic, partition)
+
+
+def logged(cluster: KafkaCluster, topic: str) -> dict[int, list[int]]:
+    return {p: harness.numbers_of(r) for p, r in harness.read_log(cluster.bootstrap_servers, topic).items()}
+
+
+def same_brokers(partitions: int) -> dict[int, list[int]]:
+    """One fail-over hits all partitions."""
+    return {partition: [1, 2, 3] for partition in range(partitions)}
+
+
+@LEAKS
+def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, producers, tmp_path):
+    """acks=1. Others report success and never know; what is lost spans two leader epochs."""
+    cluster = kafka_cluster
+    topic = f"unclean-{random.SystemRandom().getrandbits(32):x}"
+    cluster.create_topic(topic, assignments=same_brokers(5))
+
+    def safe(partition: int, **options) -> Safe:
+        return Safe(producers, cluster, topic, partition, tmp_path, acks=1, **options)
+
+    heals, tells, raises = safe(0), safe(1, on_acked_loss="event"), safe(2, on_acked_loss="raise")
+    controls = [KafkaPython(cluster, topic, 3, 1), Confluent(cluster, topic, 4, 1)]
+    clients = [heals, tells, raises, *controls]
+
+    def all_send(count: int) -> None:
+        for client in clients:
+            client.send(count)
+
+    def alone() -> None:
+        all_send(6)
+        # The same leader, in another epoch.
+        cluster.restart(1, hard=True)
+        all_send(4)
+
+    all_send(10)
+    lost = cluster.unclean_failover(topic, 0, during=alone)
+    assert (lost.first_offset, lost.end_offset) == (10, 20)
+    # Within one acknowledgement: nothing more is sent before it is known.
+    for client in clients:
+        client.send(1)
+    for client in (heals, tells, raises):
+        event = client.lost()
+        assert (event.first_offset, event.last_offset, event.records) == (10, 19, 10), event
+        assert (event.topic, event.partition) == (topic, client.partition)
+        assert event.healing_records == (10 if client is heals else 0)
+    all_send(4)
+    heals.healed(10)
+    assert not tells.seen(events.Healed)
+    (error,) = raises.raised
+    assert (error.first_offset, error.last_offset, error.partition) == (10, 19, 2)
+    raises.producer.flush(10)  # raised once
+    log = logged(cluster, topic)
+    for control in controls:
+        assert control.delivered == 25
+        assert log[control.partition] == [*range(10), *range(20, 25)], type(control)
+        control.close()
+    assert log[1] == log[2] == [*range(10), *range(20, 25)]
+    assert sorted(log[0]) == list(range(25))
+    back = [number for number in log[0] if 10 <= number < 20]
+    assert back == list(range(10, 20))
+    assert [number for number in log[0] if not 10 <= number < 20] == [*range(10), *range(20, 25)]
+
+
+@LEAKS
+def test_a_wiped_log_loses_what_all_had(kafka_cluster, producers, tmp_path):
+    """acks=all. A partition to which nothing is sent is looked after as well."""
+    cluster = kafka_cluster
+    topic = f"wiped-{random.SystemRandom().getrandbits(32):x}"
+    cluster.create_topic(topic, assignments=same_brokers(4))
+    heals = Safe(producers, cluster, topic, 0, tmp_path)
+    idle = Safe(producers, cluster, topic, 1, tmp_path, acked_loss_check_ms=200)
+    controls = [KafkaPython(cluster, topic, 2, "all"), Confluent(cluster, topic, 3, "all")]
+    for client in (heals, idle, *controls):
+        client.send(20)
+    wipe(cluster, topic, 4)
+    for client in (heals, *controls):
+        client.send(1)
+    for client in (heals, idle):
+        event = client.lost()
+        assert (event.first_offset, event.last_offset, event.records, event.healing_records) == (
+            0,
+            19,
+            20,
+            20,
+        )
+    for client in (heals, *controls):
+        client.send(4)
+    heals.healed(20)
+    idle.healed(20)
+    log = logged(cluster, topic)
+    for control in controls:
+        assert control.delivered == 25
+        assert log[control.partition] == list(range(20, 25)), type(control)
+        control.close()
+    assert log[1] == list(range(20))
+    assert sorted(log[0]) == list(range(25))
+    assert [number for number in log[0] if number < 20] == list(range(20))
+
+
+@pytest.mark.parametrize("heal_recreated_topics", [False, True])
+def test_a_topic_that_is_created_again(kafka_cluster, producers, tmp_path, heal_recreated_topics):
+    cluster = kafka_cluster
+    topic = harness.new_topic(cluster, 1)
+    safe = Safe(producers, cluster, topic, 0, tmp_path, heal_recreated_topics=heal_recreated_topics)
+    safe.send(10)
+    cluster.delete_topic(topic)
+    cluster.create_topic(topic, 1)
+    safe.send(1)
+    event = safe.lost()
+    healed = 10 if heal_recreated_topics else 0
+    assert (event.first_offset, event.last_offset, event.records) == (0, 9, 10)
+    assert (event.detector, event.healing_records) == ("topic id", healed)
+    if healed:
+        safe.healed(10)
+    safe.send(1)
+    log = logged(cluster, topic)[0]
+    assert sorted(log) == list(range(0 if healed else 10, 12))
+    assert [number for number in log if number < 10] == list(range(healed))
+
+
+KILLED = 6
+RECORDS = 120
+
+
+def test_killed_while_it_heals(kafka_cluster, zygote, producers, tmp_path):
+    """kill -9 at random moments between the loss and the last record that is put back, up to three lives long."""
+    seed = random.SystemRandom().getrandbits(31)
+    rnd = random.Random(seed)
+    cluster = kafka_cluster
+    topic = f"killed-{seed:x}"
+    cluster.create_topic(topic, assignments=same_brokers(KILLED))
+    options = {
+        "retain_acked_bytes": RETAINED,
+        "acked_loss_check_ms": 100,
+        "request_timeout_ms": 2000,
+        "linger_ms": 0,
+        # Two batches at a time: healing takes its time.
+        "max_in_flight_requests_per_connection": 2,
+    }
+
+    def live(partition: int, sends: int) -> harness.Life:
+        return zygote.fork(
+            lives.burst,
+            tmp_path / "lives.log",
+            servers=cluster.bootstrap_servers,
+            topic=topic,
+            spool=str(tmp_path / f"spool{partition}"),
+            ready=str(tmp_path / f"ready{partition}"),
+            go=str(tmp_path / "never"),
+            first=sends,
+            numbers=[0, sends],
+            partition=partition,
+            options=options,
+        )
+
+    first = [live(partition, RECORDS) for partition in range(KILLED)]
+    for partition, life in enumerate(first):
+        life.until(tmp_path / f"ready{partition}.first")
+    wipe(cluster, topic, KILLED)
+    for life in first:
+        time.sleep(rnd.random() * 0.3)
+        assert life.kill() == -9
+    between = 0
+    for _ in range(2):
+        again = [live(partition, 0) for partition in range(KILLED)]
+        time.sleep(rnd.choice((0.3, 1.0, 2.2)))
+        for life in again:
+            time.sleep(rnd.random() * 0.2)
+            assert life.kill() == -9
+        ends = [harness.end_offset(cluster, topic, partition) for partition in range(KILLED)]
+        between += sum(0 < end < RECORDS for end in ends)
+    note = f"seed {seed}, {between} killed in the middle"
+    last = [
+        producers(cluster.bootstrap_servers, spool_dir=tmp_path / f"spool{partition}", **options)
+        for partition in range(KILLED)
+    ]
+    for partition, producer in enumerate(last):
+        harness.until(
+            lambda p=partition: harness.end_offset(cluster, topic, p) >= RECORDS, 40, f"{partition}: {note}"
+        )
+        producer.flush(30)
+    log = harness.read_log(cluster.bootstrap_servers, topic)
+    for partition in range(KILLED):
+        harness.audit({partition: log[partition]}, range(RECORDS), note=note)
