@@ -1393,6 +1393,14 @@ class Journal:
             and partition.suspicion is None
         ]
 
+    def acknowledged(self) -> list[int]:
+        """Destinations to which something was acknowledged, and of which nobody suspects yet that it is gone."""
+        return [
+            partition.number
+            for partition in self._partitions.values()
+            if partition.last_acked_offset >= 0 and partition.suspicion is None
+        ]
+
     def leader_epoch(self, destination: int) -> int:
         """Leader epoch of the last acknowledgement, -1 when unknown."""
         return self._partitions[destination].leader_epoch

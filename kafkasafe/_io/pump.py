@@ -1026,6 +1026,7 @@ class Pump:
             parcel = lane.parcels.get(batch.handle)
             if parcel is not None:
                 parcel.log_append_time = reply.log_append_time
+            self._compare_topic(lane, batch.destination, self._transport.topic(address[0]))
             # When it was sent: a leader that came since did not acknowledge it.
             epoch = epoch if epoch >= 0 else self._leader_epoch(*address)
             lane.journal.acked(batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=_now_ms())
@@ -1375,6 +1376,12 @@ class Pump:
 
     def _check_acked(self) -> None:
         """Is everything that was acknowledged still there? Of idle partitions nobody else notices."""
+        # Requests name topics by their names: only metadata tells that one is another now.
+        topics = {
+            lane.journal.address(number)[0] for lane in self._lanes for number in lane.journal.acknowledged()
+        }
+        if topics:
+            self._transport_topics(topics)
         for lane in self._lanes:
             for destination, last_acked_offset in lane.journal.idle():
                 self._check_end(lane, destination, last_acked_offset)
@@ -1452,21 +1459,34 @@ class Pump:
     def _look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """After an election, or under another topic id, acknowledged records may be gone."""
         for lane in self._lanes:
+            for destination in lane.journal.acknowledged():
+                info = refreshed.topics.get(lane.journal.address(destination)[0])
+                self._compare_topic(lane, destination, info)
             for destination, last_acked_offset in lane.journal.idle():
                 topic, partition = lane.journal.address(destination)
                 info = refreshed.topics.get(topic)
                 if info is None or info.error_code or partition not in info.partitions:
-                    continue
-                known = lane.journal.topic_id(destination)
-                if any(known) and any(info.topic_id) and known != info.topic_id:
-                    evidence = f"topic id {known.hex()} became {info.topic_id.hex()}"
-                    lane.journal.recreated(destination, evidence)
                     continue
                 epoch = info.partitions[partition].leader_epoch
                 before = lane.epochs.get(destination)
                 lane.epochs[destination] = epoch
                 if before is None or epoch > before:
                     self._check_end(lane, destination, last_acked_offset)
+
+    @staticmethod
+    def _compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
+        """Under another id it is another topic, and what was acknowledged in the old one is gone."""
+        known = lane.journal.topic_id(destination)
+        if (
+            info is not None
+            and not info.error_code
+            and any(known)
+            and any(info.topic_id)
+            and known != info.topic_id
+            and destination in lane.journal.acknowledged()
+        ):
+            evidence = f"topic id {known.hex()} became {info.topic_id.hex()}"
+            lane.journal.recreated(destination, evidence)
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
         topic, partition = lane.journal.address(batch.destination)
