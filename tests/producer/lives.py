@@ -242,6 +242,7 @@ def _zygote() -> None:
                 if not pid:
                     answers.close()
                     _live(order)
+                ended.pop(pid, None)  # pids come again
                 answers.write(json.dumps(pid) + "\n")
             case "poll":
                 pid = order["pid"]
