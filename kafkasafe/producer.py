@@ -24,7 +24,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump
+from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, given_partition
 from kafkasafe._io.transport import Transport
 from kafkasafe.config import validate, volatile_reason
 from kafkasafe.errors import (
@@ -333,6 +333,8 @@ class SafeProducer:
         self._lock = threading.Lock()
         self._chunks: dict[str, _Chunk] = {}
         self._partition_counts: dict[str, int] = {}
+        self._unchosen: set[str] = set()
+        """Topics of which records wait, or did, for their partitions to be chosen."""
         self._rotation = random.randrange(1 << 16)
         self._key_serializer = _serializer(config.key_serializer)
         self._value_serializer = _serializer(config.value_serializer)
@@ -369,6 +371,7 @@ class SafeProducer:
         except BaseException:
             lock.release()
             raise
+        self._unchosen.update(self._pump.unchosen_topics())
         self._partition_counts.update(self._pump.remembered_topics())
         if config.metrics:
             install(self)
@@ -596,9 +599,13 @@ class SafeProducer:
         keys, values = chunk.keys, chunk.values
         no_keys = keys.count(None) == len(keys)
         partitions = self._partition_counts.get(chunk.topic, 0)
-        if any(special[0] is not None for special in chunk.special.values()) or (
-            partitions > 1 and not (no_keys and not self._config.custom_partitioner)
-        ):
+        chosen = sum(special[0] is not None for special in chunk.special.values())
+        if not partitions and chosen < chunk.count:
+            self._unchosen.add(chunk.topic)
+        if not partitions and chosen and chunk.topic in self._unchosen:
+            # Some wait for their partition to be chosen. What goes to a given one must not overtake them.
+            parcels = [self._parcel(chunk, UNCHOSEN, None if no_keys else keys, values, None, give=True)]
+        elif chosen or (partitions > 1 and not (no_keys and not self._config.custom_partitioner)):
             parcels = self._seal_scattered(chunk, partitions)
         else:
             partition = UNCHOSEN
@@ -651,6 +658,8 @@ class SafeProducer:
         keys: list[bytes | None] | None,
         values: list[bytes | None],
         picked: list[int] | None,
+        *,
+        give: bool = False,
     ) -> Parcel:
         timestamps: int | list[int] = chunk.timestamp_ms
         headers: dict[int, Headers] | None = None
@@ -658,7 +667,12 @@ class SafeProducer:
             own = chunk.special
             indexes: Sequence[int] = range(chunk.count) if picked is None else picked
             found = [(at, own[i]) for at, i in enumerate(indexes) if i in own]
-            headers = {at: special[1] for at, special in found if special[1]} or None
+            headers = {at: special[1] for at, special in found if special[1]}
+            if give:
+                for at, (given, own_headers, _) in found:
+                    if given is not None:
+                        headers[at] = (*own_headers, given_partition(given))
+            headers = headers or None
             if any(special[2] is not None for _, special in found):
                 timestamps = [chunk.timestamp_ms] * len(indexes)
                 for at, special in found:

@@ -60,7 +60,7 @@ from kafkasafe.errors import (
     WrongClusterError,
 )
 
-__all__ = ["UNCHOSEN", "Parcel", "Pump"]
+__all__ = ["UNCHOSEN", "Parcel", "Pump", "given_partition"]
 
 log = logging.getLogger("kafkasafe")
 
@@ -93,6 +93,8 @@ _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
 _FREE_BYTES: Final = 4 * 1024 * 1024
 """Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
+
+_GIVEN: Final = "kafkasafe.partition"
 
 Indexes = npt.NDArray[np.int64]
 
@@ -302,6 +304,10 @@ class Pump:
     def lane(self) -> str:
         """Name of the own lane."""
         return self._own.name
+
+    def unchosen_topics(self) -> list[str]:
+        """Topics of which records wait for their partitions to be chosen."""
+        return self._own.journal.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
         """Partition counts remembered from an earlier life, for topics nothing waits for."""
@@ -730,7 +736,14 @@ class Pump:
     def _split_by_partition(
         self, parcel: Parcel, columns: codec.Columns, partitions: int
     ) -> list[tuple[Parcel, Indexes]]:
-        chosen = self._choose(parcel.topic, partitions, columns.keys, columns.values)
+        given = _given_partitions(columns)
+        rest = [i for i in range(columns.header.count) if i not in given]
+        chosen = np.empty(columns.header.count, np.int64)
+        if rest:
+            keys, values = [columns.keys[i] for i in rest], [columns.values[i] for i in rest]
+            chosen[rest] = self._choose(parcel.topic, partitions, keys, values)
+        for index, partition in given.items():
+            chosen[index] = partition
         return [
             (self._reencode(parcel, columns, indexes, int(partition)), indexes)
             for partition in np.unique(chosen)
@@ -1184,16 +1197,12 @@ class Pump:
             return
         now = time.monotonic()
         for lane in self._lanes:
-            if info.error_code in {3, 17, 29} and name in lane.journal.unchosen_topics():
+            if info.error_code in {3, 17, 29} and lane.journal.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
                 lane.journal.reject_unchosen(
                     name, info.error_code, f"{reason}: the cluster says so of the topic", now
                 )
-            elif (
-                info.partitions
-                and not info.error_code
-                and (lane.own or name in lane.journal.unchosen_topics())
-            ):
+            elif info.partitions and not info.error_code and (lane.own or lane.journal.waiting(name)):
                 lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1)
                 self._drive(lane)
         if info.partitions and not info.error_code and not self._own.journal.waiting(name):
@@ -1536,6 +1545,8 @@ class Pump:
             return
         topic, partition = lane.journal.address(batch.destination)
         columns = codec.decode(parcel.data)
+        if partition == UNCHOSEN:
+            _given_partitions(columns)
         for index in range(columns.header.count):
             try:
                 handler(
@@ -1845,6 +1856,22 @@ class _Inquest:
             self._lane.journal.survey_failed(self._ask.destination, "the replicas do not catch up")
             return
         self._pump._timer(_SCAN_POLL_S, self._read)
+
+
+def given_partition(partition: int) -> tuple[str, bytes]:
+    """A header for a record that waits among others whose partition is not chosen yet, though its own is given."""
+    return _GIVEN, b"%d" % partition
+
+
+def _given_partitions(columns: codec.Columns) -> dict[int, int]:
+    """By record, the partition that was given with it; takes those headers off."""
+    given = {}
+    for index, headers in list(columns.headers.items()):
+        if headers and headers[-1][0] == _GIVEN:
+            given[index] = int(headers.pop()[1] or b"0")
+            if not headers:
+                del columns.headers[index]
+    return given
 
 
 def _leaves(parcel: Parcel) -> list[Parcel]:

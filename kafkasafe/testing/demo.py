@@ -209,8 +209,11 @@ class Run:
 
     @property
     def kept_its_promise(self) -> bool:
-        """Nothing that was promised is lost, and nothing is twice or out of order in the topic."""
-        return not (self.lost or self.duplicated or self.out_of_order)
+        """Nothing that was promised is lost, and nothing is twice or out of order in the topic.
+
+        A client that promised nothing at all has kept nothing.
+        """
+        return self.sent > 0 and not (self.lost or self.duplicated or self.out_of_order)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

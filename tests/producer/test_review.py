@@ -266,3 +266,33 @@ def test_too_many_open_files_for_a_while(kafka, producers):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     producer.send(topic, b"1").get(10)
     producer.close()
+
+
+@pytest.mark.parametrize("outage", [False, True])
+def test_given_and_chosen_partitions_at_first_contact(broker, producers, outage):
+    """Records to a given partition overtook those whose partition was not chosen yet, though they went to the same."""
+    topic = harness.new_topic(broker.cluster, 1)
+    if outage:
+        broker.proxy.refuse()
+    producer = producers(broker.servers)
+    chance = random.Random(3)
+    futures = []
+    for number in range(300):
+        partition = 0 if chance.random() < 0.5 else None
+        headers = [("n", b"%d" % number)] if number % 7 == 0 else None
+        futures.append(producer.send(topic, b"%d" % number, partition=partition, headers=headers))
+        if chance.random() < 0.03:
+            producer.flush_spool(10)
+    if outage:
+        producer.close(timeout=0)
+        broker.proxy.restore()
+        producer = producers(broker.servers)
+    producer.flush(30)
+    if not outage:
+        assert [future.get().offset for future in futures] == list(range(300))
+        assert [future.get().serialized_header_size for future in futures[:8]] == [2, *[-1] * 6, 2]
+    producer.close()
+    (records,) = harness.read_log(broker.servers, topic).values()
+    assert [int(record.value) for record in records] == list(range(300))
+    for number, record in enumerate(records):
+        assert list(record.headers) == ([("n", b"%d" % number)] if number % 7 == 0 else [])
