@@ -50,7 +50,7 @@ def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
     producer.partitions_for(topic)
     accepted: list[int] = []
     number, interrupts, chance = 0, 0, random.Random(7)
-    end = time.monotonic() + 3
+    end = time.monotonic() + 2
     while time.monotonic() < end:
         signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02))
         try:
@@ -65,7 +65,7 @@ def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
     closing.start()
     closing.join(30)
     assert not closing.is_alive()
-    assert interrupts > 20
+    assert interrupts > 10
     log = values_of(kafka.bootstrap_servers, topic)
     assert log == sorted(set(log)), "twice, or out of order"
     assert set(accepted) <= set(log)
