@@ -1,10 +1,11 @@
-"""Lossless Kafka producers: durable before promised, exactly once and in order without transactions.
+"""Lossless Kafka producers, and consumers that notice loss; exactly once and in order without transactions.
 
 See the README for the conditions under which that holds.
 """
 
 from kafkasafe._io.retry import RetryEvent, RetryPolicy
 from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
+from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import (
     ConfigError,
     DataLossError,
@@ -12,8 +13,10 @@ from kafkasafe.errors import (
     ForkedProcessError,
     KafkaSafeError,
     LaneBusyError,
+    LogDivergedError,
     ProducerClosedError,
     RejectedError,
+    RemoteStorageNotReadyError,
     SpoolCorruptError,
     SpoolError,
     SpoolFormatError,
@@ -29,6 +32,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     # producer
     "RecordFuture",
     "SafeProducer",
+    # consumer
+    "SafeConsumer",
     # what an error means, and when to try again
     "ErrorAction",
     "ErrorContext",
@@ -43,8 +48,10 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ForkedProcessError",
     "KafkaSafeError",
     "LaneBusyError",
+    "LogDivergedError",
     "ProducerClosedError",
     "RejectedError",
+    "RemoteStorageNotReadyError",
     "SpoolCorruptError",
     "SpoolError",
     "SpoolFormatError",

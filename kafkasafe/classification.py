@@ -114,6 +114,15 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
         "Do not send it again: the record is in the spool and is delivered when the cluster takes it;"
         " kafkasafe spool ls shows what waits.",
     ),
+    errors.LogDivergedError: _Row(
+        _ASK,
+        "Decide about the records that were read and are gone, then seek to event.at (to read what replaced them) or to"
+        " event.position (to go on).",
+        at_risk=True,
+    ),
+    errors.RemoteStorageNotReadyError: _Row(
+        _RETRY, "Call again: positions are where they were; if it stays, look at the brokers' remote storage."
+    ),
     errors.SpoolFullError: _Row(
         _RETRY,
         "Retry later or raise spool_max_bytes: the record was not accepted, all accepted ones are kept.",

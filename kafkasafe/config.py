@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import platformdirs
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer
 from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
 from kafkasafe._core.batch import Compression
 from kafkasafe.errors import ConfigError
 
-__all__ = ["DeadLetter", "ProducerConfig", "validate"]
+__all__ = ["ConsumerConfig", "DeadLetter", "ProducerConfig", "validate", "validate_consumer"]
 
 log = logging.getLogger("kafkasafe")
 
@@ -133,19 +133,84 @@ class ProducerConfig:
     state_age_s: float
 
 
+_CONSUMER: Final[dict[str, Any]] = {
+    "on_divergence": "raise",
+    "on_event": None,
+    "offsets_path": None,
+    "offsets_hold_timeout_s": 30.0,
+    "remote_storage_timeout_ms": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """Validated options of a SafeConsumer.
+
+    Attributes:
+        kafka: What was given of KafkaConsumer's options.
+        on_divergence: "raise", "seek", or a callable that gets the event and returns the offset to go on from.
+        on_event: Gets each `kafkasafe.events.ConsumerEvent`.
+        offsets_path: Where the highest end offsets are remembered over restarts; None: nowhere.
+        offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is undecidable.
+        remote_storage_timeout_s: After how long without remote storage `poll` says so; None: never.
+    """
+
+    kafka: Mapping[str, Any]
+    on_divergence: Literal["raise", "seek"] | Callable[[Any], int | None]
+    on_event: Callable[[Any], object] | None
+    offsets_path: Path | None
+    offsets_hold_timeout_s: float
+    remote_storage_timeout_s: float | None
+
+
+def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
+    """The options of a SafeConsumer, checked. KafkaConsumer checks the values of its own.
+
+    Raises:
+        ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
+    """
+    _check_names(options, {**KafkaConsumer.DEFAULT_CONFIG, **_CONSUMER})
+    merged = {**_CONSUMER, **options}
+    # kafka-python takes any other word for "none", with a warning in the log.
+    reset = options.get("auto_offset_reset", "latest")
+    if reset not in {"smallest", "largest"}:
+        _choice(
+            {"auto_offset_reset": str(reset).lower()}, "auto_offset_reset", ("earliest", "latest", "none")
+        )
+    if not callable(merged["on_divergence"]):
+        _choice(merged, "on_divergence", ("raise", "seek"))
+    if merged["on_event"] is not None and not callable(merged["on_event"]):
+        raise ConfigError(f"on_event must be callable, not {merged['on_event']!r}")
+    path, remote = merged["offsets_path"], merged["remote_storage_timeout_ms"]
+    return ConsumerConfig(
+        kafka={name: value for name, value in options.items() if name not in _CONSUMER},
+        on_divergence=merged["on_divergence"],
+        on_event=merged["on_event"],
+        offsets_path=None if path is None else Path(path).expanduser().absolute(),
+        offsets_hold_timeout_s=_seconds(merged, "offsets_hold_timeout_s"),
+        remote_storage_timeout_s=None
+        if remote is None
+        else _number(merged, "remote_storage_timeout_ms", least=1) / 1000,
+    )
+
+
+def _check_names(options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in options:
+        if name in _DEPRECATED:
+            continue
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "see the README for the list of options"
+            raise ConfigError(f"Unknown option {name!r}: {hint}")
+
+
 def validate(options: Mapping[str, Any]) -> ProducerConfig:
     """The options of a SafeProducer, checked.
 
     Raises:
         ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
     """
-    for name in options:
-        if name in _DEPRECATED:
-            continue
-        if name not in _DEFAULTS:
-            near = difflib.get_close_matches(name, _DEFAULTS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "see the README for the list of options"
-            raise ConfigError(f"Unknown option {name!r}: {hint}")
+    _check_names(options, _DEFAULTS)
     merged = {**_DEFAULTS, **options}
     acks = {"all": -1, "-1": -1, "1": 1}.get(str(merged["acks"]), merged["acks"])
     if acks == 0:

@@ -6,6 +6,8 @@ catches its own.
 
 from __future__ import annotations
 
+from typing import Any
+
 from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 
 __all__ = [
@@ -15,8 +17,10 @@ __all__ = [
     "ForkedProcessError",
     "KafkaSafeError",
     "LaneBusyError",
+    "LogDivergedError",
     "ProducerClosedError",
     "RejectedError",
+    "RemoteStorageNotReadyError",
     "SpoolCorruptError",
     "SpoolError",
     "SpoolFormatError",
@@ -150,3 +154,38 @@ class LaneBusyError(SpoolError):
     def __init__(self, message: str, *, pid: int = 0) -> None:
         super().__init__(message)
         self.pid = pid
+
+
+class LogDivergedError(KafkaSafeError):
+    """Records that this consumer had read are not in the log any more (`on_divergence="raise"`).
+
+    The partition stays where it is, and every `poll` raises again, until the application decides: `seek` to
+    `event.at` reads what stands there now, `seek` to `event.position` goes on behind it.
+
+    Attributes:
+        event: The `kafkasafe.events.LogDiverged`: partition, ranges, epochs.
+    """
+
+    def __init__(self, message: str, *, event: Any = None) -> None:
+        super().__init__(message)
+        self.event = event
+
+
+class RemoteStorageNotReadyError(KafkaSafeError, KafkaTimeoutError):
+    """The deadline ended while a broker could not read a partition's remote segments (KIP-1007). Retriable.
+
+    Nothing was skipped: positions are where they were.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        code: Kafka's error code of the last answer.
+    """
+
+    retriable = True
+
+    def __init__(self, message: str, *, topic: str = "", partition: int = -1, code: int = -1) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.code = code

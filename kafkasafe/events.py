@@ -1,18 +1,29 @@
-"""Facts for hooks: what a SafeProducer noticed. Frozen; `on_event` gets each one, on the producer's own thread."""
+"""Facts for hooks: what a SafeProducer or SafeConsumer noticed. Frozen.
+
+`on_event` gets each one: of a producer on the producer's own thread, of a consumer on the thread that called it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "AckedDataLost",
     "BatchCommitted",
     "BatchParked",
     "BatchRejected",
+    "ConsumerEvent",
     "DeliveryRetried",
     "Event",
     "Healed",
     "LaneAdopted",
+    "LogDiverged",
+    "OffsetHeld",
+    "OffsetLowered",
+    "PartitionNotReady",
+    "PartitionReady",
+    "PositionReset",
     "SpoolRecovered",
     "SpoolWriteFailed",
 ]
@@ -146,3 +157,138 @@ Event = (
     | LaneAdopted
     | SpoolWriteFailed
 )
+
+
+# --- of a SafeConsumer ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogDiverged:
+    """Records that this consumer had read are not in the log any more; the policy `on_divergence` decides.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        position: Next offset that was to be read.
+        at: First offset at which the log differs from what was read.
+        rolled_back: First and last offset (inclusive) of what was read and is gone.
+        replaced: First and last offset (inclusive), within `rolled_back`, where other records stand now; None when
+            there are none (yet).
+        epochs: Leader epochs of the records that are gone, oldest first.
+        exact: False: the logs may differ before `at` already, where nothing is known of what was read.
+        cause: "truncated": the log was cut, as by an unclean election. "recreated": it is another topic of the name.
+        round_trips: How many questions it took to find `at`.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    at: int
+    rolled_back: tuple[int, int]
+    replaced: tuple[int, int] | None
+    epochs: tuple[int, ...]
+    exact: bool
+    cause: Literal["truncated", "recreated"]
+    round_trips: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionReset:
+    """A position was set by `auto_offset_reset`, not by the application.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        reason: "no_position": nothing was committed (or there is no group). "retention": the log begins behind the
+            position. "beyond_end": the log ends before it, and nothing that was read is known to be gone.
+        strategy: What `auto_offset_reset` says: "earliest" or "latest".
+        previous: Position before; None when there was none.
+        position: Position now.
+        skipped: First and last offset (inclusive) that this consumer will not read because of it; None: none.
+    """
+
+    topic: str
+    partition: int
+    reason: Literal["no_position", "retention", "beyond_end"]
+    strategy: Literal["earliest", "latest"]
+    previous: int | None
+    position: int
+    skipped: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionNotReady:
+    """A partition cannot be fetched from for the moment; its position stays, the others go on.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        position: What was to be read.
+        code: Kafka's error code: 9, -1, 7, or 1 for an offset that the log does have (remote storage, KIP-1007) ...
+        reason: What it means.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReady:
+    """It can be fetched from again.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        after_s: For how long it could not, seconds.
+        failures: How many fetches failed.
+    """
+
+    topic: str
+    partition: int
+    after_s: float
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetHeld:
+    """An end offset was answered that is lower than before, and nothing proves that records are gone.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        offset: The old value, which stands.
+        answered: What was answered.
+        why: "catching_up": the leader has the records. "lower": nobody could be asked. "former_leader",
+            "former_topic": the answer was old. "undecidable": lower for long, on brokers without leader epochs.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    answered: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetLowered:
+    """An end offset went back, with a proof.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        offset: The new value.
+        previous: The value before: records from `offset` to `previous` - 1 are gone.
+        cause: "truncated", "unclean_election" or "recreated".
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    previous: int
+    cause: str
+
+
+ConsumerEvent = LogDiverged | PositionReset | PartitionNotReady | PartitionReady | OffsetHeld | OffsetLowered

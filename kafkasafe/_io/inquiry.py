@@ -1,0 +1,192 @@
+"""Questions that take several requests and pauses: generators, driven by whoever waits for them.
+
+A *procedure* yields what it needs, an `Ask` (one request to a broker) or a `Pause`, is sent the answer, and returns its
+result. So a question with retries and decisions in between reads from top to bottom, and many run side by side in one
+thread.
+
+Threads: a `Desk` belongs to the thread that calls it; answers arrive from the network thread in a queue.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from kafka.errors import for_code
+
+from kafkasafe._io.transport import Failure, Reply, Transport
+from kafkasafe.classification import Verdict, classify
+
+__all__ = ["Ask", "Desk", "Inquiry", "Pause", "Procedure", "Step", "insist", "pause_s"]
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S: Final = 0.1
+"""Least time between two tries: ten requests a second (KAFKA-19599 saw 9,000)."""
+MAX_PAUSE_S: Final = 0.4
+"""A partition that is ready again is noticed within a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request; `send` gets the callback for its answer."""
+
+    send: Callable[[Reply], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing for so long."""
+
+    seconds: float
+
+
+Step: TypeAlias = Ask | Pause
+Procedure: TypeAlias = Generator[Step, Any, T]
+
+
+def pause_s(failures: int) -> float:
+    """Seconds before try number `failures + 1`."""
+    bound = min(FIRST_PAUSE_S * 2.0 ** min(failures, 10), MAX_PAUSE_S)
+    return FIRST_PAUSE_S + (bound - FIRST_PAUSE_S) * random.random()
+
+
+class Inquiry(Generic[T]):
+    """A procedure under way. When `done`, either `error` is set or `result` is what it returned."""
+
+    def __init__(self, procedure: Procedure[T]) -> None:
+        self.procedure = procedure
+        self.done = False
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+    def cancel(self) -> None:
+        """Ends it; a late answer is thrown away."""
+        self.done = True
+        self.procedure.close()
+
+
+class Desk:
+    """Drives procedures.
+
+    Args:
+        wake: Called on the network thread when an answer has arrived, for an owner that waits elsewhere than here.
+    """
+
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
+        self._wake = wake
+        self._arrived: collections.deque[tuple[Inquiry[Any], Any]] = collections.deque()
+        self._event = threading.Event()
+        self._pauses: list[tuple[float, int, Inquiry[Any]]] = []
+        self._numbers = itertools.count()
+
+    def begin(self, procedure: Procedure[T]) -> Inquiry[T]:
+        """Starts a procedure: runs it to its first step."""
+        inquiry = Inquiry(procedure)
+        self._advance(inquiry, None)
+        return inquiry
+
+    def work(self) -> None:
+        """Carries on what has got its answer or slept enough. Does not wait."""
+        self._event.clear()
+        while self._arrived:
+            self._advance(*self._arrived.popleft())
+        now = time.monotonic()
+        while self._pauses and self._pauses[0][0] <= now:
+            self._advance(heapq.heappop(self._pauses)[2], None)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an answer has arrived that `work` has not seen."""
+        return bool(self._arrived)
+
+    def due_s(self) -> float | None:
+        """Seconds until a pause ends; None when none is under way."""
+        return max(0.0, self._pauses[0][0] - time.monotonic()) if self._pauses else None
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until there is work, `timeout_s` at most."""
+        due = self.due_s()
+        self._event.wait(timeout_s if due is None else min(due, timeout_s))
+
+    def _advance(self, inquiry: Inquiry[Any], value: Any) -> None:
+        if inquiry.done:
+            return
+        try:
+            step = inquiry.procedure.send(value)
+        except StopIteration as stop:
+            inquiry.done, inquiry.result = True, stop.value
+        except Exception as error:
+            # Whoever began it decides what becomes of it.
+            inquiry.done, inquiry.error = True, error
+        else:
+            if isinstance(step, Pause):
+                due = time.monotonic() + step.seconds
+                heapq.heappush(self._pauses, (due, next(self._numbers), inquiry))
+            else:
+                step.send(lambda answer: self._arrive(inquiry, answer))
+
+    def _arrive(self, inquiry: Inquiry[Any], answer: Any) -> None:
+        self._arrived.append((inquiry, answer))
+        self._event.set()
+        if self._wake is not None:
+            self._wake()
+
+
+def insist(
+    transport: Transport,
+    topic: str,
+    api: str,
+    send: Callable[[Reply], None],
+    on_failure: Callable[[Exception, Verdict], None] | None = None,
+) -> Procedure[Any]:
+    """Asks until there is an answer without an error, for as long as the verdict on the error is to try again.
+
+    Args:
+        transport: Asked for metadata where the verdict says so.
+        topic: The topic that it is about.
+        api: Request kind, for the verdict.
+        send: Sends the request.
+        on_failure: Told of each failed try; what it raises ends the procedure.
+
+    Raises:
+        KafkaError: One that no retry helps.
+    """
+    failures = 0
+    while True:
+        answer = yield Ask(send)
+        error: Any
+        if isinstance(answer, Failure):
+            error = answer.error
+        elif answer.error_code:
+            error = _error(answer.error_code, topic)
+        else:
+            return answer
+        verdict = classify(error, api)
+        if on_failure is not None:
+            on_failure(error, verdict)
+        if not verdict.retriable:
+            raise error
+        if verdict.refresh_metadata:
+            transport.refresh_metadata([topic], _ignore)
+        yield Pause(pause_s(failures))
+        failures += 1
+
+
+def _error(code: int, topic: str) -> Exception:
+    error: Any = for_code(code)(topic)
+    # Codes that kafka-python has no class for keep their number all the same.
+    error.errno = code
+    told: Exception = error
+    return told
+
+
+def _ignore(_: object) -> None:
+    """The answer is in the metadata; who waits is told by his own question."""

@@ -1,0 +1,1210 @@
+"""`SafeConsumer`: KafkaConsumer, whose offsets never go backwards silently and who notices when its log was changed.
+
+Group management, fetching, decoding and commits are kafka-python's. What it decides about *positions* is replaced:
+where a log ends, whether what was read is still in it, what an error of one partition means, and every reset.
+
+How it hangs together. kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and
+to fetch. `_Fetcher` passes the first two on to `SafeConsumer._begin_resets` and `_begin_checks`, which begin procedures
+(`_io.inquiry`), one per partition at most; `_carry_on` applies what has come out of them. What was fetched goes by
+`_on_fetched` first. A partition under examination is not fetched from (kafka-python's `_awaiting_validation`), the
+others are. All decisions are made on the thread that polls; only the text of a lineage is also made on kafka-python's
+I/O thread, for commits (`_lock`).
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import kafka.errors as kafka_errors
+from kafka import KafkaConsumer
+from kafka.consumer.fetcher import Fetcher
+from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.future import Future
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+
+from kafkasafe._core.codes import classify_code
+from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError, Outcome, Unknown
+from kafkasafe._io.inquiry import Desk, Inquiry, Pause, Procedure, insist, pause_s
+from kafkasafe._io.transport import EpochEnd, OffsetListed, Reply, Transport, _Manager
+from kafkasafe.classification import Verdict
+from kafkasafe.config import validate_consumer
+from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
+from kafkasafe.events import (
+    ConsumerEvent,
+    LogDiverged,
+    OffsetHeld,
+    OffsetLowered,
+    PartitionNotReady,
+    PartitionReady,
+    PositionReset,
+)
+from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
+
+__all__ = ["Offsets", "SafeConsumer"]
+
+log = logging.getLogger(__name__)
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+_STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
+
+_OUT_OF_RANGE: Final = 1
+_METADATA_TOO_LARGE: Final = 12
+_TOPIC_AUTHORIZATION_FAILED: Final = 29
+# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
+_OTHER_LEADER: Final = frozenset({6, 74, 75})
+# What remote storage that is not ready looks like (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, REPLICA_NOT_
+# AVAILABLE. An offset that is in the log and out of range is the fourth.
+_REMOTE: Final = frozenset({-1, 7, 9})
+# Each round of asking about an offset out of range is three requests: so ten a second.
+_RANGE_PAUSE_S: Final = 0.3
+_OLD_ANSWERS: Final = 3
+
+# Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
+_HEADER: Final = struct.Struct(">qiibIhi")
+_LOG_OVERHEAD: Final = 12
+_MAGIC_2: Final = 2
+
+
+class Offsets(dict[TopicPartition, Any]):
+    """Offsets by partition.
+
+    Attributes:
+        missing: With `partial=True`: why the other partitions have none, by partition.
+    """
+
+    def __init__(
+        self, answered: Mapping[TopicPartition, Any], missing: Mapping[TopicPartition, Exception]
+    ) -> None:
+        super().__init__(answered)
+        self.missing = dict(missing)
+
+
+class _LeaderChangedError(Exception):
+    """A walk's answers must all be of one leader."""
+
+
+class _Walked:
+    """What a walk found, and under which leader epoch."""
+
+    __slots__ = ("epoch", "outcome", "recreated", "round_trips")
+
+    def __init__(self, outcome: Outcome, epoch: int, round_trips: int, *, recreated: bool = False) -> None:
+        self.outcome = outcome
+        self.epoch = epoch
+        self.round_trips = round_trips
+        self.recreated = recreated
+
+
+class _Ranged:
+    """What is behind an offset out of range: the log's bounds, and the walk if there was one."""
+
+    __slots__ = ("end", "start", "walked")
+
+    def __init__(self, start: int, end: int, walked: _Walked | None) -> None:
+        self.start = start
+        self.end = end
+        self.walked = walked
+
+
+class _ResetTo:
+    """Where a reset leads."""
+
+    __slots__ = ("offset", "start", "strategy")
+
+    def __init__(self, strategy: int, offset: int, start: int | None) -> None:
+        self.strategy = strategy
+        self.offset = offset
+        self.start = start
+
+
+_Leadership = tuple[Any, int, int]
+"""Topic id, leader, leader epoch; as the metadata have it."""
+
+_ResetReason = tuple[Literal["no_position", "retention", "beyond_end"], int | None]
+"""Why, and the position before."""
+
+
+class _Part:
+    """What is known of an assigned partition.
+
+    Attributes:
+        state: kafka-python's; another one stands for another assignment.
+        lineage: What was read. Changed under `SafeConsumer._lock`.
+        checked: Under whom the position was found good; None: it has to be checked.
+        inquiry: The procedure under way, one at a time.
+        position: Offset for which it was begun.
+        suspected: A batch, or the broker, spoke of another log than the one that was read.
+        diverged: Found, and not decided about yet.
+        error: What `poll` raises until the position changes.
+        reset: Why the position is about to be reset; None: the application asked for it.
+        failures: Fetches that failed one after the other.
+        failing_since: When the first of them did.
+        code: Error code that was told of last, 0: none.
+    """
+
+    __slots__ = (
+        "checked",
+        "code",
+        "diverged",
+        "error",
+        "failing_since",
+        "failures",
+        "inquiry",
+        "lineage",
+        "position",
+        "reset",
+        "state",
+        "suspected",
+        "topic_id",
+    )
+
+    def __init__(self, state: Any) -> None:
+        self.state: Any = state
+        self.lineage = Lineage()
+        self.checked: _Leadership | None = None
+        self.topic_id: Any = None
+        self.inquiry: Inquiry[Any] | None = None
+        self.position = -1
+        self.suspected = False
+        self.diverged: LogDiverged | None = None
+        self.error: Exception | None = None
+        self.reset: _ResetReason | None = None
+        self.failures = 0
+        self.failing_since = 0.0
+        self.code = 0
+
+    def cancel(self) -> None:
+        if self.inquiry is not None:
+            self.inquiry.cancel()
+            self.inquiry = None
+
+
+class SafeConsumer(KafkaConsumer):
+    """A drop-in for kafka-python's `KafkaConsumer`. Not thread-safe, as that; look-ups of offsets are.
+
+    What it does beside:
+
+    - `end_offsets` never goes back without a proof, and asks as often as is sensible; look-ups take `partial=True`.
+    - When records that were read are gone from the log, it says which (`LogDiverged`), also after a restart: the
+      leader epochs of what was read go with the committed offset, as its metadata (where none is given).
+    - Errors of one partition that pass do not end `poll`; the others go on.
+    - No position is reset without an event.
+
+    Args:
+        topics: To subscribe to, as KafkaConsumer's.
+        options: KafkaConsumer's options, and:
+            on_divergence: "raise" (default): `poll` raises LogDivergedError until the application seeks. "seek": go on
+                from the first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset to
+                go on from (None: raise).
+            on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. What it
+                raises is logged.
+            offsets_path: File that remembers the highest end offsets from one life of the process to the next; written
+                by `close`. One consumer per file. Default: nothing is remembered.
+            offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is called
+                undecidable, seconds (30). The old value stands all the same.
+            remote_storage_timeout_ms: After how long without a partition's remote segments `poll` raises
+                RemoteStorageNotReadyError. Default: never, it waits.
+
+    Attributes:
+        counters: How many events of each kind there were, by name.
+
+    Raises:
+        ConfigError: An option is unknown or has a value that cannot work.
+    """
+
+    config: dict[str, Any]
+    _fetcher: Any
+    _coordinator: Any
+    _subscription: Any
+    _manager: Any
+
+    def __init__(self, *topics: str, **options: Any) -> None:
+        self._safe = validate_consumer(options)
+        self._tracker = EndOffsetTracker(
+            self._safe.offsets_path, hold_timeout_s=self._safe.offsets_hold_timeout_s
+        )
+        self.counters: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+        self._transport: Transport | None = None
+        self._parts: dict[TopicPartition, _Part] = {}
+        self._resting: dict[TopicPartition, float] = {}
+        self._desk = Desk(self._ring)
+        self._keeps_lineage = True
+        parent: Any = super()
+        parent.__init__(*topics, **{**_OURS, **self._safe.kafka})
+        # KafkaConsumer makes its parts itself and has no hook for others.
+        self._fetcher.__class__ = _Fetcher
+        self._fetcher.owner = self
+        self._coordinator.__class__ = _Coordinator
+        self._coordinator.owner = self
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """As KafkaConsumer's; also writes `offsets_path`.
+
+        Raises:
+            OSError: The file could not be written. Everything is closed all the same.
+        """
+        if self._closed:
+            return
+        parent: Any = super()
+        try:
+            parent.close(autocommit=autocommit, timeout_ms=timeout_ms)
+        finally:
+            for part in self._parts.values():
+                part.cancel()
+            with self._lock:
+                transport, self._transport = self._transport, None
+            if transport is not None:
+                transport.close(5.0)
+            self._tracker.save()
+
+    # --- look-ups of offsets ----------------------------------------------------------------------------------------
+
+    def end_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        timeout_ms: float | None = None,
+        *,
+        partial: bool = False,
+    ) -> Offsets:
+        """Where the logs end: the offset of the next record. Never lower than before without a proof.
+
+        While a new leader catches up (KIP-207), this waits. A lower answer is checked against the leader's epochs:
+        where records are gone the lower value is returned, with an `OffsetLowered` event; else the old one stands, with
+        an `OffsetHeld` event.
+
+        Args:
+            partitions: Which.
+            timeout_ms: How long it may take, default `request_timeout_ms`.
+            partial: True: return what could be answered; the others are in `missing` of the result.
+
+        Returns:
+            Offsets by partition, a dict.
+
+        Raises:
+            RemoteStorageNotReadyError: Time is over, and remote storage may be the reason.
+            KafkaTimeoutError: Time is over.
+            KafkaError: What no retry helps, as a missing right.
+        """
+        return self._look_up(
+            {tp: functools.partial(self._end, tp) for tp in partitions}, timeout_ms, partial=partial
+        )
+
+    def beginning_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        timeout_ms: float | None = None,
+        *,
+        partial: bool = False,
+    ) -> Offsets:
+        """Where the logs begin. Arguments and errors: see `end_offsets`."""
+        return self._look_up(
+            {tp: functools.partial(self._start, tp) for tp in partitions}, timeout_ms, partial=partial
+        )
+
+    def offsets_for_times(
+        self,
+        timestamps: Mapping[TopicPartition, int],
+        timeout_ms: float | None = None,
+        *,
+        partial: bool = False,
+    ) -> Offsets:
+        """First offsets at or behind a time.
+
+        Args:
+            timestamps: Ms since the epoch, by partition.
+            timeout_ms: See `end_offsets`.
+            partial: See `end_offsets`.
+
+        Returns:
+            OffsetAndTimestamp by partition, None where there is no such record.
+
+        Raises:
+            ValueError: A time is negative.
+            KafkaError: See `end_offsets`.
+        """
+        times = {tp: int(timestamp) for tp, timestamp in timestamps.items()}
+        for tp, timestamp in times.items():
+            if timestamp < 0:
+                raise ValueError(
+                    f"The target time for partition {tp} is {timestamp}. The target time cannot be negative."
+                )
+        return self._look_up(
+            {tp: functools.partial(self._at_time, tp, ms) for tp, ms in times.items()},
+            timeout_ms,
+            partial=partial,
+        )
+
+    def _look_up(
+        self,
+        procedures: Mapping[TopicPartition, Callable[[Callable[[Exception], None]], Procedure[Any]]],
+        timeout_ms: float | None,
+        *,
+        partial: bool,
+    ) -> Offsets:
+        timeout_s = (self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms) / 1000
+        deadline = time.monotonic() + timeout_s
+        last: dict[TopicPartition, Exception] = {}
+        # A desk of its own: others may look up at the same time.
+        desk = Desk()
+        inquiries = {
+            tp: desk.begin(make(functools.partial(last.__setitem__, tp))) for tp, make in procedures.items()
+        }
+        while not all(inquiry.done for inquiry in inquiries.values()):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            desk.wait(left_s)
+            desk.work()
+        answered: dict[TopicPartition, Any] = {}
+        missing: dict[TopicPartition, Exception] = {}
+        for tp, inquiry in inquiries.items():
+            if not inquiry.done:
+                inquiry.cancel()
+                missing[tp] = _too_late(tp, timeout_s, last.get(tp))
+            elif inquiry.error is not None:
+                missing[tp] = inquiry.error
+            else:
+                answered[tp] = inquiry.result
+        if missing and not partial:
+            # What no retry helps says more than that time is over.
+            raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
+        return Offsets(answered, missing)
+
+    def _list(self, tp: TopicPartition, timestamp: int, note: Callable[[Exception], None]) -> Procedure[Any]:
+        transport = self._network()
+
+        def send(reply: Reply) -> None:
+            transport.list_offset(
+                tp.topic, tp.partition, timestamp, reply, isolation_level=int(self._fetcher._isolation_level)
+            )
+
+        def failed(error: Exception, verdict: Verdict) -> None:
+            if verdict.code in {5, 78} and timestamp == LATEST:
+                self._tracker.unavailable(
+                    tp.topic, tp.partition, verdict.code, isolation_level=self._isolation
+                )
+            note(error)
+
+        answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send, failed)
+        return answer
+
+    def _start(self, tp: TopicPartition, note: Callable[[Exception], None]) -> Procedure[int]:
+        answer = yield from self._list(tp, EARLIEST, note)
+        return int(answer.offset)
+
+    def _at_time(
+        self, tp: TopicPartition, timestamp: int, note: Callable[[Exception], None]
+    ) -> Procedure[OffsetAndTimestamp | None]:
+        answer = yield from self._list(tp, timestamp, note)
+        if answer.offset < 0:
+            return None
+        return OffsetAndTimestamp(answer.offset, answer.timestamp, answer.leader_epoch)
+
+    def _end(self, tp: TopicPartition, note: Callable[[Exception], None]) -> Procedure[int]:
+        topic, partition = tp
+        transport = self._network()
+        tries = 0
+        while True:
+            answer = yield from self._list(tp, LATEST, note)
+            info = transport.topic(topic)
+            topic_id = info.topic_id if info is not None and any(info.topic_id) else None
+            result = self._tracker.observe(
+                topic,
+                partition,
+                answer.offset,
+                leader_epoch=answer.leader_epoch,
+                topic_id=topic_id,
+                isolation_level=self._isolation,
+            )
+            if isinstance(result, Held) and result.ask_epoch is not None:
+                try:
+                    proof = yield from self._epoch_end(tp, result.ask_epoch, answer.leader_epoch, note)
+                except _LeaderChangedError:
+                    yield Pause(pause_s(tries))
+                    continue
+                result = self._tracker.prove(
+                    topic,
+                    partition,
+                    requested_epoch=result.ask_epoch,
+                    reply_epoch=proof.leader_epoch,
+                    end_offset=proof.end_offset,
+                    leader_epoch=answer.leader_epoch,
+                    isolation_level=self._isolation,
+                )
+            tries += 1
+            match result:
+                case Value(offset=int(offset)):
+                    return offset
+                case Lowered(offset=offset, previous=previous, cause=cause):
+                    self._emit(OffsetLowered(topic, partition, offset, previous, cause.value))
+                    return offset
+                case Held(offset=int(offset), why=why) if (
+                    why not in {Why.FORMER_LEADER, Why.FORMER_TOPIC} or tries >= _OLD_ANSWERS
+                ):
+                    self._emit(OffsetHeld(topic, partition, offset, answer.offset, why.value))
+                    return offset
+                case Undecidable(offset=offset):
+                    self._emit(OffsetHeld(topic, partition, offset, answer.offset, "undecidable"))
+                    return offset
+                case _:
+                    # The answer is of a former leader or topic: metadata tell who to ask now.
+                    transport.refresh_metadata([topic], lambda _: None)
+                    yield Pause(pause_s(tries))
+
+    def _epoch_end(
+        self, tp: TopicPartition, epoch: int, current: int, note: Callable[[Exception], None]
+    ) -> Procedure[EpochEnd]:
+        """Where an epoch ends in the log of who leads under `current`."""
+        transport = self._network()
+
+        def send(reply: Reply) -> None:
+            transport.offset_for_leader_epoch(
+                tp.topic, tp.partition, epoch, reply, current_leader_epoch=current
+            )
+
+        def failed(error: Exception, verdict: Verdict) -> None:
+            note(error)
+            if verdict.code in _OTHER_LEADER:
+                raise _LeaderChangedError
+
+        answer: EpochEnd = yield from insist(transport, tp.topic, "offset_for_leader_epoch", send, failed)
+        return answer
+
+    @property
+    def _isolation(self) -> IsolationLevel:
+        return "read_committed" if int(self._fetcher._isolation_level) else "read_uncommitted"
+
+    def _network(self) -> Transport:
+        """Our own connections, made when they are needed first."""
+        with self._lock:
+            if self._closed:
+                raise kafka_errors.IllegalStateError("The consumer is closed")
+            if self._transport is None:
+                # The version that was found is no option: brokers may be upgraded while this runs.
+                options = {**self.config, "api_version": self._safe.kafka.get("api_version")}
+                self._transport = Transport(options)
+                self._transport.start()
+            return self._transport
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """As KafkaConsumer's. Also the answer to a `LogDivergedError`."""
+        parent: Any = super()
+        parent.seek(partition, offset)
+        self._decided(partition)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """As KafkaConsumer's."""
+        parent: Any = super()
+        parent.seek_to_beginning(*partitions)
+        for tp in partitions or self._subscription.assigned_partitions():
+            self._decided(tp)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """As KafkaConsumer's."""
+        parent: Any = super()
+        parent.seek_to_end(*partitions)
+        for tp in partitions or self._subscription.assigned_partitions():
+            self._decided(tp)
+
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
+        """Offset of the next record, None when it is not known in time.
+
+        Args:
+            partition: Which.
+            timeout_ms: How long it may take, default `request_timeout_ms`.
+
+        Raises:
+            LogDivergedError: See `on_divergence`.
+            IllegalStateError: The partition is not assigned.
+        """
+        if not isinstance(partition, TopicPartition):
+            raise TypeError("partition must be a TopicPartition namedtuple")
+        if not self._subscription.is_assigned(partition):
+            raise kafka_errors.IllegalStateError("Partition is not assigned")
+        timeout_s = (self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms) / 1000
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._refresh_committed_offsets(timeout_ms=max(0.0, deadline - time.monotonic()) * 1000)
+            self._begin_resets()
+            self._begin_checks()
+            self._carry_on()
+            state = self._subscription.assignment[partition]
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or (state.has_valid_position and not state.awaiting_validation):
+                return None if state.position is None else int(state.position.offset)
+            self._desk.wait(min(left_s, 0.1))
+
+    def metrics(self, raw: bool = False) -> Any:
+        """As KafkaConsumer's, with how many events of each kind there were in the group `kafkasafe-consumer`."""
+        parent: Any = super()
+        metrics = parent.metrics(raw)
+        if metrics is None or raw:
+            return metrics
+        return {**metrics, "kafkasafe-consumer": dict(self.counters)}
+
+    def _decided(self, tp: TopicPartition) -> None:
+        """The application has chosen a position: no reset, no examination of the old one."""
+        part = self._part(tp)
+        if part is None:
+            return
+        part.cancel()
+        part.reset = part.error = part.checked = None
+        part.suspected = False
+        if part.diverged is not None:
+            # It knows what is gone. Whatever it chose, this is not to be told again.
+            with self._lock:
+                part.lineage.truncate(part.diverged.at)
+            part.diverged = None
+
+    def _part(self, tp: TopicPartition) -> _Part | None:
+        state = self._subscription.assignment.get(tp)
+        part = self._parts.get(tp)
+        if state is None or part is None or part.state is not state:
+            if part is not None:
+                part.cancel()
+                del self._parts[tp]
+                self._resting.pop(tp, None)
+            if state is None:
+                return None
+            part = self._parts[tp] = _Part(state)
+        return part
+
+    def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
+        """kafka-python's, but the leader epoch and the lineage of a committed offset are not thrown away."""
+        if self._subscription.has_all_fetch_positions():
+            return True
+        missing = self._subscription.missing_fetch_positions()
+        if missing and self.config["group_id"] is not None:
+            try:
+                committed = self._coordinator.fetch_committed_offsets(missing, timeout_ms=timeout_ms)
+            except kafka_errors.KafkaTimeoutError:
+                return False
+            for tp, offset in committed.items():
+                part = self._part(tp)
+                if part is None:  # a rebalance was faster
+                    continue
+                epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
+                self._subscription.seek(tp, OffsetAndMetadata(offset.offset, "", epoch))
+                with self._lock:
+                    part.lineage = _restored(offset.metadata, epoch, offset.offset)
+        for tp in self._subscription.missing_fetch_positions():
+            part = self._part(tp)
+            if part is not None:
+                part.reset = ("no_position", None)
+        self._subscription.reset_missing_positions()
+        return bool(self._subscription.has_all_fetch_positions())
+
+    # --- procedures, begun ----------------------------------------------------------------------------------------
+
+    def _begin_resets(self) -> None:
+        for tp in self._subscription.partitions_needing_reset():
+            part = self._part(tp)
+            if part is not None and part.inquiry is None:
+                part.inquiry = self._desk.begin(self._reset(tp, part.state.reset_strategy, part.reset))
+
+    def _reset(self, tp: TopicPartition, strategy: int, reason: _ResetReason | None) -> Procedure[_ResetTo]:
+        start = None
+        if strategy == EARLIEST or (reason is not None and reason[0] == "no_position"):
+            start = yield from self._start(tp, _ignore)
+        if strategy == EARLIEST and start is not None:
+            return _ResetTo(strategy, start, start)
+        end = yield from self._end(tp, _ignore)
+        return _ResetTo(strategy, end, start)
+
+    def _begin_checks(self) -> None:
+        """Whoever leads now may have another log than whoever led when the position was found good."""
+        with self._subscription._lock:
+            assigned = list(self._subscription.assignment)
+        for tp in [tp for tp in self._parts if tp not in self._subscription.assignment]:
+            self._part(tp)
+        for tp in assigned:
+            part = self._part(tp)
+            if part is None or part.inquiry is not None or part.error is not None:
+                continue
+            if part.state.position is None:
+                continue
+            leadership = self._leadership(tp)
+            if leadership is not None and (
+                part.suspected or part.checked is None or _is_newer(leadership, part.checked)
+            ):
+                self._check(tp, part, leadership)
+
+    def _check(self, tp: TopicPartition, part: _Part, leadership: _Leadership) -> None:
+        position = part.state.position.offset
+        if not part.lineage.entries or part.lineage.start_offset >= position:
+            # Nothing was read before the position: there is nothing to lose.
+            if part.suspected:
+                with self._lock:
+                    part.lineage = Lineage((), position)
+                part.suspected = False
+            part.checked, part.topic_id = leadership, leadership[0]
+            part.state._awaiting_validation = False
+            return
+        part.position = position
+        part.state._awaiting_validation = True
+        part.inquiry = self._desk.begin(self._walk(tp, part.lineage.copy(), position, part.topic_id))
+
+    def _leadership(self, tp: TopicPartition) -> _Leadership | None:
+        cluster = self._manager.cluster
+        leader = cluster.leader_for_partition(tp)
+        if leader is None or leader < 0:
+            return None
+        epoch = cluster.leader_epoch_for_partition(tp)
+        return cluster.topic_id(tp.topic), leader, UNDEFINED if epoch is None else epoch
+
+    def _walk(self, tp: TopicPartition, lineage: Lineage, position: int, topic_id: Any) -> Procedure[_Walked]:
+        tries = 0
+        while True:
+            now = self._leadership(tp)
+            if now is not None and topic_id is not None and now[0] not in {None, topic_id}:
+                end = yield from self._log_end(tp)
+                return _Walked(_all_gone(lineage, position, end), now[2], 0, recreated=True)
+            try:
+                return (yield from self._walk_one_leader(tp, lineage, position, self._newest_epoch(tp)))
+            except _LeaderChangedError:
+                self._manager.cluster.request_update()
+                yield Pause(pause_s(tries))
+                tries += 1
+
+    def _walk_one_leader(
+        self, tp: TopicPartition, lineage: Lineage, position: int, current: int
+    ) -> Procedure[_Walked]:
+        start = yield from self._start(tp, _ignore)
+        walk = EpochWalk(lineage, position=position, log_start_offset=start)
+        while (epoch := walk.query()) is not None:
+            answer = yield from self._epoch_end(tp, epoch, current, _ignore)
+            walk.answer(answer.leader_epoch, answer.end_offset)
+        outcome = walk.outcome
+        if isinstance(outcome, Unknown) and walk.steps:
+            ours = lineage.copy()
+            ours.truncate(position)
+            if 0 <= current < ours.newest_epoch:
+                # It answered to its own epoch, and that is older than what we have read: epochs never decrease.
+                end = yield from self._log_end(tp)
+                return _Walked(_all_gone(lineage, position, end), current, walk.round_trips, recreated=True)
+        if isinstance(outcome, Diverged):
+            end = yield from self._log_end(tp)
+            again = EpochWalk(lineage, position=position, log_start_offset=start, log_end_offset=end)
+            for step in walk.steps:
+                again.answer(step.reply_epoch, step.reply_end_offset)
+            outcome = again.outcome
+        if outcome is None:  # pragma: no cover - a walk without a query has one
+            outcome = Unknown("nothing was asked")
+        return _Walked(outcome, current, walk.round_trips)
+
+    def _log_end(self, tp: TopicPartition) -> Procedure[int]:
+        transport = self._network()
+
+        def send(reply: Reply) -> None:
+            transport.log_end_offset(tp.topic, tp.partition, reply)
+
+        answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send)
+        return answer.offset
+
+    def _newest_epoch(self, tp: TopicPartition) -> int:
+        """kafka-python and our transport have metadata of their own each."""
+        leadership = self._leadership(tp)
+        info = self._network().topic(tp.topic)
+        told = info.partitions.get(tp.partition) if info is not None else None
+        return max(
+            UNDEFINED if leadership is None else leadership[2],
+            UNDEFINED if told is None else told.leader_epoch,
+        )
+
+    def _examine_range(
+        self, tp: TopicPartition, lineage: Lineage, position: int, topic_id: Any
+    ) -> Procedure[_Ranged]:
+        start = yield from self._start(tp, _ignore)
+        end = yield from self._log_end(tp)
+        walked = None
+        if position > end and lineage.entries and lineage.start_offset < position:
+            walked = yield from self._walk(tp, lineage, position, topic_id)
+        return _Ranged(start, end, walked)
+
+    # --- procedures, applied ----------------------------------------------------------------------------------------
+
+    def _carry_on(self) -> None:
+        """Applies what has come out, and raises what the application must hear of."""
+        self._desk.work()
+        for tp, part in list(self._parts.items()):
+            if part.inquiry is not None and part.inquiry.done:
+                inquiry, part.inquiry = part.inquiry, None
+                self._apply(tp, part, inquiry)
+        for part in self._parts.values():
+            if part.error is not None:
+                error = part.error
+                state = part.state
+                if state.position is None or state.position.offset != part.position:
+                    part.error = None
+                    continue
+                raise error
+
+    def _apply(self, tp: TopicPartition, part: _Part, inquiry: Inquiry[Any]) -> None:
+        if self._subscription.assignment.get(tp) is not part.state:
+            return
+        if isinstance(inquiry.error, kafka_errors.IllegalStateError):  # closed meanwhile
+            return
+        result = inquiry.result
+        if inquiry.error is not None:
+            self._on_inquiry_failed(tp, part, inquiry.error)
+        elif isinstance(result, _ResetTo):
+            self._apply_reset(tp, part, result)
+        elif part.state.position is None or part.state.position.offset != part.position:
+            part.checked = None  # it was about another position
+        elif isinstance(result, _Ranged):
+            self._apply_range(tp, part, result)
+        elif isinstance(result, _Walked):
+            self._apply_walk(tp, part, result)
+
+    def _on_inquiry_failed(self, tp: TopicPartition, part: _Part, error: Exception) -> None:
+        if part.state.awaiting_reset or not isinstance(error, kafka_errors.KafkaError):
+            raise error
+        # Brokers before 2.3 do not let clients ask about epochs; without the right to ask, fetching fails by itself.
+        log.warning("%s-%s: what was read cannot be compared with the log: %r", tp.topic, tp.partition, error)
+        part.suspected = False
+        part.checked = self._leadership(tp)
+        part.state.complete_validation()
+
+    def _apply_reset(self, tp: TopicPartition, part: _Part, to: _ResetTo) -> None:
+        state = part.state
+        if not state.awaiting_reset or state.reset_strategy != to.strategy:
+            return
+        self._subscription.seek(tp, OffsetAndMetadata(to.offset, "", UNDEFINED))
+        part.checked = None
+        leadership = self._leadership(tp)
+        if leadership is not None:
+            # Before anything is fetched: which topic it is must be known then.
+            self._check(tp, part, leadership)
+        reason, part.reset = part.reset, None
+        if reason is None:
+            return  # the application asked for it
+        why, previous = reason
+        begin = to.start if previous is None else previous
+        skipped = None
+        if why != "beyond_end" and begin is not None and begin < to.offset:
+            skipped = (begin, to.offset - 1)
+        self._emit(
+            PositionReset(tp.topic, tp.partition, why, _STRATEGY[to.strategy], previous, to.offset, skipped)
+        )
+
+    def _apply_range(self, tp: TopicPartition, part: _Part, ranged: _Ranged) -> None:
+        if ranged.walked is not None and isinstance(ranged.walked.outcome, Diverged):
+            self._apply_walk(tp, part, ranged.walked)
+            return
+        if ranged.start <= part.position <= ranged.end:
+            # It is in the log (KIP-1007): whoever said it is not does not find a remote segment yet.
+            part.state._awaiting_validation = False
+            self._rest(tp, part, _OUT_OF_RANGE, "in the log, but its remote segment is not found (yet)")
+            return
+        strategy = self._subscription._default_offset_reset_strategy
+        if strategy not in _STRATEGY:
+            part.error = kafka_errors.OffsetOutOfRangeError({tp: part.position})
+            return
+        why: Literal["retention", "beyond_end"] = (
+            "retention" if part.position < ranged.start else "beyond_end"
+        )
+        with self._lock:
+            if why == "retention":
+                part.lineage.forget_before(ranged.start)
+            else:
+                part.lineage.truncate(ranged.end)
+        part.reset = (why, part.position)
+        self._subscription.request_offset_reset(tp, strategy)
+
+    def _apply_walk(self, tp: TopicPartition, part: _Part, walked: _Walked) -> None:
+        outcome = walked.outcome
+        leadership = self._leadership(tp)
+        # Another leader since then will be newer than this.
+        part.checked = None if leadership is None else (leadership[0], leadership[1], walked.epoch)
+        part.topic_id = None if leadership is None else leadership[0]
+        if not isinstance(outcome, Diverged):
+            if part.suspected:
+                # Up to the position all is well, so it is what was read behind it before that is gone.
+                part.suspected = False
+                with self._lock:
+                    part.lineage.truncate(part.position)
+                part.state.position = OffsetAndMetadata(part.position, "", UNDEFINED)
+            if isinstance(outcome, Unknown):
+                log.info("%s-%s at %s: %s", tp.topic, tp.partition, part.position, outcome.reason)
+            part.state.complete_validation()
+            return
+        part.suspected = False
+        event = LogDiverged(
+            topic=tp.topic,
+            partition=tp.partition,
+            position=part.position,
+            at=outcome.at,
+            rolled_back=outcome.rolled_back,
+            replaced=outcome.replaced,
+            epochs=outcome.rolled_back_epochs,
+            exact=outcome.exact,
+            cause="recreated" if walked.recreated else "truncated",
+            round_trips=walked.round_trips,
+        )
+        part.diverged = event
+        # Until it is decided about, nothing is fetched.
+        part.state._awaiting_validation = True
+        part.error = _diverged_error(event)
+        self._emit(event)
+        policy = self._safe.on_divergence
+        target: int | None
+        if callable(policy):
+            try:
+                target = policy(event)
+            except Exception as error:
+                # As if it had said None, but its own error tells more.
+                part.error = error
+                raise
+        else:
+            target = event.at if policy == "seek" else None
+        if target is not None:
+            self.seek(tp, target)
+
+    # --- what was fetched -------------------------------------------------------------------------------------------
+
+    def _on_fetched(self, completed: Any) -> bool:
+        """Whether kafka-python may have it."""
+        tp, data = completed.topic_partition, completed.partition_data
+        part = self._part(tp)
+        code: int = data.error_code
+        if (
+            part is None
+            or not part.state.is_fetchable()
+            or part.state.position.offset != completed.fetched_offset
+        ):
+            return code == 0  # of another time; kafka-python throws it away
+        if code:
+            self._on_fetch_failed(tp, part, data)
+            return False
+        if part.failures:
+            self._resting.pop(tp, None)
+            event = PartitionReady(
+                tp.topic, tp.partition, time.monotonic() - part.failing_since, part.failures
+            )
+            part.failures = part.code = 0
+            self._emit(event)
+        diverging = data.diverging_epoch
+        if diverging is not None and diverging.end_offset >= 0:
+            self._suspect(part)
+            return False
+        if data.records and not self._observe(part, data.records, completed.fetched_offset):
+            self._suspect(part)
+            return False
+        return True
+
+    def _suspect(self, part: _Part) -> None:
+        part.suspected = True
+        part.state._awaiting_validation = True
+        self._manager.cluster.request_update()
+
+    def _observe(self, part: _Part, records: Any, fetched: int) -> bool:
+        """Notes the leader epochs of the batches; False: they contradict what was read before."""
+        view = memoryview(records)
+        at, size = 0, len(view)
+        run_epoch, run_start, run_end = UNDEFINED, -1, -1
+        with self._lock:
+            while size - at >= _HEADER.size:
+                base, length, epoch, magic, _, _, last_delta = _HEADER.unpack_from(view, at)
+                at += _LOG_OVERHEAD + length
+                if length <= 0 or at > size:
+                    break
+                if magic < _MAGIC_2:
+                    continue  # no epoch, and nothing is known of it
+                start, end = max(base, fetched), base + last_delta + 1
+                if end <= start:
+                    continue
+                if epoch == run_epoch and run_start >= 0:
+                    run_end = end
+                    continue
+                if run_start >= 0 and not _noted(part.lineage, run_epoch, run_start, run_end):
+                    return False
+                run_epoch, run_start, run_end = epoch, start, end
+            return run_start < 0 or _noted(part.lineage, run_epoch, run_start, run_end)
+
+    def _on_fetch_failed(self, tp: TopicPartition, part: _Part, data: Any) -> None:
+        code: int = data.error_code
+        position: int = part.state.position.offset
+        if code == _OUT_OF_RANGE:
+            if part.state.clear_preferred_read_replica() is not None:
+                return  # a follower that lags behind: ask the leader
+            part.position = position
+            part.state._awaiting_validation = True
+            part.inquiry = self._desk.begin(
+                self._examine_range(tp, part.lineage.copy(), position, part.topic_id)
+            )
+            return
+        if code == _TOPIC_AUTHORIZATION_FAILED:
+            raise kafka_errors.TopicAuthorizationFailedError({tp.topic})
+        verdict = classify_code(code, "fetch")
+        if not verdict.retriable:
+            raise _code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
+        self._fetcher._maybe_update_current_leader(tp, data)
+        if verdict.refresh_metadata:
+            self._manager.cluster.request_update()
+        self._rest(tp, part, code, verdict.explanation)
+
+    def _rest(self, tp: TopicPartition, part: _Part, code: int, reason: str) -> None:
+        """Fetches from this partition again after a pause."""
+        now = time.monotonic()
+        pause = _RANGE_PAUSE_S if code == _OUT_OF_RANGE else pause_s(part.failures)
+        self._resting[tp] = now + pause
+        position = part.state.position.offset
+        if part.failures == 0:
+            part.failing_since = now
+        part.failures += 1
+        remote = code in _REMOTE or code == _OUT_OF_RANGE
+        if part.code != code and (remote or part.failures > 1):
+            # An ordinary change of leaders is over with the first pause.
+            part.code = code
+            self._emit(PartitionNotReady(tp.topic, tp.partition, position, code, reason))
+        timeout_s = self._safe.remote_storage_timeout_s
+        if remote and timeout_s is not None and now - part.failing_since >= timeout_s:
+            part.failures = 0
+            raise RemoteStorageNotReadyError(
+                f"{tp.topic}-{tp.partition} cannot be read at {position} for {timeout_s:g} s (error code {code}):"
+                f" {reason}. Its position stays; poll again to wait on.",
+                topic=tp.topic,
+                partition=tp.partition,
+                code=code,
+            )
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def _due_s(self) -> float | None:
+        """Seconds until a pause of a partition or procedure ends; None: there is none."""
+        now = time.monotonic()
+        rests = [until - now for until in list(self._resting.values()) if until > now]
+        due = self._desk.due_s()
+        if due is not None:
+            rests.append(due)
+        return min(rests, default=None)
+
+    def _is_busy(self) -> bool:
+        return any(part.inquiry is not None for part in self._parts.values())
+
+    def _ring(self) -> None:
+        """An answer is there: wakes `poll`. On our network thread; kafka-python's futures belong to its own."""
+        alarm = self._fetcher._reset_task
+        if isinstance(alarm, Future) and not alarm.is_done:
+            self._manager.call_soon(_complete, alarm)
+
+    def _emit(self, event: ConsumerEvent) -> None:
+        self.counters[type(event).__name__] += 1
+        match event:
+            case LogDiverged() | OffsetLowered():
+                log.error("%s", event)
+            case PositionReset(skipped=skipped) if skipped is not None:
+                log.warning("%s", event)
+            case _:
+                log.info("%s", event)
+        if self._safe.on_event is None:
+            return
+        try:
+            self._safe.on_event(event)
+        except Exception:
+            # The hook is the application's: it must not decide what becomes of the partition.
+            log.exception("on_event failed for %s", event)
+
+    # --- commits ------------------------------------------------------------------------------------------------------
+
+    def _with_lineage(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """On kafka-python's I/O thread. Metadata that the application gave stay what they are."""
+        if not self._keeps_lineage or not all(
+            isinstance(offset, OffsetAndMetadata) for offset in offsets.values()
+        ):
+            return dict(offsets)
+        return {tp: self._described(tp, offset) for tp, offset in offsets.items()}
+
+    def _described(self, tp: TopicPartition, offset: OffsetAndMetadata) -> OffsetAndMetadata:
+        part = self._parts.get(tp)
+        if part is None:
+            return offset
+        with self._lock:
+            lineage = part.lineage.copy()
+        if not 0 <= offset.offset <= lineage.end_offset or not lineage.entries:
+            return offset
+        lineage.truncate(offset.offset)
+        if not lineage.entries:
+            return offset
+        epoch = offset.leader_epoch
+        if epoch is None or epoch < 0:
+            known = lineage.epoch_at(offset.offset - 1)
+            epoch = UNDEFINED if known is None else known
+        return OffsetAndMetadata(offset.offset, offset.metadata or lineage.encode(), epoch)
+
+
+class _Fetcher(Fetcher):
+    """kafka-python's fetcher, with the consumer's decisions."""
+
+    owner: SafeConsumer
+
+    def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
+        self.owner._begin_resets()
+
+    def maybe_validate_positions(self) -> None:
+        self.owner._begin_checks()
+
+    def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002
+        self.owner._carry_on()
+
+    def fetch_records(
+        self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
+    ) -> Any:
+        due_s = self.owner._due_s()
+        if due_s is not None:
+            timeout_ms = due_s * 1000 if timeout_ms is None else min(due_s * 1000, timeout_ms)
+        # It is one of the futures that kafka-python waits for.
+        if self.owner._is_busy():
+            if self._reset_task is None or self._reset_task.is_done:
+                self._reset_task = Future()
+                if self.owner._desk.has_work:
+                    self._reset_task.success(None)
+        else:
+            self._reset_task = None
+        parent: Any = super()
+        return parent.fetch_records(max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
+
+    def _fetchable_partitions(self) -> Sequence[TopicPartition]:
+        parent: Any = super()
+        now, resting = time.monotonic(), self.owner._resting
+        return [tp for tp in parent._fetchable_partitions() if resting.get(tp, 0.0) <= now]
+
+    def _parse_fetched_data(self, completed_fetch: Any) -> Any:
+        if self.owner._on_fetched(completed_fetch):
+            parent: Any = super()
+            return parent._parse_fetched_data(completed_fetch)
+        tp = completed_fetch.topic_partition
+        if completed_fetch.metric_aggregator:
+            completed_fetch.metric_aggregator.record(tp, 0, 0)
+        self._subscriptions.move_partition_to_end(tp)
+        return None
+
+
+class _Coordinator(ConsumerCoordinator):
+    """kafka-python's coordinator; lineages go with committed offsets."""
+
+    owner: SafeConsumer
+
+    async def _send_offset_commit_request(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Any:
+        parent: Any = super()
+        described = self.owner._with_lineage(offsets)
+        try:
+            return await parent._send_offset_commit_request(described)
+        except kafka_errors.OffsetMetadataTooLargeError:
+            if described == dict(offsets):
+                raise
+            log.warning(
+                "offset.metadata.max.bytes of the brokers is below 2048: what was read before cannot be kept with"
+                " committed offsets"
+            )
+            self.owner._keeps_lineage = False
+            return await parent._send_offset_commit_request(offsets)
+
+
+def _tidy_client(**options: Any) -> Any:
+    """What KafkaConsumer stands on, but with our connections: they close their socket when they fail, and look names
+    up on a thread of their own.
+    """
+    make: Any = KafkaConsumer.DEFAULT_CONFIG["kafka_client"]
+    client = make(manager=False, **options)  # not None: it must not make one of its own
+    manager: Any = _Manager
+    client._manager = manager(client._net, **options)
+    return client
+
+
+# KafkaConsumer's options, where the default is another: a cluster that comes back is to be noticed soon.
+_OURS: Final[dict[str, Any]] = {"kafka_client": _tidy_client, "reconnect_backoff_max_ms": 1000}
+
+
+def _ignore(_: object) -> None:
+    """For procedures whose failures need no note."""
+
+
+def _complete(alarm: Future) -> None:
+    if not alarm.is_done:
+        alarm.success(None)
+
+
+def _noted(lineage: Lineage, epoch: int, start: int, end: int) -> bool:
+    return lineage.observe(max(epoch, UNDEFINED), start, end)
+
+
+def _restored(metadata: str | None, epoch: int, offset: int) -> Lineage:
+    """What a committed offset tells of what was read before it."""
+    try:
+        lineage = Lineage.decode(metadata or "")
+    except LineageError:
+        return Lineage.resumed(epoch, offset)  # the application's own, or none
+    lineage.truncate(offset)
+    return lineage
+
+
+def _is_newer(now: _Leadership, then: _Leadership) -> bool:
+    if None not in {now[0], then[0]} and now[0] != then[0]:
+        return True  # another topic
+    if now[2] >= 0:
+        return now[2] > then[2]
+    return now[1] != then[1]  # brokers before 2.4 do not tell the epoch
+
+
+def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
+    """The topic of this name is another one."""
+    ours = lineage.copy()
+    ours.truncate(position)
+    first, last = ours.start_offset, ours.end_offset - 1
+    standing = min(log_end - 1, last)
+    epochs = tuple(epoch for epoch, _ in ours.entries if epoch != UNDEFINED)
+    return Diverged(0, (first, last), (first, standing) if standing >= first else None, None, epochs)
+
+
+def _diverged_error(event: LogDiverged) -> LogDivergedError:
+    first, last = event.rolled_back
+    other = (
+        "nothing stands there now"
+        if event.replaced is None
+        else f"at {event.replaced[0]} to {event.replaced[1]} other records stand now"
+    )
+    what = (
+        "the topic was deleted and made anew"
+        if event.cause == "recreated"
+        else "an unclean election or a lost disk"
+    )
+    return LogDivergedError(
+        f"{event.topic}-{event.partition}: offsets {first} to {last}, which were read, are not in the log any more"
+        f" ({what}; {other}). Decide what that means for what you made of them, then seek to {event.at} to read what"
+        f" is there now, or to {event.position} to go on.",
+        event=event,
+    )
+
+
+def _too_late(tp: TopicPartition, timeout_s: float, last: Exception | None) -> Exception:
+    code = getattr(last, "errno", None)
+    said = "no answer" if last is None else repr(last)
+    message = f"No offset of {tp.topic}-{tp.partition} within {timeout_s:g} s; at last: {said}"
+    if isinstance(last, kafka_errors.BrokerResponseError) and code in _REMOTE:
+        return RemoteStorageNotReadyError(
+            f"{message}. Remote storage may not be ready; nothing was concluded, call again.",
+            topic=tp.topic,
+            partition=tp.partition,
+            code=code,
+        )
+    timeout: Exception = kafka_errors.KafkaTimeoutError(message)
+    return timeout
+
+
+def _code_error(code: int, message: str) -> Exception:
+    error: Exception = kafka_errors.for_code(code)(message)
+    return error

@@ -1,0 +1,122 @@
+"""What the tests of SafeConsumer on real brokers share."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import kafka.errors as kafka_errors
+from kafka import KafkaProducer, TopicPartition
+
+from kafkasafe._core import batch
+from kafkasafe._io.transport import Failure, ProduceRequest, Transport
+from kafkasafe.consumer import SafeConsumer
+
+__all__ = ["Consumers", "Writer", "collect", "kafka_errors", "new_topic", "until"]
+
+
+def new_topic(cluster, partitions=1, **more):
+    name = f"c-{random.SystemRandom().getrandbits(40):010x}"
+    cluster.create_topic(name, partitions, **more)
+    return name
+
+
+def until(condition, timeout_s=30.0, what=""):
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
+        time.sleep(0.02)
+    return value
+
+
+def collect(consumer, count, timeout_s=30.0):
+    """Polls until so many records are there; returns them in order."""
+    records = []
+    deadline = time.monotonic() + timeout_s
+    while len(records) < count:
+        assert time.monotonic() < deadline, f"{len(records)} of {count} records within {timeout_s} s"
+        for some in consumer.poll(timeout_ms=200).values():
+            records += some
+    return records
+
+
+class Writer:
+    """Writes single-record batches to the leader of a partition, with retries."""
+
+    def __init__(self, cluster):
+        self._transport = Transport(
+            {"bootstrap_servers": cluster.bootstrap_servers, "request_timeout_ms": 3000}
+        )
+        self._transport.start()
+
+    def write(self, topic, count, *, partition=0, acks=-1, timeout_s=20.0):
+        """Returns the offsets."""
+        return [self._write(topic, partition, acks, timeout_s) for _ in range(count)]
+
+    def _write(self, topic, partition, acks, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            data = batch.encode(None, [b"x"], timestamps=int(time.time() * 1000))
+            done, box = threading.Event(), []
+
+            def reply(token, result, done=done, box=box):
+                box.append(result)
+                done.set()
+
+            self._transport.produce([ProduceRequest(0, topic, partition, data)], acks, 3000, reply)
+            assert done.wait(10)
+            result = box[0]
+            if not isinstance(result, Failure) and result.error_code == 0:
+                return result.base_offset
+            assert time.monotonic() < deadline, result
+            self._transport.refresh_metadata([topic], lambda _: None)
+            time.sleep(0.05)
+
+    def close(self):
+        self._transport.close(5)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Consumers:
+    """Opens SafeConsumers and closes what is left open."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.events = []
+        self._opened = []
+
+    def __call__(self, *topics, **options):
+        options.setdefault("bootstrap_servers", self.cluster.bootstrap_servers)
+        options.setdefault("on_event", self.events.append)
+        consumer = SafeConsumer(*topics, **options)
+        self._opened.append(consumer)
+        return consumer
+
+    def assigned(self, topic, *partitions, **options):
+        consumer = self(**options)
+        consumer.assign([TopicPartition(topic, number) for number in partitions or (0,)])
+        return consumer
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for consumer in self._opened:
+            consumer.close(autocommit=False)
+
+
+def produce(cluster, topic, values, partition=0, **more):
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap_servers, **more)
+    futures = [producer.send(topic, value, partition=partition) for value in values]
+    producer.flush()
+    producer.close()
+    return [future.get(10).offset for future in futures]

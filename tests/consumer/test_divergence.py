@@ -1,0 +1,220 @@
+"""Records that were read and are gone, on real brokers: found to the record, also where other clients see nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import harness
+import pytest
+from harness import Consumers, Writer, collect, new_topic, until
+from kafka import KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from kafkasafe._core.epochs import Lineage
+from kafkasafe.errors import LogDivergedError
+from kafkasafe.events import LogDiverged, OffsetLowered
+from kafkasafe.testing.broker import KafkaCluster
+
+pytestmark = pytest.mark.kafka
+
+A, B = 1, 2
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with KafkaCluster(
+        brokers=2, config={"offsets.topic.replication.factor": 2, "min.insync.replicas": 1}
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def consumers(cluster):
+    cluster.heal()
+    with Consumers(cluster) as opened:
+        yield opened
+
+
+def unclean_topic(cluster):
+    return new_topic(
+        cluster,
+        assignments={0: [A, B]},
+        config={"min.insync.replicas": 1, "unclean.leader.election.enable": True},
+    )
+
+
+class Alternation:
+    """A leads, then B without what A wrote, and so on: two histories of one partition."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.topic = unclean_topic(cluster)
+        self.written = {A: [], B: []}
+        """Of each broker's log, the leader epoch of each record."""
+        self.leads(3)
+        self.written[B] = list(self.written[A])
+        self.cluster.kill(B)
+
+    def leads(self, count):
+        with Writer(self.cluster) as writer:
+            leader = self.cluster.leader(self.topic)
+            writer.write(self.topic, count, acks=1)
+            epoch = self.cluster.partition_state(self.topic).leader_epoch
+            self.written[leader] += [epoch] * count
+
+    def switch(self, to):
+        self.cluster.kill(A if to == B else B)
+        self.cluster.start(to)
+        until(lambda: self.cluster.leader(self.topic) == to)
+
+    def first_difference(self):
+        pairs = itertools.zip_longest(self.written[A], self.written[B])
+        return next(offset for offset, (ours, theirs) in enumerate(pairs) if ours != theirs)
+
+
+def test_one_unclean_election_while_reading(cluster, consumers):
+    topic = unclean_topic(cluster)
+    consumer = consumers.assigned(topic, auto_offset_reset="earliest")
+    with Writer(cluster) as writer:
+        writer.write(topic, 10)
+        collect(consumer, 10)
+
+        def during():
+            writer.write(topic, 10, acks=1)
+            collect(consumer, 10)
+
+        lost = cluster.unclean_failover(topic, during=during)
+        assert lost.offsets == range(10, 20)
+        with pytest.raises(LogDivergedError) as told:
+            consumer.poll(20_000)
+        event = told.value.event
+        assert (event.at, event.rolled_back, event.replaced, event.position) == (10, (10, 19), None, 20)
+        assert event.exact
+        with pytest.raises(LogDivergedError):  # until it is decided about
+            consumer.poll(1000)
+        assert len(consumers.of(LogDiverged)) == 1
+        consumer.seek(TopicPartition(topic, 0), event.at)
+        writer.write(topic, 3)
+        assert [record.offset for record in collect(consumer, 3)] == [10, 11, 12]
+        assert len(consumers.of(LogDiverged)) == 1
+
+
+def test_many_unclean_elections_are_found_from_every_position(cluster, consumers):
+    """KIP-279's histories. Nobody else finds them where the first answer ends at or past the position."""
+    log = Alternation(cluster)
+    log.leads(2)
+    consumer = consumers(group_id=log.topic, auto_offset_reset="earliest", enable_auto_commit=False)
+    tp = TopicPartition(log.topic, 0)
+    consumer.assign([tp])
+    collect(consumer, 5)
+    for to, count in ((B, 3), (A, 2), (B, 3), (A, 2)):
+        log.switch(to)
+        log.leads(count)
+        if to == A:
+            collect(consumer, count)
+    read = list(log.written[A])
+    lineage = consumer._parts[tp].lineage
+    assert [lineage.epoch_at(offset) for offset in range(9)] == read
+    log.switch(B)
+    log.leads(3)
+    cluster.start(A)
+    cluster.wait_in_sync(log.topic)
+    first = log.first_difference()
+    assert (first, len(read), len(log.written[B])) == (3, 9, 12)
+
+    # The one that was there all the time.
+    with pytest.raises(LogDivergedError) as told:
+        consumer.poll(20_000)
+    event = told.value.event
+    assert (event.at, event.rolled_back, event.replaced) == (3, (3, 8), (3, 8))
+    assert event.epochs == tuple(dict.fromkeys(read[3:]))
+    assert event.round_trips == 3
+
+    # Those that come back with a committed offset, from every position of the history.
+    setter = KafkaConsumer(
+        bootstrap_servers=cluster.bootstrap_servers, group_id=log.topic, enable_auto_commit=False
+    )
+    setter.assign([tp])
+    for position in range(1, 10):
+        known = lineage.copy()
+        known.truncate(position)
+        setter.commit({tp: OffsetAndMetadata(position, known.encode(), read[position - 1])})
+        restarted = consumers(group_id=log.topic, auto_offset_reset="none", enable_auto_commit=False)
+        restarted.assign([tp])
+        if position <= first:
+            assert collect(restarted, 12 - position)[0].offset == position
+        else:
+            with pytest.raises(LogDivergedError) as told:
+                restarted.poll(20_000)
+            assert (told.value.event.at, told.value.event.rolled_back) == (first, (first, position - 1))
+        restarted.close()
+
+    # The control: kafka-python, where the epoch asked about ends at or behind the position. Nobody says a word.
+    for position in (6, 8, 9):
+        setter._subscription.seek(tp, OffsetAndMetadata(position, "", read[position - 1]))
+        assert [record.offset for record in collect(setter, 12 - position)] == list(range(position, 12))
+
+    # Policies.
+    following = consumers(
+        group_id=log.topic, auto_offset_reset="none", enable_auto_commit=False, on_divergence="seek"
+    )
+    following.assign([tp])
+    assert [record.offset for record in collect(following, 9)] == list(range(3, 12))
+    setter.commit({tp: OffsetAndMetadata(8, known.encode(), read[7])})
+    setter.close()
+    asked = []
+    deciding = consumers(
+        group_id=log.topic,
+        auto_offset_reset="none",
+        enable_auto_commit=False,
+        on_divergence=lambda event: asked.append(event) or event.position,
+    )
+    deciding.assign([tp])
+    assert [record.offset for record in collect(deciding, 4)] == list(range(8, 12))
+    assert [event.at for event in asked] == [3]
+    following.commit()
+    kept = Lineage.decode(following.committed(tp, metadata=True).metadata)
+    assert [kept.epoch_at(offset) for offset in range(12)] == log.written[B]
+
+
+def test_a_topic_made_anew(cluster, consumers):
+    topic = unclean_topic(cluster)
+    tp = TopicPartition(topic, 0)
+    consumer = consumers(
+        group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False, metadata_max_age_ms=1000
+    )
+    consumer.assign([tp])
+    harness.produce(cluster, topic, [b"x"] * 6)
+    collect(consumer, 6)
+    before = consumer._cluster.topic_id(topic)
+    cluster.delete_topic(topic)
+    cluster.create_topic(topic, assignments={0: [A, B]})
+    harness.produce(cluster, topic, [b"y"] * 9)
+    until(lambda: consumer._cluster.topic_id(topic) not in {None, before})
+    with pytest.raises(LogDivergedError, match="anew") as told:
+        consumer.poll(20_000)
+    event = told.value.event
+    assert (event.cause, event.at, event.rolled_back) == ("recreated", 0, (0, 5))
+    consumer.seek(tp, 0)
+    assert [record.value for record in collect(consumer, 9)] == [b"y"] * 9
+
+
+def test_a_log_that_lost_its_end_is_lower_with_a_proof(cluster, consumers, tmp_path):
+    """And over a restart of the consumer: the file remembers."""
+    topic = new_topic(cluster, replication_factor=1)
+    tp = TopicPartition(topic, 0)
+    harness.produce(cluster, topic, [b"x"] * 12)
+    before = consumers(offsets_path=tmp_path / "ends.json")
+    assert before.end_offsets([tp]) == {tp: 12}
+    before.close()
+    leader = cluster.leader(topic)
+    cluster.lose_log(topic)
+    assert cluster.leader(topic) == leader
+    after = consumers(offsets_path=tmp_path / "ends.json")
+    with Writer(cluster) as writer:
+        writer.write(topic, 4)
+    assert after.end_offsets([tp]) == {tp: 4}
+    (lowered,) = consumers.of(OffsetLowered)
+    assert (lowered.offset, lowered.previous, lowered.cause) == (4, 12, "unclean_election")
+    assert after.end_offsets([tp]) == {tp: 4}
+    assert len(consumers.events) == 1

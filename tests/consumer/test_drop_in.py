@@ -1,0 +1,268 @@
+"""What a program written for KafkaConsumer finds: the same methods, values and errors, on a real broker."""
+
+from __future__ import annotations
+
+import threading
+
+import harness
+import pytest
+from harness import Consumers, collect, kafka_errors, new_topic, until
+from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
+
+from kafkasafe.consumer import SafeConsumer
+from kafkasafe.errors import ConfigError
+from kafkasafe.events import PositionReset
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def consumers(kafka):
+    with Consumers(kafka) as opened:
+        yield opened
+
+
+class TestAssigned:
+    def test_reads_what_kafkaconsumer_reads(self, kafka, consumers):
+        topic = new_topic(kafka, 2)
+        harness.produce(kafka, topic, [b"%d" % n for n in range(50)], 0, compression_type="gzip")
+        harness.produce(kafka, topic, [b"%d" % n for n in range(30)], 1)
+        ours = consumers.assigned(topic, 0, 1, auto_offset_reset="earliest", max_poll_records=7)
+        plain = KafkaConsumer(
+            bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+        plain.assign(ours.assignment())
+        try:
+            assert sorted(collect(ours, 80)) == sorted(collect(plain, 80))
+        finally:
+            plain.close()
+
+    def test_iterates_and_ends_after_consumer_timeout(self, kafka, consumers):
+        topic = new_topic(kafka)
+        harness.produce(kafka, topic, [b"%d" % n for n in range(20)])
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest", consumer_timeout_ms=1500)
+        assert [int(record.value) for record in consumer] == list(range(20))
+        assert consumer.position(TopicPartition(topic, 0)) == 20
+
+    def test_seek_pause_resume_position_highwater(self, kafka, consumers):
+        topic, tp = new_topic(kafka, 2), None
+        harness.produce(kafka, topic, [b"%d" % n for n in range(10)], 0)
+        harness.produce(kafka, topic, [b"%d" % n for n in range(10)], 1)
+        consumer = consumers.assigned(topic, 0, 1, auto_offset_reset="earliest")
+        tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+        collect(consumer, 20)
+        assert (consumer.position(tp), consumer.highwater(tp)) == (10, 10)
+        consumer.pause(other)
+        assert consumer.paused() == {other}
+        consumer.seek(tp, 4)
+        consumer.seek(other, 4)
+        assert [record.offset for record in collect(consumer, 6)] == list(range(4, 10))
+        consumer.resume(other)
+        assert [record.offset for record in collect(consumer, 6)] == list(range(4, 10))
+        consumer.seek_to_beginning(tp)
+        assert consumer.position(tp) == 0
+        consumer.seek_to_end()
+        assert (consumer.position(tp), consumer.position(other)) == (10, 10)
+        with pytest.raises(ValueError):
+            consumer.seek(tp, -1)
+        with pytest.raises(ValueError):
+            consumer.seek(TopicPartition(topic, 7), 1)
+
+    def test_offsets(self, kafka, consumers):
+        topic = new_topic(kafka, 2)
+        harness.produce(kafka, topic, [b"x"] * 5, 0)
+        first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+        consumer = consumers()
+        assert consumer.end_offsets([first, second]) == {first: 5, second: 0}
+        assert consumer.beginning_offsets([first, second]) == {first: 0, second: 0}
+        found = consumer.offsets_for_times({first: 0, second: 0})
+        assert found[second] is None
+        assert isinstance(found[first], OffsetAndTimestamp)
+        assert found[first].offset == 0
+        assert found[first].timestamp > 0
+        assert consumer.offsets_for_times({first: 2**50}) == {first: None}
+        assert consumer.end_offsets([]) == {}
+        with pytest.raises(ValueError):
+            consumer.offsets_for_times({first: -1})
+
+    def test_one_missing_partition_does_not_hide_the_others(self, kafka, consumers):
+        topic = new_topic(kafka)
+        harness.produce(kafka, topic, [b"x"] * 3)
+        there, missing = TopicPartition(topic, 0), TopicPartition(topic, 9)
+        consumer = consumers()
+        answered = consumer.end_offsets([there, missing], timeout_ms=1000, partial=True)
+        assert answered == {there: 3}
+        assert set(answered.missing) == {missing}
+        with pytest.raises(kafka_errors.KafkaTimeoutError, match=f"{topic}-9"):
+            consumer.end_offsets([there, missing], timeout_ms=500)
+
+
+class TestInAGroup:
+    def test_commits_and_resumes(self, kafka, consumers):
+        topic = new_topic(kafka)
+        tp = TopicPartition(topic, 0)
+        harness.produce(kafka, topic, [b"%d" % n for n in range(30)])
+        options = {
+            "group_id": topic,
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "max_poll_records": 10,
+        }
+        one = consumers(topic, **options)
+        assert [record.offset for record in collect(one, 10)] == list(range(10))
+        one.commit()
+        assert one.committed(tp) == 10
+        collect(one, 10)
+        one.commit({tp: OffsetAndMetadata(15, "mine", -1)})
+        assert one.committed(tp, metadata=True).metadata == "mine"
+        one.close()
+        two = consumers(topic, **options)
+        assert collect(two, 5)[0].offset == 15
+        done = threading.Event()
+        two.commit_async(callback=lambda offsets, answer: done.set())
+        until(lambda: two.poll(20) is not None and done.is_set())  # poll calls it
+        assert two.committed(tp) > 15
+
+    def test_auto_commit(self, kafka, consumers):
+        topic = new_topic(kafka)
+        harness.produce(kafka, topic, [b"%d" % n for n in range(10)])
+        one = consumers(topic, group_id=topic, auto_offset_reset="earliest")
+        collect(one, 10)
+        one.close()
+        two = consumers(topic, group_id=topic, auto_offset_reset="earliest")
+        assert until(lambda: two.poll(100) or two.assignment()) is not None
+        assert two.position(TopicPartition(topic, 0)) == 10
+
+    def test_a_rebalance_hands_partitions_over(self, kafka, consumers):
+        topic = new_topic(kafka, 2)
+        for number in (0, 1):
+            harness.produce(kafka, topic, [b"%d" % n for n in range(10)], number)
+        revoked = []
+
+        class Listener(ConsumerRebalanceListener):
+            def on_partitions_revoked(self, partitions):
+                revoked.extend(partitions)
+
+            def on_partitions_assigned(self, partitions):
+                pass
+
+        options = {
+            "group_id": topic,
+            "auto_offset_reset": "earliest",
+            "heartbeat_interval_ms": 300,
+            "session_timeout_ms": 6000,
+        }
+        one = consumers(**options)
+        one.subscribe([topic], listener=Listener())
+        collect(one, 20)
+        two = consumers(topic, **options)
+
+        def both():
+            one.poll(50)
+            two.poll(50)
+            return len(one.assignment()) == len(two.assignment()) == 1
+
+        until(both)
+        assert len(revoked) == 2
+        for number in (0, 1):
+            harness.produce(kafka, topic, [b"new"] * 3, number)
+        assert [record.value for record in collect(one, 3)] == [b"new"] * 3
+        assert [record.value for record in collect(two, 3)] == [b"new"] * 3
+
+
+class TestOptions:
+    def test_an_unknown_one_names_the_nearest(self):
+        with pytest.raises(ConfigError, match="did you mean 'on_divergence'"):
+            SafeConsumer(bootstrap_servers="127.0.0.1:9", on_divergance="seek")
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            {"on_divergence": "sek"},
+            {"auto_offset_reset": "erliest"},
+            {"remote_storage_timeout_ms": 0},
+            {"on_event": 7},
+            {"offsets_hold_timeout_s": -1},
+        ],
+    )
+    def test_values_that_cannot_work(self, option):
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            SafeConsumer(**{"bootstrap_servers": "127.0.0.1:9", "on_event": None, **option})
+
+
+class TestResets:
+    def test_none_committed_and_latest_says_what_is_skipped(self, kafka, consumers):
+        topic = new_topic(kafka)
+        harness.produce(kafka, topic, [b"x"] * 8)
+        consumer = consumers(topic, group_id=topic)
+        until(lambda: consumer.poll(50) or consumers.of(PositionReset))
+        assert consumers.of(PositionReset) == [
+            PositionReset(topic, 0, "no_position", "latest", None, 8, (0, 7))
+        ]
+        assert consumer.counters["PositionReset"] == 1
+        assert consumer.metrics()["kafkasafe-consumer"] == {"PositionReset": 1}
+
+    @pytest.mark.parametrize(
+        ("policy", "position", "skipped"), [("earliest", 12, (3, 11)), ("latest", 20, (3, 19))]
+    )
+    def test_retention_overtakes_a_paused_consumer(self, kafka, consumers, policy, position, skipped):
+        topic = new_topic(kafka)
+        tp = TopicPartition(topic, 0)
+        harness.produce(kafka, topic, [b"x"] * 20)
+        consumer = consumers.assigned(topic, auto_offset_reset=policy, max_poll_records=3)
+        consumer.seek(tp, 0)
+        collect(consumer, 3)
+        consumer.pause(tp)
+        consumer.poll(100)
+        with kafka.admin() as admin:
+            admin.delete_records({tp: 12})
+        consumer._fetcher._paused_partition_records.clear()  # what was fetched before would still be handed out
+        consumer._fetcher._next_partition_records = None
+        consumer.resume(tp)
+        until(lambda: consumer.poll(50) or consumers.of(PositionReset))
+        assert consumers.of(PositionReset) == [
+            PositionReset(topic, 0, "retention", policy, 3, position, skipped)
+        ]
+
+    def test_retention_overtakes_a_group_that_was_away(self, kafka, consumers):
+        topic = new_topic(kafka)
+        tp = TopicPartition(topic, 0)
+        harness.produce(kafka, topic, [b"x"] * 10)
+        options = {
+            "group_id": topic,
+            "auto_offset_reset": "earliest",
+            "max_poll_records": 4,
+            "enable_auto_commit": False,
+        }
+        one = consumers(topic, **options)
+        collect(one, 4)
+        one.commit()
+        one.close()
+        with kafka.admin() as admin:
+            admin.delete_records({tp: 7})
+        two = consumers(topic, **options)
+        assert collect(two, 3)[0].offset == 7
+        assert PositionReset(topic, 0, "retention", "earliest", 4, 7, (4, 6)) in consumers.events
+
+    def test_without_a_policy_it_is_an_error_until_a_seek(self, kafka, consumers):
+        topic = new_topic(kafka)
+        tp = TopicPartition(topic, 0)
+        harness.produce(kafka, topic, [b"x"] * 10)
+        with kafka.admin() as admin:
+            admin.delete_records({tp: 5})
+        consumer = consumers.assigned(topic, auto_offset_reset="none")
+        consumer.seek(tp, 2)
+        for _ in range(2):
+            with pytest.raises(kafka_errors.OffsetOutOfRangeError):
+                consumer.poll(10_000)
+        consumer.seek(tp, 5)
+        assert collect(consumer, 5)[0].offset == 5
+
+    def test_a_position_beyond_the_end(self, kafka, consumers):
+        topic = new_topic(kafka)
+        harness.produce(kafka, topic, [b"x"] * 10)
+        consumer = consumers.assigned(topic, auto_offset_reset="latest")
+        consumer.seek(TopicPartition(topic, 0), 50)
+        until(lambda: consumer.poll(50) or consumers.of(PositionReset))
+        assert consumers.of(PositionReset) == [PositionReset(topic, 0, "beyond_end", "latest", 50, 10, None)]
