@@ -1,0 +1,173 @@
+"""End offsets through changes of leaders: never lower, no busy loop, soon right (KIP-207)."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+
+import pytest
+from harness import Consumers, Writer, new_topic, until
+from kafka import TopicPartition
+
+from kafkasafe._io.transport import Failure, Transport
+from kafkasafe.events import OffsetLowered
+from kafkasafe.testing.broker import KafkaCluster
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    # A broker that hangs stays in sync: its session, and the time it may lag, are long.
+    config = {
+        "broker.session.timeout.ms": 60_000,
+        "replica.lag.time.max.ms": 60_000,
+        "min.insync.replicas": 1,
+    }
+    with KafkaCluster(brokers=3, config=config) as running:
+        yield running
+
+
+@pytest.fixture
+def consumers(cluster):
+    with Consumers(cluster) as opened:
+        yield opened
+    cluster.heal()
+
+
+class Raw:
+    """Asks the leader, without patience or memory."""
+
+    def __init__(self, cluster):
+        self.transport = Transport(
+            {"bootstrap_servers": cluster.bootstrap_servers, "request_timeout_ms": 2000}
+        )
+        self.transport.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.transport.close(5)
+
+    def ask(self, topic):
+        done, box = threading.Event(), []
+
+        def reply(result):
+            box.append(result)
+            done.set()
+
+        self.transport.list_offset(topic, 0, -1, reply)
+        assert done.wait(5)
+        return box[0]
+
+    def code(self, topic):
+        answer = self.ask(topic)
+        return None if isinstance(answer, Failure) else answer.error_code
+
+
+def counted(consumer):
+    """How many ListOffsets it sends."""
+    calls = []
+    transport = consumer._network()
+    real = transport.list_offset
+    transport.list_offset = lambda *args, **more: (calls.append(time.monotonic()), real(*args, **more))[1]
+    return calls
+
+
+def test_a_leader_that_moves_under_load(cluster, consumers):
+    topic = new_topic(cluster, assignments={0: [1, 2, 3]})
+    tp = TopicPartition(topic, 0)
+    consumer = consumers()
+    calls = counted(consumer)
+    stop = threading.Event()
+    seen, good, failures = [], [], []
+
+    def write():
+        with Writer(cluster) as writer:
+            while not stop.is_set():
+                writer.write(topic, 1)
+
+    def probe():
+        with Raw(cluster) as raw:
+            while not stop.is_set():
+                answer = raw.ask(topic)
+                if not isinstance(answer, Failure) and answer.error_code == 0:
+                    good.append((time.monotonic(), answer.leader_epoch))
+                time.sleep(0.02)
+
+    def look():
+        try:
+            while not stop.is_set():
+                seen.append((consumer.end_offsets([tp], timeout_ms=20_000)[tp], time.monotonic()))
+                time.sleep(0.05)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for work in (write, probe, look)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: len(seen) > 5)
+        moved = []
+        for to in (2, 3, 1):
+            began = time.monotonic()
+            cluster.move_leader(topic, to=to)
+            epoch = cluster.partition_state(topic).leader_epoch
+            first = until(lambda epoch=epoch: next((at for at, of in good if of >= epoch), None))
+            answered = until(lambda first=first: next((at for _, at in seen if at > first), None))
+            moved.append((began, first, answered))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    ends = [end for end, _ in seen]
+    assert ends == sorted(ends)
+    assert not consumers.of(OffsetLowered)
+    for _, first, answered in moved:
+        assert answered - first < 1.0
+    busiest = max(collections.Counter(int(at) for at in calls).values())
+    assert busiest <= 25  # the test itself asks up to 20 times a second
+
+
+def test_a_new_leader_that_catches_up(cluster, consumers):
+    """facts: the window in which the new leader's high watermark is below what consumers have seen (78)."""
+    topic = new_topic(cluster, assignments={0: [1, 2, 3]}, config={"min.insync.replicas": 1})
+    tp = TopicPartition(topic, 0)
+    consumer = consumers()
+    with Writer(cluster) as writer, Raw(cluster) as raw, cluster.admin() as admin:
+        writer.write(topic, 10)
+        admin.alter_partition_reassignments({tp: [2, 1, 3]})
+        while admin._controller_id in {None, 3}:  # who is to pass on the election must not hang
+            admin._manager.run(admin._refresh_controller_id)
+        assert consumer.end_offsets([tp]) == {tp: 10}
+        cluster.pause(3)
+        try:
+            writer.write(topic, 5, acks=1)
+            until(lambda: cluster._log_end(2, topic, 0) == 15)
+            admin.elect_leaders(0, {topic: [0]})  # 2 leads now, orderly
+            until(lambda: raw.code(topic) == 78, what="the window")
+            calls = counted(consumer)
+            began = time.monotonic()
+            assert (
+                consumer.end_offsets([tp], timeout_ms=1500, partial=True) == {}
+            )  # waits, and does not guess
+            assert time.monotonic() - began >= 1.4
+            assert 3 <= len(calls) <= 16
+            answers = []
+            late = threading.Thread(
+                target=lambda: answers.append(consumer.end_offsets([tp], timeout_ms=30_000))
+            )
+            late.start()
+            time.sleep(0.5)
+            assert not answers
+        finally:
+            cluster.resume(3)
+        until(lambda: raw.code(topic) == 0)
+        first = time.monotonic()
+        late.join()
+        assert time.monotonic() - first < 1.0
+        assert answers == [{tp: 15}]
+    assert not consumers.events
