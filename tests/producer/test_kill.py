@@ -45,7 +45,6 @@ def test_nothing_is_lost_by_killing_the_process_at_random_moments(kafka, zygote,
     # kafka-python, the auditor, has only gzip built in: the broker, which reads all codecs, unpacks for it.
     topic = harness.new_topic(kafka, 4, config={"compression.type": "uncompressed"})
     ledger = Ledger(tmp_path / "ledger", RECORDS)
-    ledger.limit = RECORDS
     log = tmp_path / "lives.log"
 
     def live() -> harness.Life:
@@ -61,10 +60,19 @@ def test_nothing_is_lost_by_killing_the_process_at_random_moments(kafka, zygote,
         )
 
     note = f"seed {SEED}, {log}"
-    for _ in range(kills):
+    acked = ledger["acked"]
+    for number in range(kills):
+        # Bounded, so that a busy machine delivers it as well before the next life's own turn comes.
+        ledger.limit = ledger.next_number() + rnd.choice((20, 200, 600))
         life = live()
-        # From within its recovery to long after its first acknowledgements.
-        time.sleep(rnd.choice((0.05, 0.15, 0.4, 0.6)) * (0.3 + rnd.random()))
+        if number % 4:
+            # From within its recovery to long after that.
+            time.sleep(rnd.choice((0.05, 0.15, 0.3, 0.5)) * (0.3 + rnd.random()))
+        else:
+            # On a busy machine too some get as far as their first acknowledgements.
+            before = acked.sum()
+            harness.until(lambda: acked.sum() > before or life.ended() is not None, 30, note)  # noqa: B023
+            time.sleep(rnd.random() * 0.1)
         assert life.kill() == -9, f"it ended by itself: {note}\n{life.tail()}"
     sent = ledger.next_number()
     # The last life only delivers what its forerunners left.
@@ -75,7 +83,5 @@ def test_nothing_is_lost_by_killing_the_process_at_random_moments(kafka, zygote,
     assert last.wait() == 0, f"{note}\n{last.tail()}"
     promised = np.flatnonzero(ledger["durable"] | ledger["acked"])
     assert not ledger["failed"].any()
-    # Some lives were killed long before their first acknowledgement, some long after.
-    assert len(promised) > 20 * kills
-    assert ledger["acked"].sum() > 5 * kills
+    assert len(promised) > 5 * kills
     harness.audit(harness.read_log(kafka.bootstrap_servers, topic), promised.tolist(), note=note)
