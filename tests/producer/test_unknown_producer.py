@@ -411,19 +411,29 @@ def lost_disk(site: Site, producers) -> None:
     raises(owners[3], 0)
 
 
-@everywhere(SPURIOUS, *FORGETS)
+@everywhere()
 def test_a_loss_that_others_wrote_over(site, producers) -> None:
-    """The log is longer than what was acknowledged again: nothing but the forgotten producer tells."""
-    owner = Owner(site, producers, site.topic(), heal_recreated_topics=True)
-    owner.write(ACKED)
-    site.recreate(owner.topic)
-    site.plain_writes(owner.topic, 2 * ACKED)
-    owner.after()
-    owner.told(0, healed=True)
-    owner.complete()
-    code, detector = (45, "sequence") if site.version == SPURIOUS else (59, "unknown producer")
-    assert owner.counters[f"produce_error_{code}"] >= 1
-    assert owner.lost().detector == detector
+    """The log is longer than what was acknowledged again: what is acknowledged next tells nothing."""
+    # Too late for the check of the log's end, where something else is to tell.
+    check_ms = 1000 if site.version in WITH_TOPIC_IDS else 60_000
+    owners = [Owner(site, producers, site.topic(), heal_recreated_topics=True, acked_loss_check_ms=check_ms)]
+    if site.version in WITH_TOPIC_IDS:
+        owners += [Owner(site, producers, site.topic(), "restarted", heal_recreated_topics=True)]
+    for owner in owners:
+        owner.write(ACKED)
+        owner.before()
+    site.recreate(*(owner.topic for owner in owners))
+    for owner in owners:
+        site.plain_writes(owner.topic, 2 * ACKED)
+        owner.after()
+        owner.told(0, healed=True)
+        owner.complete()
+        if site.version in WITH_TOPIC_IDS:
+            assert owner.lost().detector == "topic id"
+            continue
+        code, detector = (45, "sequence") if site.version == SPURIOUS else (59, "unknown producer")
+        assert owner.counters[f"produce_error_{code}"] >= 1
+        assert owner.lost().detector == detector
 
 
 # --- codes that no broker sends, or no broker any more ----------------------------------------------------------------
