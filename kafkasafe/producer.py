@@ -535,7 +535,7 @@ class SafeProducer:
         now = time.monotonic()
         if deadline is None:
             deadline = now + self._config.max_block_s
-        if now >= deadline:
+        if now >= deadline or self._pump.is_current_thread():
             raise SpoolFullError(
                 f"No room in the spool {self._config.spool_dir} within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"

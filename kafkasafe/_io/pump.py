@@ -54,9 +54,11 @@ from kafkasafe.errors import (
     DataLossError,
     DeliveryTimeoutError,
     RejectedError,
+    SpoolCorruptError,
     SpoolError,
     SpoolWriteError,
     UndecidableError,
+    UsageError,
     WrongClusterError,
 )
 
@@ -206,6 +208,10 @@ class Lane:
     """What a failing disk does not take, in the order in which it is tried again."""
     write_attempt: int = 0
     retry_at: float = 0.0
+    undivided: list[j.Divide] = field(default_factory=list)
+    """What could not be read when it was to be divided."""
+    read_attempt: int = 0
+    unreadable_until: float = 0.0
 
     @property
     def held(self) -> bool:
@@ -364,6 +370,14 @@ class Pump:
         """Wait until `ready()`, which is evaluated with `lock` held; False when the time ended first."""
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
+        if self.is_current_thread():
+            with self.lock:
+                if ready():
+                    return True
+            raise UsageError(
+                "on_event and dead_letter are called on the producer's own thread: who waits there for its work waits"
+                " for himself. Nothing was changed; send() is possible, wait elsewhere"
+            )
         with self.lock:
             self._waiters += 1
             try:
@@ -517,7 +531,7 @@ class Pump:
 
     def _drive(self, lane: Lane) -> None:
         """Carry out what the journal decides until there is nothing more to do now."""
-        while not self._abandon and not lane.held:
+        while not self._abandon and not lane.held and time.monotonic() >= lane.unreadable_until:
             ready = lane.journal.ready(time.monotonic(), _now_ms())
             for notice in ready.notices:
                 self._notice(lane, notice)
@@ -525,8 +539,7 @@ class Pump:
             spilled = bool(ready.persist.batches) and lane.own and self._config.spool != "always"
             if spilled:
                 self._persist(lane, ready.persist)
-            for divide in ready.divides:
-                self._divide(lane, divide)
+            divided = self._divide_all(lane, ready.divides)
             if self._stranger is None:
                 if ready.sends:
                     self._send(lane, ready.sends)
@@ -550,7 +563,7 @@ class Pump:
                 self._want_producer_id(lane)
             if ready.persist and not spilled:
                 self._persist(lane, ready.persist)
-            elif not (spilled or ready.divides or ready.resolved or ready.sends):
+            elif not (spilled or divided or ready.resolved or ready.sends):
                 break
         self._release(lane)
 
@@ -763,9 +776,33 @@ class Pump:
         stamp = max(columns.timestamps[i] for i in order)
         return Parcel(parcel.topic, partition, data, len(data), len(order), stamp, sealed_at=parcel.sealed_at)
 
+    def _divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
+        """In order; where the spool cannot be read for a moment (too many open files) the lane pauses."""
+        # What could not be read the journal may have named again, or given up.
+        unique = {divide.batch.handle: divide for divide in (*lane.undivided, *divides)}
+        todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
+        lane.undivided = []
+        for index, divide in enumerate(todo):
+            try:
+                self._divide(lane, divide)
+            except SpoolCorruptError:
+                raise
+            except SpoolError as error:
+                lane.undivided = todo[index:]
+                lane.read_attempt += 1
+                pause_s = self._backoff.pause_s(lane.read_attempt)
+                lane.unreadable_until = time.monotonic() + pause_s
+                self._timer(pause_s, lambda: None)  # wakes
+                self._complain(
+                    f"read {lane.name}", "%s: a read failed, it is tried again: %s", lane.name, error
+                )
+                break
+            lane.read_attempt = 0
+        return bool(todo)
+
     def _divide(self, lane: Lane, divide: j.Divide) -> None:
+        columns = codec.decode(self._bytes(lane, lane.parcels[divide.batch.handle], divide.batch))
         parent = lane.parcels.pop(divide.batch.handle)
-        columns = codec.decode(self._bytes(lane, parent, divide.batch))
         if divide.refused:
             topic, partition = lane.journal.address(divide.batch.destination)
             bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
@@ -990,10 +1027,21 @@ class Pump:
 
     def _send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
         requests = []
+        unread: dict[int, SpoolError] = {}
         for batch in batches:
             topic, partition = lane.journal.address(batch.destination)
             parcel = lane.parcels[batch.handle]
-            data = self._bytes(lane, parcel, batch)
+            try:
+                if batch.destination in unread:
+                    raise unread[batch.destination]  # nothing overtakes
+                data = self._bytes(lane, parcel, batch)
+            except SpoolCorruptError:
+                raise
+            except SpoolError as error:
+                # Too many open files, a disk that does not answer: tried again, like a leader that does not.
+                unread[batch.destination] = error
+                self._on_produced((lane, batch, -1), t.Failure(error, sent=False))
+                continue
             parcel.loose = True
             fence = self._fences.get((topic, partition), 0)
             epoch = self._leader_epoch(topic, partition)

@@ -18,7 +18,8 @@ from kafka.serializer import Serializer
 from kafkasafe import SafeProducer
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.pump import Pump
-from kafkasafe.errors import ConfigError, ForkedProcessError, SpoolError, SpoolWriteError
+from kafkasafe._io.spool import Spool
+from kafkasafe.errors import ConfigError, ForkedProcessError, SpoolError, SpoolWriteError, UsageError
 
 pytestmark = pytest.mark.kafka
 
@@ -296,3 +297,53 @@ def test_given_and_chosen_partitions_at_first_contact(broker, producers, outage)
     assert [int(record.value) for record in records] == list(range(300))
     for number, record in enumerate(records):
         assert list(record.headers) == ([("n", b"%d" % number)] if number % 7 == 0 else [])
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch, known):
+    """One read error of what waits on disk ended the producer."""
+    monkeypatch.setattr("kafkasafe._io.pump._MEMORY_BYTES", 0)
+    topic = harness.new_topic(broker.cluster, 1)
+    producer = producers(broker.servers, batch_size=2000)
+    if known:
+        producer.send(topic, b"0").get(10)
+    broker.proxy.refuse()
+    for number in range(known, 300):
+        producer.send(topic, b"%d" % number)
+        if number % 10 == 0:
+            producer.flush_spool(10)
+    failed = threading.Event()
+
+    def fail(*_):
+        failed.set()
+        raise SpoolError("Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "read", fail)
+        broker.proxy.restore()
+        assert failed.wait(20)
+        time.sleep(0.3)
+    producer.flush(30)
+    producer.close()
+    assert values_of(broker.servers, topic) == list(range(300))
+
+
+def test_a_hook_that_waits_for_the_producer(kafka, producers):
+    """It waited for itself, for ever where no timeout was given."""
+    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": "10000"})
+    letters = harness.new_topic(kafka, 1)
+    seen: list = []
+
+    def dead_letter(value, **_):
+        future = producer.send(letters, value[:3])
+        try:
+            future.get()
+        except UsageError as error:
+            seen.append(str(error))
+
+    producer = producers(kafka.bootstrap_servers, dead_letter=dead_letter)
+    assert producer.send(topic, b"1" * 20_000).add_errback(seen.append) is not None
+    producer.flush(20)
+    producer.close()
+    assert "own thread" in seen[0]
+    assert values_of(kafka.bootstrap_servers, letters) == [111]
