@@ -439,6 +439,8 @@ class _Partition:
     """From then on no request of ours whose answer was lost can still be appended."""
     asked_at: float = 0.0
     """What the cluster answers is what it knew then, or later."""
+    asked_from: int = -1
+    """Where the log is read from for an answer."""
     missing_since: float = -1.0
     unsure_before: int = -1
     """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
@@ -750,6 +752,8 @@ class Journal:
         partition = self._declared(mark.destination)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
+            # What was sent before is where it was looked for, or nowhere.
+            partition.rescan_from = -1
             for batch in partition.queue:
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.identity = None
@@ -1253,6 +1257,12 @@ class Journal:
         partition = self._partitions[destination]
         if partition.flow is not _Flow.ASKING:
             return
+        if 0 <= partition.rescan_from < partition.asked_from and shrunk_to < 0:
+            # What was learned meanwhile says that the answer is not about all of the log.
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+            self._touch(partition)
+            return
         doubt = self._doubt(partition)
         present, absent = doubt[: judgement.present], doubt[judgement.present :]
         if shrunk_to >= 0:
@@ -1363,6 +1373,8 @@ class Journal:
         from_offset: int = -1,
         check: EpochCheck | None = None,
     ) -> None:
+        if from_offset >= 0 and not 0 <= partition.rescan_from <= from_offset:
+            partition.rescan_from = from_offset
         known = partition.suspicion
         if known is not None:
             if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
@@ -1500,12 +1512,13 @@ class Journal:
         partition.flow = _Flow.SETTLING
         partition.rested = True
         self._touch(partition)
+        remembered = suspicion.last_acked_offset in {batch.place + batch.count - 1 for batch in acked}
         for index, base_offset in loss.moved.items():
             acked[index].base_offset = acked[index].place = base_offset
         lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
         first, last, records = loss.first_offset, loss.last_offset, loss.records
         evidence = suspicion.evidence
-        if suspicion.last_acked_offset not in {batch.place + batch.count - 1 for batch in acked}:
+        if not remembered:
             # The last ones are not remembered; how far they went is.
             bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
             begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
@@ -1879,9 +1892,9 @@ class Journal:
         first = doubt[0].identity
         last = partition.last_acked_id
         start = partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
-        suspected = -1 if partition.suspicion is None else partition.suspicion.from_offset
-        for changed in (partition.rescan_from, suspected):
-            start = changed if 0 <= changed < start else start
+        if 0 <= partition.rescan_from < start:
+            start = partition.rescan_from
+        partition.asked_from = start
         self._ready.asks.append(
             Ask(
                 partition.number,

@@ -8,6 +8,7 @@ from typing import Any
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId, Judgement
+from kafkasafe._core.loss import Loss
 
 
 class SendsBeforeDurable(j.Journal):
@@ -279,6 +280,98 @@ class SkipsSettling(j.Journal):
             partition.flow = j._Flow.FLOWING
 
 
+# -- lost acknowledged batches -----------------------------------------------------------------------------------------
+
+
+class RevivesWithoutMark(_Drops):
+    """A new life takes what was put back for delivered."""
+
+    kind = m.Revived
+
+
+class RevivesBehind(j.Journal):
+    """Lost batches are put back behind what waits."""
+
+    def _revive(self, partition: j._Partition, positions: Any, given_up: Any, end_offset: int) -> None:
+        waiting = len(partition.queue)
+        super()._revive(partition, positions, given_up, end_offset)
+        partition.queue.rotate(waiting - len(partition.queue))
+
+
+class RevivesAsCommitted(j.Journal):
+    """Lost batches are put back as their acknowledgements came, not as their records were accepted."""
+
+    def _revive(self, partition: j._Partition, positions: Any, given_up: Any, end_offset: int) -> None:
+        super()._revive(partition, positions[::-1], given_up, end_offset)
+
+
+class ForgetsSurvey(j.Journal):
+    """The log is read, and nothing follows from it."""
+
+    def surveyed(self, destination: int, loss: Loss, end_offset: int, **of: Any) -> None:
+        super().surveyed(destination, Loss((), -1, -1, 0, loss.moved, oldest_known=False), end_offset, **of)
+
+
+class IgnoresTopicId(j.Journal):
+    """A topic that was created again is taken for one that lost its records."""
+
+    def surveyed(self, destination: int, loss: Loss, end_offset: int, **of: Any) -> None:
+        super().surveyed(destination, loss, end_offset, **{**of, "topic_id": m.NO_TOPIC_ID})
+
+
+class RevivesReleased(j.Journal):
+    """What the spool deleted is put back."""
+
+    def released(self, before_position: int) -> None:
+        super().released(0)
+
+
+class ForgetsSuspicion(j.Journal):
+    """A new life does not look for what its forerunner missed."""
+
+    def recovered(self, now: float) -> None:
+        for partition in self._partitions.values():
+            partition.suspicion = partition.check = None
+        super().recovered(now)
+
+
+class BlindToAcks(j.Journal):
+    """An acknowledgement before the one before it is nothing special, nor is the first one of another leader."""
+
+    def _leads(self, partition: j._Partition, leader_epoch: int) -> None:
+        partition.leader_epoch = leader_epoch
+
+    def _stepped_back(self, partition: j._Partition, base_offset: int) -> None:
+        pass
+
+
+class HealsAtOnce(j.Journal):
+    """A lost batch is sent again while an older request with it may still be appended."""
+
+    def _quiet_at(self, partition: j._Partition, batch: j.Batch) -> float:
+        return 0.0
+
+
+class ContinuesBehindRevived(j.Journal):
+    """What was put back gets ids behind those of what waits behind it."""
+
+    def _prepare(self, partition: j._Partition) -> None:
+        renew, partition.renew = partition.renew, False
+        super()._prepare(partition)
+        partition.renew = renew
+
+
+class ForgetsGivenUp(j.Journal):
+    """A new life tells, or puts back, what was given up."""
+
+    def ready(self, now: float, now_ms: int) -> j.Ready:
+        ready = super().ready(now, now_ms)
+        for index, mark in enumerate(ready.persist.marks):
+            if isinstance(mark, m.Revived):
+                ready.persist.marks[index] = m.Revived(mark.destination, mark.end_offset, mark.positions)
+        return ready
+
+
 MUTANTS: list[type[j.Journal]] = [
     SendsBeforeDurable,
     SendsBeforeIdDurable,
@@ -309,4 +402,15 @@ MUTANTS: list[type[j.Journal]] = [
     SumsMissingTime,
     ContinuesSequence,
     SkipsSettling,
+    RevivesWithoutMark,
+    RevivesBehind,
+    RevivesAsCommitted,
+    ForgetsSurvey,
+    IgnoresTopicId,
+    RevivesReleased,
+    ForgetsSuspicion,
+    BlindToAcks,
+    HealsAtOnce,
+    ContinuesBehindRevived,
+    ForgetsGivenUp,
 ]

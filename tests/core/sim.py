@@ -332,22 +332,24 @@ class SimSpool:
             self.segment = end.segment
             self.next_position = end.position + 1 + len(end.marks) + sum(len(b.records) for b in end.batches)
 
-    def release(self, before: int) -> None:
-        """Delete whole segments from the front."""
+    def release(self, before: int) -> set[int]:
+        """Delete whole segments from the front; the records that were in them."""
+        gone: set[int] = set()
         while self.groups and self.groups[0].segment < self.segment:
             first = self.groups[0].segment
             end = next(g.position for g in self.groups if g.segment > first)
             if end > before:
-                return
+                return gone
             count = sum(g.segment == first for g in self.groups)
             for group in self.groups[:count]:
                 for batch in group.batches:
                     if batch.position not in self.finished:
                         raise Violation(f"unfinished {batch} was released")
-                    self.batches.pop(batch.position)
+                    gone.update(self.batches.pop(batch.position).records)
                     self.durable_ids[batch.destination].pop(batch.position)
             del self.groups[:count]
             self.synced -= count
+        return gone
 
     @property
     def first_position(self) -> int:
@@ -435,9 +437,13 @@ class Options:
     groups_per_segment: int = 10**9
     window: int = 5
     loses: bool = False
-    """The cluster loses what it acknowledged; the spool keeps everything."""
+    """The cluster loses what it acknowledged."""
+    heals: bool = True
+    heals_recreated: bool = False
+    releases: bool = False
+    """The spool deletes what is acknowledged also where it may be lost."""
     favourite: str = ""
-    """The fault that comes most: "limit", "missing" or "crash"."""
+    """The fault that comes most: "limit", "missing", "crash" or "foreign"."""
 
 
 def options_for(seed: int) -> Options:
@@ -456,7 +462,15 @@ def options_for(seed: int) -> Options:
         groups_per_segment=rng.choice((3, 8, 10**9)),
     )
     if rng.random() < 0.15:
-        options = replace(options, loses=True, durable_first=True, trims=False, denies=False)
+        options = replace(
+            options,
+            loses=True,
+            durable_first=True,
+            trims=False,
+            denies=False,
+            heals=rng.random() < 0.85,
+            releases=rng.random() < 0.15,
+        )
     return options
 
 
@@ -510,6 +524,9 @@ class Sim:
         self.rejected: dict[int, int] = {}
         self.acked: set[int] = set()
         self.deleted: set[int] = set()
+        self.released: set[int] = set()
+        self.telling: set[int] = set()
+        self.told: set[int] = set()
         self.put_aside: dict[int, tuple[int, ...]] = {}
         self.user_resent: set[int] = set()
         self.sends = 0
@@ -588,6 +605,8 @@ class Sim:
             state_age_s=STATE_AGE_S,
             request_timeout_s=REQUEST_TIMEOUT_S,
             missing_topic_s=MISSING_TOPIC_S,
+            heal=o.heals,
+            heal_recreated=o.heals_recreated,
         )
         self.parcels: dict[int, tuple[tuple[int, ...], int]] = {}
         self.connections: dict[int, Connection] = {}
@@ -733,8 +752,8 @@ class Sim:
                 break
         else:
             raise Violation("the journal does not come to rest")
-        if not self.options.loses:
-            self.spool.release(self.journal.release_position)
+        if not self.options.loses or self.options.releases:
+            self.released |= self.spool.release(self.journal.release_position)
             self.journal.released(self.spool.first_position)
         self._check_round_trip()
 
@@ -780,6 +799,9 @@ class Sim:
             self.point()
             self.spool.sync()
             self.point()
+        if any(isinstance(mark, m.Revived) for mark in persist.marks):
+            # Who dies before that tells it again.
+            self.told |= self.telling
         self.journal.persisted(persist, positions, self.spool.next_position)
         for batch in persist.batches:
             self.open.pop(batch.handle, None)
@@ -818,13 +840,9 @@ class Sim:
         match notice:
             case j.AckedLoss():
                 partition = self.journal.address(notice.destination)[1]
-                if partition in self.unclean:
-                    self._loss(notice, partition, expected=self.options.durable_first and not self.deleted)
-                    return
-                if self.deleted:
-                    self._loss(notice, partition, expected=False)
-                    return
-                raise Violation(f"a loss is reported where nothing was lost: {notice}")
+                if partition not in self.unclean and not self.deleted:
+                    raise Violation(f"a loss is reported where nothing was lost: {notice}")
+                self._loss(notice, partition)
             case j.Parked(batch, evidence):
                 self._parked(batch, evidence)
             case j.Refusal(batch):
@@ -839,14 +857,42 @@ class Sim:
                     if not allowed:
                         raise Violation(f"record {record} is rejected for nothing: {batch}")
 
-    def _loss(self, notice: j.AckedLoss, partition: int, *, expected: bool) -> None:
+    def _loss(self, notice: j.AckedLoss, partition: int) -> None:
         self.losses += 1
-        if not notice.revived and expected:
+        options = self.options
+        recreated = bool(self.deleted) and options.denies
+        if notice.revived and not (options.heals and (options.heals_recreated or not recreated)):
+            raise Violation(f"what must stay lost is put back: {notice}")
+        has_all = options.durable_first and not options.releases
+        if options.heals and not recreated and has_all and not notice.revived:
             raise Violation(f"nothing is put back, though the spool has everything: {notice}")
-        for _, number, batch in self.journal.batches():
-            if number == partition and batch.handle not in self.parcels:
-                stored = self.spool.batches[batch.position]
-                self.parcels[batch.handle] = (stored.records, stored.timestamp)
+        if not options.heals:
+            self._given_up(notice, partition)
+        queue = [batch for _, number, batch in self.journal.batches() if number == partition]
+        back = [batch for batch in queue if batch.handle not in self.parcels]
+        if queue[: len(back)] != back:
+            raise Violation(f"lost ones are put back behind others: {queue}")
+        for batch in back:
+            stored = self.spool.batches[batch.position]
+            self.parcels[batch.handle] = (stored.records, stored.timestamp)
+        order = [self.parcels[batch.handle][0] for batch in back]
+        if order != sorted(order):
+            raise Violation(f"lost ones are put back out of order: {order}")
+
+    def _given_up(self, notice: j.AckedLoss, partition: int) -> None:
+        there = {r for b in self.leaders[partition].log for r in b.records}
+        gone = {
+            record
+            for position in self.spool.committed
+            if (batch := self.spool.batches.get(position)) is not None
+            and self.journal.address(batch.destination)[1] == partition
+            for record in batch.records
+        }
+        gone -= there
+        if not gone - self.told and not self.options.releases:
+            raise Violation(f"the same loss is told again: {notice}")
+        self.deleted |= gone
+        self.telling |= gone
 
     def _parked(self, batch: j.Batch, evidence: str) -> None:
         self.parks += 1
@@ -1147,7 +1193,7 @@ class Sim:
         partition = self.rng.randrange(self.options.partitions)
         kind = self.rng.random()
         if self.options.favourite and self.rng.random() < 0.6:
-            kind = {"limit": 0.68, "missing": 0.64, "crash": 0.8}[self.options.favourite]
+            kind = {"limit": 0.68, "missing": 0.64, "crash": 0.8, "foreign": 0.52}[self.options.favourite]
         if self.options.loses and self.rng.random() < 0.3:
             self._unclean(partition)
         elif kind < 0.15:
@@ -1279,6 +1325,8 @@ class Sim:
             expected = {
                 r for r in self.durable if self.home[r] == number and r not in self.rejected
             } - self.deleted
+            if self.options.loses:
+                expected -= self.released
             if missing := expected - set(seen):
                 raise Violation(f"lost: {sorted(missing)}")
             if self.options.durable_first and (extra := set(seen) & self.gone - self.durable):

@@ -37,6 +37,8 @@ def test_no_schedule_breaks_a_promise(chunk: int) -> None:
 
 # -- each rule missing -------------------------------------------------------------------------------------------------
 
+LOSSY: dict[str, Any] = {"partitions": 1, "loses": True, "steps": 20}
+
 # Where the rule matters only now and then, the schedules are of the kind where it does.
 KINDS: dict[type[j.Journal], sim.Options] = {
     mutants.BelievesTooEarly: sim.Options(partitions=1, favourite="limit", describes=False),
@@ -50,9 +52,26 @@ KINDS: dict[type[j.Journal], sim.Options] = {
     mutants.IgnoresAge: sim.Options(partitions=1, old_timestamps=0.3, steps=60),
     mutants.IgnoresAgeOfTheSent: sim.Options(partitions=1, old_timestamps=0.3, steps=60),
     mutants.AsksOnlyOnce: sim.Options(partitions=1, old_timestamps=1.0),
+    mutants.RevivesWithoutMark: sim.Options(**LOSSY),
+    mutants.RevivesBehind: sim.Options(**LOSSY),
+    mutants.RevivesAsCommitted: sim.Options(**LOSSY),
+    mutants.ForgetsSurvey: sim.Options(**LOSSY),
+    mutants.IgnoresTopicId: sim.Options(partitions=1, denies=True, steps=60),
+    mutants.RevivesReleased: sim.Options(**LOSSY, releases=True, groups_per_segment=3),
+    mutants.ForgetsSuspicion: sim.Options(**LOSSY, favourite="crash"),
+    mutants.BlindToAcks: sim.Options(**LOSSY),
+    mutants.HealsAtOnce: sim.Options(**LOSSY),
+    mutants.ContinuesBehindRevived: sim.Options(**LOSSY, favourite="crash"),
+    mutants.ForgetsGivenUp: sim.Options(**LOSSY, heals=False, favourite="crash"),
 }
 # Where few schedules meet it, the search begins near one that does.
-RARE: dict[type[j.Journal], int] = {mutants.AsksOnlyOnce: 450}
+RARE: dict[type[j.Journal], int] = {
+    mutants.AsksOnlyOnce: 450,
+    mutants.ForgetsSuspicion: 150,
+    mutants.BlindToAcks: 100,
+    mutants.ContinuesBehindRevived: 150,
+    mutants.ForgetsGivenUp: 650,
+}
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.__name__)
@@ -86,6 +105,7 @@ class Shell:
         self.resolved: list[j.Resolution] = []
         self.notices: list[j.Notice] = []
         self.surveys: list[j.SurveyAsk] = []
+        self.checks: list[j.EpochCheck] = []
 
     def turn(self) -> list[j.Batch]:
         """Everything there is to do; what was sent in it."""
@@ -99,6 +119,7 @@ class Shell:
             self.resolved += ready.resolved
             self.notices += ready.notices
             self.surveys += ready.surveys
+            self.checks += ready.checks
             if not (ready.persist or ready.sends or ready.resolved or ready.divides):
                 return self.sent[before:]
             if ready.persist:
@@ -463,6 +484,154 @@ def test_a_log_that_ends_too_early_raises_suspicion() -> None:
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert notice.cause is Cause.LOG_END
+
+
+def test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it() -> None:
+    shell = Keeps()
+    batches = shell.flowing(*[1] * 8)
+    for offset, batch in enumerate(batches[1:6], 1):
+        shell.ack(batch, offset)
+    shell.turn()
+    for batch in batches[6:]:
+        shell.lose(batch)
+    shell.turn()
+    shell.wait()
+    shell.journal.judged(
+        1, Judgement(Verdict.DECIDED, 0, "seen"), stable=True, shrunk_to=0, read_from=0, now=shell.now
+    )
+    shell.turn()
+    assert shell.surveys[-1].from_offset == 0
+    shell.journal.surveyed(1, Loss(tuple(range(6)), 0, 5, 6, {}, oldest_known=True), 0)
+    assert shell.turn() == []  # what was lost may still arrive
+    assert shell.ids() == [None] * 6 + [(7, 0, 6), (7, 0, 7)]
+    heir = shell.reborn()
+    heir.journal.granted(8, 0)
+    assert heir.turn() == []
+    assert [identity.base_sequence for identity in heir.asks[-1].doubt] == [6, 7]
+    assert heir.ids() == [None] * 6 + [(7, 0, 6), (7, 0, 7)]
+    heir.now += 30
+    assert heir.judge(Verdict.DECIDED, 0, stable=True) == []  # what was late may have come
+    assert [b.position for b in heir.judge(Verdict.DECIDED, 0, stable=True)] == [batches[0].position]
+    assert heir.ids() == [(8, 0, sequence) for sequence in range(8)]
+
+
+def test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5, 1)
+    shell.ack(batches[1], 5)
+    shell.turn()
+    shell.lose(batches[2])
+    shell.turn()
+    shell.wait()
+    shell.journal.judged(
+        1, Judgement(Verdict.DECIDED, 0, "seen"), stable=True, shrunk_to=4, read_from=2, now=shell.now
+    )
+    shell.turn()
+    shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 4)
+    shell.turn()
+    shell.wait()
+    assert (shell.asks[-1].from_offset, shell.asks[-1].read_log) == (0, True)
+
+
+def test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet() -> None:
+    shell = Keeps()
+    batches = shell.flowing(1, 1, 1)
+    shell.refuse(batches[2], 87)
+    shell.ack(batches[1], 1)
+    shell.turn()
+    (mark,) = [x for x in shell.marks if isinstance(x, m.Identified)]
+    assert mark.entries == (m.Identity(batches[1].position, 7, 0, 1),)
+    heir = shell.reborn()
+    heir.journal.suspect(1, Cause.LOG_END, "cut")
+    heir.turn()
+    assert [acked.identity for acked in heir.surveys[-1].acked] == [BatchId(7, 0, 0, 1), BatchId(7, 0, 1, 1)]
+
+
+def test_the_first_ack_of_another_leader_has_the_one_before_checked() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5, 1)
+    shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    shell.journal.acked(batches[2], 35, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    (check,) = shell.checks
+    assert check == j.EpochCheck(1, 3, 4)
+    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
+    shell.turn()
+    (survey,) = shell.surveys
+    assert (survey.leader_epoch, survey.from_offset) == (3, 2)
+    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 36, leader_epoch=4)
+    shell.turn()
+    assert [n.records for n in shell.notices if isinstance(n, j.AckedLoss)] == [5]
+    # The survey has seen everything: a late answer says nothing new.
+    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
+    shell.turn()
+    assert len(shell.surveys) == 1
+
+
+def test_a_batch_that_a_late_request_put_back_is_not_lost() -> None:
+    shell = Shell()
+    shell.flowing(5)
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.turn()
+    shell.journal.surveyed(1, Loss((), -1, -1, 0, {0: 7}, oldest_known=False), 12)
+    shell.turn()
+    assert shell.notices == []
+    assert shell.journal.last_acked_offset("t", 0) == 11
+
+
+def test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    assert shell.judge(Verdict.DECIDED, 0) == [batches[1]]
+    shell.ack(batches[1], 5)
+    shell.turn()
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.turn()
+    lost = Loss((0, 1), 0, 9, 10, {}, oldest_known=True)
+    shell.journal.surveyed(1, lost, 0)
+    assert shell.turn() == []
+    assert shell.waits[-1].at_least_s == 30
+    shell.wait()
+    assert len(shell.surveys) == 2
+    shell.journal.surveyed(1, lost, 0)
+    assert shell.turn() == [batches[0]]
+
+
+def test_what_was_given_up_stays_given_up() -> None:
+    shell = Keeps(heal=False)
+    batches = shell.flowing(5)
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.turn()
+    shell.journal.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 0)
+    shell.turn()
+    assert m.Revived(1, 0, (), (batches[0].position,)) in shell.marks
+    heir = shell.reborn()
+    heir.journal.suspect(1, Cause.LOG_END, "again", from_offset=0)
+    heir.turn()
+    assert heir.surveys[-1].acked == ()
+
+
+def test_parts_of_a_divided_batch_come_back_before_what_stood_behind_it() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2, 1)
+    shell.refuse(batches[1], 10)
+    shell.refuse(batches[2], 45)
+    shell.turn()
+    parts = shell.journal.replaced(batches[1], [(1, 1, 50, NOW_MS, False)] * 2)
+    shell.turn()
+    for offset, batch in enumerate((*parts, batches[2]), 1):
+        shell.ack(batch, offset)
+        shell.turn()
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.turn()
+    shell.journal.surveyed(1, Loss((0, 1, 2, 3), 0, 3, 4, {}, oldest_known=True), 0)
+    shell.turn()
+    revived = [batch for _, _, batch in shell.journal.batches()]
+    assert revived == [batches[0], *parts, batches[2]]
 
 
 def test_a_rejected_batch_leaves_no_gap() -> None:
