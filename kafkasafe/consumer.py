@@ -16,6 +16,8 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import math
+import random
 import struct
 import threading
 import time
@@ -539,7 +541,9 @@ class SafeConsumer(KafkaConsumer):
             self._begin_resets()
             self._begin_checks()
             self._carry_on()
-            state = self._subscription.assignment[partition]
+            state = self._subscription.assignment.get(partition)
+            if state is None:
+                raise kafka_errors.IllegalStateError("Partition is not assigned any more")
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (state.has_valid_position and not state.awaiting_validation):
                 return None if state.position is None else int(state.position.offset)
@@ -635,9 +639,11 @@ class SafeConsumer(KafkaConsumer):
             if part.state.position is None:
                 continue
             leadership = self._leadership(tp)
-            if leadership is not None and (
-                part.suspected or part.checked is None or _is_newer(leadership, part.checked)
-            ):
+            if leadership is None:
+                if part.checked is None and part.lineage.entries:
+                    # Metadata may come before the fetch is sent: nothing is to be read unchecked.
+                    part.state._awaiting_validation = True
+            elif part.suspected or part.checked is None or _is_newer(leadership, part.checked):
                 self._check(tp, part, leadership)
 
     def _check(self, tp: TopicPartition, part: _Part, leadership: _Leadership) -> None:
@@ -1098,6 +1104,24 @@ class _Coordinator(ConsumerCoordinator):
 
     owner: SafeConsumer
 
+    async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
+        """kafka-python's lets an error of the metadata request that follows a failed look-up out of `poll`."""
+        parent: Any = super()
+        deadline = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                return bool(
+                    await parent.ensure_coordinator_ready_async(
+                        timeout_ms=None if timeout_ms is None else left_s * 1000
+                    )
+                )
+            except kafka_errors.InvalidMetadataError as error:
+                log.info("No group coordinator yet: %r", error)
+            if time.monotonic() >= deadline:
+                return False
+            await self._manager._net.sleep(self.config["retry_backoff_ms"] / 1000)
+
     async def _send_offset_commit_request(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Any:
         parent: Any = super()
         described = self.owner._with_lineage(offsets)
@@ -1114,13 +1138,26 @@ class _Coordinator(ConsumerCoordinator):
             return await parent._send_offset_commit_request(offsets)
 
 
+class _ReachingManager(_Manager):
+    """Finds the way back when all brokers that the metadata name are gone: by the bootstrap servers (KIP-899)."""
+
+    def least_loaded_node(self) -> Any:
+        parent: Any = super()
+        node = parent.least_loaded_node()
+        if node is not None or any(conn.connected for conn in self._conns.values()):
+            return node
+        brokers = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
+        able = [node_id for node_id in brokers if parent.connection_delay(node_id) <= 0]
+        return random.choice(able) if able else None
+
+
 def _tidy_client(**options: Any) -> Any:
     """What KafkaConsumer stands on, but with our connections: they close their socket when they fail, and look names
     up on a thread of their own.
     """
     make: Any = KafkaConsumer.DEFAULT_CONFIG["kafka_client"]
     client = make(manager=False, **options)  # not None: it must not make one of its own
-    manager: Any = _Manager
+    manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
     return client
 

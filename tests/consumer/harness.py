@@ -36,7 +36,7 @@ def collect(consumer, count, timeout_s=30.0):
     deadline = time.monotonic() + timeout_s
     while len(records) < count:
         assert time.monotonic() < deadline, f"{len(records)} of {count} records within {timeout_s} s"
-        for some in consumer.poll(timeout_ms=200).values():
+        for some in consumer.poll(timeout_ms=500).values():
             records += some
     return records
 

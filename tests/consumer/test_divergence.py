@@ -53,6 +53,8 @@ class Alternation:
         """Of each broker's log, the leader epoch of each record."""
         self.leads(3)
         self.written[B] = list(self.written[A])
+        # On a slow machine B may have been out of sync for a moment, and acks=all have meant A alone.
+        until(lambda: self.cluster._log_end(B, self.topic, 0) == 3)
         self.cluster.kill(B)
 
     def leads(self, count):

@@ -131,7 +131,7 @@ class TestInAGroup:
         collect(one, 10)
         one.close()
         two = consumers(topic, group_id=topic, auto_offset_reset="earliest")
-        assert until(lambda: two.poll(100) or two.assignment()) is not None
+        assert until(lambda: two.poll(500) or two.assignment()) is not None
         assert two.position(TopicPartition(topic, 0)) == 10
 
     def test_a_rebalance_hands_partitions_over(self, kafka, consumers):
@@ -159,8 +159,8 @@ class TestInAGroup:
         two = consumers(topic, **options)
 
         def both():
-            one.poll(50)
-            two.poll(50)
+            one.poll(300)
+            two.poll(300)
             return len(one.assignment()) == len(two.assignment()) == 1
 
         until(both)
@@ -196,7 +196,7 @@ class TestResets:
         topic = new_topic(kafka)
         harness.produce(kafka, topic, [b"x"] * 8)
         consumer = consumers(topic, group_id=topic)
-        until(lambda: consumer.poll(50) or consumers.of(PositionReset))
+        until(lambda: consumer.poll(500) or consumers.of(PositionReset))
         assert consumers.of(PositionReset) == [
             PositionReset(topic, 0, "no_position", "latest", None, 8, (0, 7))
         ]
@@ -220,7 +220,7 @@ class TestResets:
         consumer._fetcher._paused_partition_records.clear()  # what was fetched before would still be handed out
         consumer._fetcher._next_partition_records = None
         consumer.resume(tp)
-        until(lambda: consumer.poll(50) or consumers.of(PositionReset))
+        until(lambda: consumer.poll(500) or consumers.of(PositionReset))
         assert consumers.of(PositionReset) == [
             PositionReset(topic, 0, "retention", policy, 3, position, skipped)
         ]
@@ -264,5 +264,5 @@ class TestResets:
         harness.produce(kafka, topic, [b"x"] * 10)
         consumer = consumers.assigned(topic, auto_offset_reset="latest")
         consumer.seek(TopicPartition(topic, 0), 50)
-        until(lambda: consumer.poll(50) or consumers.of(PositionReset))
+        until(lambda: consumer.poll(500) or consumers.of(PositionReset))
         assert consumers.of(PositionReset) == [PositionReset(topic, 0, "beyond_end", "latest", 50, 10, None)]
