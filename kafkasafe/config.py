@@ -75,6 +75,8 @@ _SPOOL: Final[dict[str, Any]] = {
 _DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
 _DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
 
+_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
 # Volatile file systems: what they hold does not survive a restart of the machine.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
@@ -239,6 +241,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         log.warning(
             "retries=%s has no effect: a record that waits on disk is never given up", merged["retries"]
         )
+    _check_connection(merged)
     window = _number(merged, "max_in_flight_requests_per_connection", least=1)
     max_request = _number(merged, "max_request_size", least=1024)
     spool_max = _number(merged, "spool_max_bytes", least=MIN_SPOOL_BYTES)
@@ -304,6 +307,24 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         missing_topic_s=_number(merged, "missing_topic_timeout_ms", least=0) / 1000,
         state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
     )
+
+
+def _check_connection(options: Mapping[str, Any]) -> None:
+    """What kafka-python would take without a word, or refuse without saying what to do."""
+    protocol = options["security_protocol"]
+    if protocol not in _PROTOCOLS:
+        # kafka-python takes any name, and connects without encryption.
+        near = difflib.get_close_matches(str(protocol), _PROTOCOLS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"security_protocol must be one of {', '.join(_PROTOCOLS)}, not {protocol!r}{hint}")
+    servers = options["bootstrap_servers"]
+    names = servers.split(",") if isinstance(servers, str) else servers
+    if not isinstance(names, (list, tuple, set)) or not names:
+        raise ConfigError(f"bootstrap_servers must be 'host:port' or a list of them, not {servers!r}")
+    for name in names:
+        port = str(name).rpartition(":")[2] if ":" in str(name) and not str(name).endswith("]") else ""
+        if not isinstance(name, str) or not name.strip() or (port and not port.strip().isdecimal()):
+            raise ConfigError(f"bootstrap_servers must be 'host:port' or a list of them; {name!r} is none")
 
 
 def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:

@@ -3,5 +3,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# harness.py is a module beside these tests; pytest's importlib mode adds no path.
+# consuming.py is a module beside these tests; pytest's importlib mode adds no path.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-import harness
+import consuming
 import pytest
-from harness import Consumers, Writer, collect, new_topic, until
+from consuming import Consumers, Writer, collect, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
@@ -186,12 +186,12 @@ def test_a_topic_made_anew(cluster, consumers):
         group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False, metadata_max_age_ms=1000
     )
     consumer.assign([tp])
-    harness.produce(cluster, topic, [b"x"] * 6)
+    consuming.produce(cluster, topic, [b"x"] * 6)
     collect(consumer, 6)
     before = consumer._cluster.topic_id(topic)
     cluster.delete_topic(topic)
     cluster.create_topic(topic, assignments={0: [A, B]})
-    harness.produce(cluster, topic, [b"y"] * 9)
+    consuming.produce(cluster, topic, [b"y"] * 9)
     until(lambda: consumer._cluster.topic_id(topic) not in {None, before})
     with pytest.raises(LogDivergedError, match="anew") as told:
         consumer.poll(20_000)
@@ -205,7 +205,7 @@ def test_a_log_that_lost_its_end_is_lower_with_a_proof(cluster, consumers, tmp_p
     """And over a restart of the consumer: the file remembers."""
     topic = new_topic(cluster, replication_factor=1)
     tp = TopicPartition(topic, 0)
-    harness.produce(cluster, topic, [b"x"] * 12)
+    consuming.produce(cluster, topic, [b"x"] * 12)
     before = consumers(offsets_path=tmp_path / "ends.json")
     assert before.end_offsets([tp]) == {tp: 12}
     before.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import harness
+import consuming
 import pytest
-from harness import Consumers, collect, kafka_errors, new_topic, until
+from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 
@@ -26,8 +26,8 @@ def consumers(kafka):
 class TestAssigned:
     def test_reads_what_kafkaconsumer_reads(self, kafka, consumers):
         topic = new_topic(kafka, 2)
-        harness.produce(kafka, topic, [b"%d" % n for n in range(50)], 0, compression_type="gzip")
-        harness.produce(kafka, topic, [b"%d" % n for n in range(30)], 1)
+        consuming.produce(kafka, topic, [b"%d" % n for n in range(50)], 0, compression_type="gzip")
+        consuming.produce(kafka, topic, [b"%d" % n for n in range(30)], 1)
         ours = consumers.assigned(topic, 0, 1, auto_offset_reset="earliest", max_poll_records=7)
         plain = KafkaConsumer(
             bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest", enable_auto_commit=False
@@ -40,15 +40,15 @@ class TestAssigned:
 
     def test_iterates_and_ends_after_consumer_timeout(self, kafka, consumers):
         topic = new_topic(kafka)
-        harness.produce(kafka, topic, [b"%d" % n for n in range(20)])
+        consuming.produce(kafka, topic, [b"%d" % n for n in range(20)])
         consumer = consumers.assigned(topic, auto_offset_reset="earliest", consumer_timeout_ms=1500)
         assert [int(record.value) for record in consumer] == list(range(20))
         assert consumer.position(TopicPartition(topic, 0)) == 20
 
     def test_seek_pause_resume_position_highwater(self, kafka, consumers):
         topic, tp = new_topic(kafka, 2), None
-        harness.produce(kafka, topic, [b"%d" % n for n in range(10)], 0)
-        harness.produce(kafka, topic, [b"%d" % n for n in range(10)], 1)
+        consuming.produce(kafka, topic, [b"%d" % n for n in range(10)], 0)
+        consuming.produce(kafka, topic, [b"%d" % n for n in range(10)], 1)
         consumer = consumers.assigned(topic, 0, 1, auto_offset_reset="earliest")
         tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
         collect(consumer, 20)
@@ -71,7 +71,7 @@ class TestAssigned:
 
     def test_offsets(self, kafka, consumers):
         topic = new_topic(kafka, 2)
-        harness.produce(kafka, topic, [b"x"] * 5, 0)
+        consuming.produce(kafka, topic, [b"x"] * 5, 0)
         first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
         consumer = consumers()
         assert consumer.end_offsets([first, second]) == {first: 5, second: 0}
@@ -88,7 +88,7 @@ class TestAssigned:
 
     def test_one_missing_partition_does_not_hide_the_others(self, kafka, consumers):
         topic = new_topic(kafka)
-        harness.produce(kafka, topic, [b"x"] * 3)
+        consuming.produce(kafka, topic, [b"x"] * 3)
         there, missing = TopicPartition(topic, 0), TopicPartition(topic, 9)
         consumer = consumers()
         answered = consumer.end_offsets([there, missing], timeout_ms=1000, partial=True)
@@ -102,7 +102,7 @@ class TestInAGroup:
     def test_commits_and_resumes(self, kafka, consumers):
         topic = new_topic(kafka)
         tp = TopicPartition(topic, 0)
-        harness.produce(kafka, topic, [b"%d" % n for n in range(30)])
+        consuming.produce(kafka, topic, [b"%d" % n for n in range(30)])
         options = {
             "group_id": topic,
             "auto_offset_reset": "earliest",
@@ -126,7 +126,7 @@ class TestInAGroup:
 
     def test_auto_commit(self, kafka, consumers):
         topic = new_topic(kafka)
-        harness.produce(kafka, topic, [b"%d" % n for n in range(10)])
+        consuming.produce(kafka, topic, [b"%d" % n for n in range(10)])
         one = consumers(topic, group_id=topic, auto_offset_reset="earliest")
         collect(one, 10)
         one.close()
@@ -137,7 +137,7 @@ class TestInAGroup:
     def test_a_rebalance_hands_partitions_over(self, kafka, consumers):
         topic = new_topic(kafka, 2)
         for number in (0, 1):
-            harness.produce(kafka, topic, [b"%d" % n for n in range(10)], number)
+            consuming.produce(kafka, topic, [b"%d" % n for n in range(10)], number)
         revoked = []
 
         class Listener(ConsumerRebalanceListener):
@@ -166,7 +166,7 @@ class TestInAGroup:
         until(both)
         assert len(revoked) == 2
         for number in (0, 1):
-            harness.produce(kafka, topic, [b"new"] * 3, number)
+            consuming.produce(kafka, topic, [b"new"] * 3, number)
         assert [record.value for record in collect(one, 3)] == [b"new"] * 3
         assert [record.value for record in collect(two, 3)] == [b"new"] * 3
 
@@ -194,7 +194,7 @@ class TestOptions:
 class TestResets:
     def test_none_committed_and_latest_says_what_is_skipped(self, kafka, consumers):
         topic = new_topic(kafka)
-        harness.produce(kafka, topic, [b"x"] * 8)
+        consuming.produce(kafka, topic, [b"x"] * 8)
         consumer = consumers(topic, group_id=topic)
         until(lambda: consumer.poll(500) or consumers.of(PositionReset))
         assert consumers.of(PositionReset) == [
@@ -209,7 +209,7 @@ class TestResets:
     def test_retention_overtakes_a_paused_consumer(self, kafka, consumers, policy, position, skipped):
         topic = new_topic(kafka)
         tp = TopicPartition(topic, 0)
-        harness.produce(kafka, topic, [b"x"] * 20)
+        consuming.produce(kafka, topic, [b"x"] * 20)
         consumer = consumers.assigned(topic, auto_offset_reset=policy, max_poll_records=3)
         consumer.seek(tp, 0)
         collect(consumer, 3)
@@ -228,7 +228,7 @@ class TestResets:
     def test_retention_overtakes_a_group_that_was_away(self, kafka, consumers):
         topic = new_topic(kafka)
         tp = TopicPartition(topic, 0)
-        harness.produce(kafka, topic, [b"x"] * 10)
+        consuming.produce(kafka, topic, [b"x"] * 10)
         options = {
             "group_id": topic,
             "auto_offset_reset": "earliest",
@@ -248,7 +248,7 @@ class TestResets:
     def test_without_a_policy_it_is_an_error_until_a_seek(self, kafka, consumers):
         topic = new_topic(kafka)
         tp = TopicPartition(topic, 0)
-        harness.produce(kafka, topic, [b"x"] * 10)
+        consuming.produce(kafka, topic, [b"x"] * 10)
         with kafka.admin() as admin:
             admin.delete_records({tp: 5})
         consumer = consumers.assigned(topic, auto_offset_reset="none")
@@ -261,7 +261,7 @@ class TestResets:
 
     def test_a_position_beyond_the_end(self, kafka, consumers):
         topic = new_topic(kafka)
-        harness.produce(kafka, topic, [b"x"] * 10)
+        consuming.produce(kafka, topic, [b"x"] * 10)
         consumer = consumers.assigned(topic, auto_offset_reset="latest")
         consumer.seek(TopicPartition(topic, 0), 50)
         until(lambda: consumer.poll(500) or consumers.of(PositionReset))

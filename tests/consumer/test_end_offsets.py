@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from harness import Consumers, Writer, new_topic, until
+from consuming import Consumers, Writer, new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe._io.transport import Failure, Transport

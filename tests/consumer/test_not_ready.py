@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-import harness
+import consuming
 import pytest
-from harness import Consumers, collect, kafka_errors, new_topic, until
+from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
@@ -46,7 +46,7 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
     topic = new_topic(cluster, 2)
     ready, stuck = TopicPartition(topic, 0), TopicPartition(topic, 1)
     for number in (0, 1):
-        harness.produce(cluster, topic, [b"x"] * 10, number)
+        consuming.produce(cluster, topic, [b"x"] * 10, number)
     consumer = consumers.assigned(topic, 0, 1, auto_offset_reset="latest")
     consumer.seek(ready, 0)
     consumer.seek(stuck, 0)
@@ -57,7 +57,7 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
         for tp, records in consumer.poll(100).items():
             got += [(tp.partition, record.offset) for record in records]
         if len(got) == 10 and time.monotonic() - began < 1.0:
-            harness.produce(cluster, topic, [b"y"], 0)
+            consuming.produce(cluster, topic, [b"y"], 0)
     assert {number for number, _ in got} == {0}
     assert len(got) >= 11
     assert 3 <= rule.hits <= 22  # ten a second at most
@@ -76,7 +76,7 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
 def test_poll_says_so_only_when_the_deadline_ends(cluster, proxy, consumers):
     topic = new_topic(cluster)
     tp = TopicPartition(topic, 0)
-    harness.produce(cluster, topic, [b"x"] * 4)
+    consuming.produce(cluster, topic, [b"x"] * 4)
     consumer = consumers.assigned(topic, auto_offset_reset="latest", remote_storage_timeout_ms=700)
     consumer.seek(tp, 0)
     rule = proxy.on("Fetch", topic=topic, partition=0).answer(code=9, high_watermark=-1, records=None)
@@ -93,7 +93,7 @@ def test_poll_says_so_only_when_the_deadline_ends(cluster, proxy, consumers):
 def test_look_ups_wait_out_the_deadline(cluster, proxy, consumers, code):
     topic = new_topic(cluster, 2)
     tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    harness.produce(cluster, topic, [b"x"] * 4)
+    consuming.produce(cluster, topic, [b"x"] * 4)
     consumer = consumers()
     rule = proxy.on("ListOffsets", topic=topic, partition=0).answer(code=code)
     with pytest.raises(RemoteStorageNotReadyError):
@@ -132,11 +132,11 @@ def test_a_divergence_is_found_whatever_fetch_can_say(cluster, proxy, consumers,
                 key.max_version = fetch_version
 
     proxy.on("ApiVersions").edit(limit)
-    harness.produce(cluster, topic, [b"x"] * 8)
+    consuming.produce(cluster, topic, [b"x"] * 8)
     consumer = consumers.assigned(topic, auto_offset_reset="earliest")
     collect(consumer, 8)
     cluster.lose_log(topic)
-    harness.produce(cluster, topic, [b"y"] * 12)
+    consuming.produce(cluster, topic, [b"y"] * 12)
     with pytest.raises(LogDivergedError):
         consumer.poll(20_000)
     (event,) = consumers.of(LogDiverged)
@@ -148,7 +148,7 @@ def test_a_divergence_is_found_whatever_fetch_can_say(cluster, proxy, consumers,
 
 def test_metadata_that_is_too_large_for_the_brokers_does_not_stop_commits(cluster, proxy, consumers):
     topic = new_topic(cluster)
-    harness.produce(cluster, topic, [b"x"] * 4)
+    consuming.produce(cluster, topic, [b"x"] * 4)
     consumer = consumers(topic, group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False)
     collect(consumer, 4)
     proxy.on("OffsetCommit").answer(code=12, times=1)

@@ -63,6 +63,10 @@ def waiting_in(producer: SafeProducer) -> int:
         ({"transactional_id": "t"}, "transactional_id is not supported"),
         ({"enable_idempotence": False}, "enable_idempotence=False"),
         ({"on_undecidable": "ask"}, "on_undecidable must be one of"),
+        # kafka-python would connect without encryption.
+        ({"security_protocol": "TLS"}, "security_protocol must be one of PLAINTEXT, SSL"),
+        ({"bootstrap_servers": None}, "bootstrap_servers must be 'host:port' or a list"),
+        ({"bootstrap_servers": "broker:port"}, "'broker:port' is none"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(tmp_path, options, says):
