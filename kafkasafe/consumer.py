@@ -1103,6 +1103,7 @@ class _Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator; lineages go with committed offsets."""
 
     owner: SafeConsumer
+    config: dict[str, Any]
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
         """kafka-python's lets an error of the metadata request that follows a failed look-up out of `poll`."""
