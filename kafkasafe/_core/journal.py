@@ -715,8 +715,12 @@ class Journal:
                     if done is not None and done.state is not State.REPLACED:
                         self._forget(done)
                         self._partitions[done.destination].queue.remove(done)
-                case m.Revived(destination, end_offset, positions, given_up):
+                case m.Revived(destination, end_offset, positions, given_up, moved):
                     known = self._declared(destination)
+                    places = dict(moved)
+                    for done in known.acked:
+                        if done.position in places:
+                            done.base_offset = done.place = places[done.position]
                     known.suspicion = known.check = None
                     self._revive(known, positions, given_up, end_offset)
                 case m.Undecidable() | m.Resolved():
@@ -984,7 +988,7 @@ class Journal:
 
     def _leads(self, partition: _Partition, leader_epoch: int) -> None:
         """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
-        if 0 <= partition.leader_epoch < leader_epoch and partition.last_acked_offset >= 0:
+        if 0 <= partition.leader_epoch != leader_epoch and partition.last_acked_offset >= 0:
             partition.check = EpochCheck(
                 partition.number, partition.leader_epoch, partition.last_acked_offset
             )
@@ -1286,7 +1290,7 @@ class Journal:
             partition.flow = _Flow.PROBING
             self._send(partition, present[-1])
             return
-        if present and stable and leader_epoch >= 0:
+        if present and stable:
             self._leads(partition, leader_epoch)
         for index, batch in enumerate(present):
             batch.base_offset = judgement.offsets.get(index, -1)
@@ -1513,8 +1517,11 @@ class Journal:
         partition.rested = True
         self._touch(partition)
         remembered = suspicion.last_acked_offset in {batch.place + batch.count - 1 for batch in acked}
+        moved = []
         for index, base_offset in loss.moved.items():
             acked[index].base_offset = acked[index].place = base_offset
+            if acked[index].position >= max(self._released, 0):
+                moved.append((acked[index].position, base_offset))
         lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
         first, last, records = loss.first_offset, loss.last_offset, loss.records
         evidence = suspicion.evidence
@@ -1535,6 +1542,9 @@ class Journal:
             )
         if records <= 0:
             self._go_on(partition, end_offset)
+            if moved:
+                self._ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
+                self._ready.persist.marks.append(self._state_mark(partition))
             return
         if recreated and cause is not Cause.TOPIC_ID:
             evidence += (
@@ -1548,7 +1558,7 @@ class Journal:
         self._ready.notices.append(
             AckedLoss(destination, first, last, records, cause, evidence, revived, recreated)
         )
-        self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up))
+        self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up, tuple(moved)))
         self._revive(partition, again, given_up, end_offset)
         self._ready.persist.marks.append(self._state_mark(partition))
         partition.renew = partition.renew or bool(again)

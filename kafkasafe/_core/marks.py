@@ -262,12 +262,14 @@ class Revived:
             gone.
         positions: The batches that are sent again, in this order; none where the spool has nothing of it any more.
         given_up: Lost ones that are not sent again though the spool has them.
+        moved: (position, base offset) of those that are in the log at another place than they were acknowledged at.
     """
 
     destination: int
     end_offset: int
     positions: tuple[int, ...]
     given_up: tuple[int, ...] = ()
+    moved: tuple[tuple[int, int], ...] = ()
 
 
 Mark: TypeAlias = (
@@ -324,7 +326,7 @@ _REPLACED: Final = struct.Struct(">qii")
 _REJECTED: Final = struct.Struct(">qh")
 _POSITION: Final = struct.Struct(">q")
 _RESOLVED: Final = struct.Struct(">qb")
-_REVIVED: Final = struct.Struct(">iqii")
+_REVIVED: Final = struct.Struct(">iqiii")
 
 _ATOMIC: Final = 1
 _SNAPSHOT: Final = 2
@@ -465,9 +467,10 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.UNDECIDABLE, _POSITION.pack(position) + _str16(_cut(evidence))
         case Resolved(position, decision):
             return _Type.RESOLVED, _RESOLVED.pack(position, decision)
-        case Revived(destination, end_offset, positions, given_up):  # pragma: no branch
-            pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up))]
+        case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
+            pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
+            pieces += [_COMMITTED_ENTRY.pack(position, offset) for position, offset in moved]
             return _Type.REVIVED, b"".join(pieces)
 
 
@@ -500,10 +503,11 @@ def _read_mark(body: _Body) -> Mark:
             position, decision = body.take(_RESOLVED)
             mark = Resolved(position, body.member(Decision, decision))
         case _Type.REVIVED:
-            destination, end_offset, count, others = body.take(_REVIVED)
+            destination, end_offset, count, others, elsewhere = body.take(_REVIVED)
             revived = tuple(p for (p,) in body.take_all(_POSITION, count))
             given_up = tuple(p for (p,) in body.take_all(_POSITION, others))
-            mark = Revived(destination, end_offset, revived, given_up)
+            moved = tuple(body.take_all(_COMMITTED_ENTRY, elsewhere))
+            mark = Revived(destination, end_offset, revived, given_up, moved)
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -544,10 +548,11 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                 valid = valid and 0 <= first_child < first_child + children <= len(group.manifest)
             case Rejected(position) | Undecidable(position) | Resolved(position):
                 valid = position >= 0
-            case Revived(destination, end_offset, positions, given_up):  # pragma: no branch
-                named = (*positions, *given_up)
+            case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
+                named = (*positions, *given_up, *(position for position, _ in moved))
                 valid = destination >= 1 and end_offset >= 0 and len(set(named)) == len(named)
                 valid = valid and all(0 <= position < group.position for position in named)
+                valid = valid and all(offset >= 0 for _, offset in moved)
         _demand(valid, mark)
 
 

@@ -1786,13 +1786,15 @@ class _Question:
             if by_state.verdict is Verdict.GAP:
                 judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
         self._count(judgement, "log")
+        # Another leader since: nobody knows which one's log this was.
+        same = self._pump._leader_epoch(self._topic, self._partition) == self._leader_epoch
         self._lane.journal.judged(
             self._ask.destination,
             judgement,
             stable=True,
             shrunk_to=self._shrunk_to,
             read_from=self._read_from,
-            leader_epoch=self._leader_epoch,
+            leader_epoch=self._leader_epoch if same else -1,
             now=time.monotonic(),
         )
 

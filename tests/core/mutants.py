@@ -368,7 +368,9 @@ class ForgetsGivenUp(j.Journal):
         ready = super().ready(now, now_ms)
         for index, mark in enumerate(ready.persist.marks):
             if isinstance(mark, m.Revived):
-                ready.persist.marks[index] = m.Revived(mark.destination, mark.end_offset, mark.positions)
+                ready.persist.marks[index] = m.Revived(
+                    mark.destination, mark.end_offset, mark.positions, (), mark.moved
+                )
         return ready
 
 

@@ -164,9 +164,8 @@ class Shell:
     def judge(
         self, verdict: Verdict, present: int, *, stable: bool = False, offsets: dict[int, int] | None = None
     ) -> list[j.Batch]:
-        self.journal.judged(
-            1, Judgement(verdict, present, "seen", offsets or {}), stable=stable, now=self.now
-        )
+        judgement = Judgement(verdict, present, "seen", offsets or {})
+        self.journal.judged(1, judgement, stable=stable, leader_epoch=3, now=self.now)
         return self.turn()
 
     def wait(self) -> list[j.Batch]:

@@ -58,7 +58,7 @@ MARKS = st.one_of(
     st.builds(Rejected, POSITION, st.integers(-(2**15), 2**15 - 1), TEXT),
     st.builds(Undecidable, POSITION, TEXT),
     st.builds(Resolved, POSITION, st.sampled_from(Decision)),
-    st.builds(Revived, NUMBER, OFFSET.map(abs), st.just(()), st.just(())),
+    st.builds(Revived, NUMBER, OFFSET.map(abs), st.just(()), st.just(()), st.just(())),
 )
 
 
@@ -132,7 +132,7 @@ def test_the_bytes_are_those_of_the_format():
         Rejected(3, 10, "too large"),
         Undecidable(2, "gone"),
         Resolved(2, Decision.SKIP),
-        Revived(3, 50, (2, 1), (4,)),
+        Revived(3, 50, (2, 1), (4,), ((3, 7),)),
     ]
     columns = batch.decode(marks.encode_group(group, written, NOW))
     assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in range(12)]
@@ -148,7 +148,7 @@ def test_the_bytes_are_those_of_the_format():
         struct.pack(">qh", 3, 10) + b"\0\x09too large",
         struct.pack(">q", 2) + b"\0\4gone",
         struct.pack(">qb", 2, 2),
-        struct.pack(">iqii", 3, 50, 2, 1) + struct.pack(">qqq", 2, 1, 4),
+        struct.pack(">iqiii", 3, 50, 2, 1, 1) + struct.pack(">qqqqq", 2, 1, 4, 3, 7),
     ]
     assert set(columns.timestamps) == {NOW}
 
@@ -192,6 +192,8 @@ def test_free_text_is_made_to_fit(text, read):
         Revived(1, -1, ()),
         Revived(1, 50, (2, 2)),
         Revived(1, 50, (2,), (2,)),
+        Revived(1, 50, (2,), (), ((2, 3),)),
+        Revived(1, 50, (2,), (), ((3, -1),)),
         Revived(1, 50, (-1,)),
         Revived(1, 50, (1, 100)),
         Topic("", TOPIC_ID, 1),
