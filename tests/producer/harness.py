@@ -21,7 +21,7 @@ from lives import record_key, record_value, send
 
 from kafkasafe import SafeProducer
 from kafkasafe.testing import jars
-from kafkasafe.testing.broker import KafkaCluster
+from kafkasafe.testing.broker import KafkaCluster, _tidy_client
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
 __all__ = [
@@ -41,8 +41,11 @@ __all__ = [
     "record_key",
     "record_value",
     "send",
+    "tidy_client",
     "until",
 ]
+
+tidy_client = _tidy_client
 
 Log = dict[int, list]
 """By partition, the records in the order of the log."""
@@ -185,6 +188,8 @@ def read_log(servers: list[str], topic: str, timeout_s: float = 60.0) -> Log:
         auto_offset_reset="earliest",
         max_partition_fetch_bytes=4 * 1024 * 1024,
         max_poll_records=10_000,
+        # Its own leaves the socket of a connection that failed to the garbage collector, whose warning is an error.
+        kafka_client=_tidy_client,
     )
     try:
         deadline = time.monotonic() + timeout_s

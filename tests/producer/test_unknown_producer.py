@@ -126,7 +126,8 @@ class Site:
 
     def plain_writes(self, topic: str, records: int) -> None:
         """Somebody else writes to the topic."""
-        with KafkaProducer(bootstrap_servers=self.servers, enable_idempotence=False) as plain:
+        options = {"enable_idempotence": False, "kafka_client": harness.tidy_client}
+        with KafkaProducer(bootstrap_servers=self.servers, **options) as plain:
             for _ in range(records):
                 plain.send(topic, b"9" * harness.lives.DIGITS)
             plain.flush(30)
