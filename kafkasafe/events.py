@@ -72,7 +72,7 @@ class AckedDataLost:
         first_offset: First lost offset.
         last_offset: Last lost offset (inclusive).
         records: How many of the records between them were this spool's.
-        detector: What noticed it: "ack", "sequence", "log end" or "topic id".
+        detector: What noticed it: "ack", "sequence", "unknown producer", "log end" or "topic id".
         evidence: What was seen.
         healing_records: How many of them the spool still has and sends again. They come behind whatever was appended
             since the loss, in their own order.
