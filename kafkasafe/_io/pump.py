@@ -1779,6 +1779,11 @@ class _Question:
             stats.sequence_errors[error, judgement.verdict.value] += 1
 
     def _judge(self, scan: Scan) -> None:
+        if self._pump._leader_epoch(self._topic, self._partition) != self._leader_epoch:
+            # Nobody knows which one's log this was, and so what of it a later leader must have.
+            reason = "another leader came while the log was read"
+            self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=time.monotonic())
+            return
         judgement = judge_by_log(scan)
         absent = self._ask.doubt[judgement.present :]
         if absent and judgement.verdict is Verdict.DECIDED and self._view is not None:
@@ -1786,15 +1791,13 @@ class _Question:
             if by_state.verdict is Verdict.GAP:
                 judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
         self._count(judgement, "log")
-        # Another leader since: nobody knows which one's log this was.
-        same = self._pump._leader_epoch(self._topic, self._partition) == self._leader_epoch
         self._lane.journal.judged(
             self._ask.destination,
             judgement,
             stable=True,
             shrunk_to=self._shrunk_to,
             read_from=self._read_from,
-            leader_epoch=self._leader_epoch if same else -1,
+            leader_epoch=self._leader_epoch,
             now=time.monotonic(),
         )
 

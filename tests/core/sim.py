@@ -1449,6 +1449,9 @@ class Question:
         self.sim.mine(0.1, self._read)
 
     def _conclude(self) -> None:
+        if self.leader_epoch != self.leader.epoch:
+            self.sim.journal.ask_failed(self.ask.destination, "another leader", code=0, now=self.sim.now)
+            return
         judgement = judge_by_log(self.scan)
         absent = self.ask.doubt[judgement.present :]
         if absent and judgement.verdict is Verdict.DECIDED and self.view is not None:
@@ -1464,7 +1467,7 @@ class Question:
             judgement,
             stable=stable,
             shrunk_to=self.shrunk_to,
-            leader_epoch=self.leader_epoch if self.leader_epoch == self.leader.epoch else -1,
+            leader_epoch=self.leader_epoch,
             read_from=self.read_from,
             now=self.sim.now,
         )

@@ -69,8 +69,10 @@ RARE: dict[type[j.Journal], int] = {
     mutants.AsksOnlyOnce: 450,
     mutants.ForgetsSuspicion: 150,
     mutants.BlindToAcks: 100,
-    mutants.ContinuesBehindRevived: 150,
-    mutants.ForgetsGivenUp: 650,
+    mutants.ContinuesBehindRevived: 190,
+    mutants.ForgetsGivenUp: 1070,
+    mutants.ScansFromLastAck: 80,
+    mutants.SumsMissingTime: 85,
 }
 
 

@@ -312,6 +312,7 @@ def test_killed_while_it_heals(kafka_cluster, zygote, producers, tmp_path):
         ends = [harness.end_offset(cluster, topic, partition) for partition in range(KILLED)]
         between += sum(0 < end < RECORDS for end in ends)
     note = f"seed {seed}, {between} killed in the middle"
+    assert between, note
     last = [
         producers(cluster.bootstrap_servers, spool_dir=tmp_path / f"spool{partition}", **options)
         for partition in range(KILLED)
