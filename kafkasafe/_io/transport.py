@@ -277,6 +277,42 @@ class HeadersFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordsFetched:
+    """The batches of one Fetch answer, as the broker sent them.
+
+    Attributes:
+        error_code: Kafka's error code, 0 for success.
+        high_watermark: First offset that is not replicated yet, -1 if unknown.
+        last_stable_offset: First offset of an open transaction, -1 if unknown.
+        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
+        records: Whole batches, and possibly a part of one more. The first may begin before the offset asked for. Not
+            checked.
+        aborted: (producer id, first offset) of the aborted transactions that they hold records of; always empty with
+            read_uncommitted.
+        next_offset: Where to go on: behind the last whole batch; the offset asked for if there was none.
+        diverging: (leader epoch, end offset) where the log differs from what was read, if `last_fetched_epoch` was
+            given and the broker (2.7 and later) noticed; then there are no records.
+    """
+
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    records: Buffer
+    aborted: tuple[tuple[int, int], ...]
+    next_offset: int
+    diverging: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsListed:
+    """All topics that the client may see, with the numbers of their partitions; internal ones apart."""
+
+    topics: Mapping[str, tuple[int, ...]]
+    internal: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetListed:
     """The answer to ListOffsets; `offset` is -1 if there is none, `leader_epoch` -1 if unknown.
 
@@ -1451,6 +1487,115 @@ class Transport:
             )
 
         self._ask_leader(topic, partition, make, parse, reply)
+
+    def fetch_records(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+        reply: Reply,
+        *,
+        isolation_level: int = 0,
+        max_wait_ms: int = 0,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+    ) -> None:
+        """Reads whole batches from a log.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            offset: Where to begin; the batch that holds it comes first.
+            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
+            reply: Gets `RecordsFetched` or `Failure`.
+            isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
+            max_wait_ms: How long the broker may wait for a first byte.
+            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
+                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for none: a leader whose log differs
+                there says so (Kafka 2.7 and later).
+        """
+
+        def parse(response: Any) -> RecordsFetched:
+            if response.error_code:
+                return RecordsFetched(response.error_code, -1, -1, -1, b"", (), offset)
+            answer = _only(
+                response.responses, "partitions", "partition_index", topic, partition, name="topic"
+            )
+            records = answer.records or b""
+            diverging = answer.diverging_epoch
+            told = diverging is not None and diverging.end_offset >= 0
+            return RecordsFetched(
+                error_code=answer.error_code,
+                high_watermark=_known(answer.high_watermark, _MAX_OFFSET),
+                last_stable_offset=_known(answer.last_stable_offset, _MAX_OFFSET),
+                log_start_offset=_known(answer.log_start_offset, _MAX_OFFSET),
+                records=records,
+                aborted=tuple(
+                    (entry.producer_id, entry.first_offset) for entry in answer.aborted_transactions or ()
+                ),
+                next_offset=_next_offset(records, offset),
+                diverging=(diverging.epoch, diverging.end_offset) if told else None,
+            )
+
+        def make() -> tuple[Any, int, int]:
+            request = FetchRequest
+            wanted = request.FetchTopic.FetchPartition(
+                partition=partition,
+                current_leader_epoch=current_leader_epoch,
+                fetch_offset=offset,
+                last_fetched_epoch=last_fetched_epoch,
+                partition_max_bytes=max_bytes,
+            )
+            return (
+                request(
+                    replica_id=-1,
+                    max_wait_ms=max_wait_ms,
+                    min_bytes=1,
+                    max_bytes=max_bytes,
+                    isolation_level=isolation_level,
+                    session_id=0,
+                    session_epoch=-1,
+                    topics=[request.FetchTopic(topic=topic, partitions=[wanted])],
+                    forgotten_topics_data=[],
+                ),
+                _MIN_FETCH,
+                _MAX_FETCH,
+            )
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    def list_topics(self, reply: Reply) -> None:
+        """Asks any broker for all topics. They are not watched.
+
+        Args:
+            reply: Gets `TopicsListed` or `Failure`.
+        """
+
+        def parse(response: Any) -> TopicsListed:
+            if getattr(response, "error_code", 0):
+                raise _error(response.error_code, "Metadata")
+            found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
+            for topic in response.topics:
+                if not topic.error_code and topic.name is not None:
+                    numbers = sorted(partition.partition_index for partition in topic.partitions)
+                    found[bool(topic.is_internal)][topic.name] = tuple(numbers)
+            return TopicsListed(found[False], found[True])
+
+        def make() -> _KafkaCall:
+            request = MetadataRequest(
+                topics=None,
+                allow_auto_topic_creation=False,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            return _KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s, minimum=1)
+
+        self._post(
+            lambda: self._route_any(make, final=False, reply=reply),
+            lambda error: _safely(reply, Failure(error, sent=False)),
+        )
 
     def list_offset(
         self, topic: str, partition: int, timestamp: int, reply: Reply, *, isolation_level: int = 0

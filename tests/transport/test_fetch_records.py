@@ -1,0 +1,128 @@
+"""Raw batches and the list of topics, from a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kafka.errors
+import pytest
+from confluent_kafka import Producer
+
+from kafkasafe._core import batch
+from kafkasafe._io.transport import Failure, RecordsFetched, TopicsListed, Transport
+from kafkasafe.testing.broker import KafkaCluster
+
+pytestmark = pytest.mark.kafka
+
+
+@contextlib.contextmanager
+def opened(cluster: KafkaCluster) -> Iterator[Transport]:
+    transport = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+    transport.start()
+    try:
+        yield transport
+    finally:
+        assert transport.close(10.0)
+
+
+def ask(call: Callable[..., None], *args: Any, timeout_s: float = 60.0, **options: Any) -> Any:
+    """Until there is an answer without an error."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call(*args, replies.put, **options)
+        result = replies.get(timeout=timeout_s)
+        if not isinstance(result, Failure) and not getattr(result, "error_code", 0):
+            return result
+        assert time.monotonic() < deadline, result
+        time.sleep(0.1)
+
+
+def values(fetched: RecordsFetched) -> list[bytes | None]:
+    return [
+        value
+        for at, header in batch.iter_headers(fetched.records)
+        if not header.is_control
+        for value in batch.decode(fetched.records, at).values
+    ]
+
+
+def transact(cluster: KafkaCluster, topic: str, value: str, *, commit: bool) -> None:
+    producer = Producer({"bootstrap.servers": ",".join(cluster.bootstrap_servers), "transactional.id": value})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, value)
+    producer.flush(60)
+    if commit:
+        producer.commit_transaction(60)
+    else:
+        producer.abort_transaction(60)
+
+
+def test_records_come_as_they_are_in_the_log_with_what_was_aborted(kafka: KafkaCluster) -> None:
+    topic = "fetch-records"
+    kafka.create_topic(topic)
+    transact(kafka, topic, "taken-back", commit=False)
+    transact(kafka, topic, "kept", commit=True)
+    with opened(kafka) as transport:
+        # Markers are written a moment after the transaction's end is acknowledged.
+        deadline = time.monotonic() + 60
+        while ask(transport.list_offset, topic, 0, -1, isolation_level=1).offset < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        plain = ask(transport.fetch_records, topic, 0, 0, 1_000_000)
+        assert values(plain) == [b"taken-back", b"kept"]
+        assert (plain.aborted, plain.next_offset, plain.high_watermark, plain.log_start_offset) == (
+            (),
+            4,
+            4,
+            0,
+        )
+        assert plain.diverging is None
+        committed = ask(transport.fetch_records, topic, 0, 0, 1_000_000, isolation_level=1)
+        assert bytes(committed.records) == bytes(plain.records)
+        assert committed.last_stable_offset == 4
+        first = next(header for _, header in batch.iter_headers(plain.records))
+        assert committed.aborted == ((first.producer_id, 0),)
+        later = ask(transport.fetch_records, topic, 0, 2, 1_000_000, isolation_level=1)
+        assert values(later) == [b"kept"]
+        assert later.aborted == ()
+
+
+def test_a_reader_of_another_epoch_is_told(kafka: KafkaCluster) -> None:
+    topic = "fetch-records-epochs"
+    kafka.create_topic(topic)
+    transact(kafka, topic, "epochs", commit=True)
+    with opened(kafka) as transport:
+        told = ask(transport.fetch_records, topic, 0, 1, 1000, last_fetched_epoch=0)
+        assert told.diverging is None
+        replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        transport.fetch_records(topic, 0, 0, 1000, replies.put, current_leader_epoch=7)
+        assert replies.get(timeout=60).error_code == 75
+        # Past the end of the epoch: those records are not in this log.
+        replies = queue.SimpleQueue()
+        transport.fetch_records(topic, 0, 5, 1000, replies.put, last_fetched_epoch=0)
+        told = replies.get(timeout=60)
+        assert told.error_code == 1 or (told.diverging == (0, 2) and not told.records)
+
+
+def test_all_topics_are_listed_and_not_watched(kafka: KafkaCluster) -> None:
+    kafka.create_topic("listed", partitions=3)
+    with opened(kafka) as transport:
+        found: TopicsListed = ask(transport.list_topics)
+        assert found.topics["listed"] == (0, 1, 2)
+        assert not any(name.startswith("__") for name in found.topics)
+        assert transport.topic("listed") is None
+
+
+def test_without_brokers_the_questions_fail() -> None:
+    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    assert transport.close(1.0)
+    for ask_it in (lambda reply: transport.fetch_records("t", 0, 0, 1, reply), transport.list_topics):
+        replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        ask_it(replies.put)
+        assert isinstance(replies.get(timeout=10).error, kafka.errors.KafkaConnectionError)
