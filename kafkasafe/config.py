@@ -140,6 +140,7 @@ _CONSUMER: Final[dict[str, Any]] = {
     "on_event": None,
     "offsets_path": None,
     "offsets_hold_timeout_s": 30.0,
+    "metrics": False,
     "remote_storage_timeout_ms": None,
 }
 
@@ -154,6 +155,7 @@ class ConsumerConfig:
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
         offsets_path: Where the highest end offsets are remembered over restarts; None: nowhere.
         offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is undecidable.
+        metrics: Be collected by prometheus-client's default registry.
         remote_storage_timeout_s: After how long without remote storage `poll` says so; None: never.
     """
 
@@ -162,6 +164,7 @@ class ConsumerConfig:
     on_event: Callable[[Any], object] | None
     offsets_path: Path | None
     offsets_hold_timeout_s: float
+    metrics: bool
     remote_storage_timeout_s: float | None
 
 
@@ -190,6 +193,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
         on_event=merged["on_event"],
         offsets_path=None if path is None else Path(path).expanduser().absolute(),
         offsets_hold_timeout_s=_seconds(merged, "offsets_hold_timeout_s"),
+        metrics=bool(merged["metrics"]),
         remote_storage_timeout_s=None
         if remote is None
         else _number(merged, "remote_storage_timeout_ms", least=1) / 1000,

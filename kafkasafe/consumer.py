@@ -34,6 +34,7 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from kafkasafe._core.codes import classify_code
 from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError, Outcome, Unknown
 from kafkasafe._io.inquiry import Desk, Inquiry, Pause, Procedure, insist, pause_s
+from kafkasafe._io.stats import ConsumerStats, PartitionProgress
 from kafkasafe._io.transport import EpochEnd, OffsetListed, Reply, Transport, _Manager
 from kafkasafe.classification import Verdict
 from kafkasafe.config import validate_consumer
@@ -47,6 +48,7 @@ from kafkasafe.events import (
     PartitionReady,
     PositionReset,
 )
+from kafkasafe.metrics import install
 from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
 
 __all__ = ["Offsets", "SafeConsumer"]
@@ -58,7 +60,8 @@ LATEST: Final = -1
 _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
 
 _OUT_OF_RANGE: Final = 1
-_METADATA_TOO_LARGE: Final = 12
+# LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE (KIP-207).
+_NOT_AVAILABLE: Final = frozenset({5, 78})
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
@@ -68,6 +71,8 @@ _REMOTE: Final = frozenset({-1, 7, 9})
 # Each round of asking about an offset out of range is three requests: so ten a second.
 _RANGE_PAUSE_S: Final = 0.3
 _OLD_ANSWERS: Final = 3
+# While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
+_REMINDER_MS: Final = 1000
 
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
 _HEADER: Final = struct.Struct(">qiibIhi")
@@ -146,6 +151,7 @@ class _Part:
         suspected: A batch, or the broker, spoke of another log than the one that was read.
         diverged: Found, and not decided about yet.
         error: What `poll` raises until the position changes.
+        told: When it was raised last; 0: not yet.
         reset: Why the position is about to be reset; None: the application asked for it.
         failures: Fetches that failed one after the other.
         failing_since: When the first of them did.
@@ -165,6 +171,7 @@ class _Part:
         "reset",
         "state",
         "suspected",
+        "told",
         "topic_id",
     )
 
@@ -178,6 +185,7 @@ class _Part:
         self.suspected = False
         self.diverged: LogDiverged | None = None
         self.error: Exception | None = None
+        self.told = 0.0
         self.reset: _ResetReason | None = None
         self.failures = 0
         self.failing_since = 0.0
@@ -203,15 +211,17 @@ class SafeConsumer(KafkaConsumer):
     Args:
         topics: To subscribe to, as KafkaConsumer's.
         options: KafkaConsumer's options, and:
-            on_divergence: "raise" (default): `poll` raises LogDivergedError until the application seeks. "seek": go on
-                from the first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset to
-                go on from (None: raise).
+            on_divergence: "raise" (default): `poll` raises LogDivergedError, at once and, until the application seeks,
+                whenever there are no records of other partitions to return. "seek": go on from the first offset that
+                differs. Or a callable that gets the `LogDiverged` and returns the offset to go on from (None: raise).
             on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. What it
                 raises is logged.
             offsets_path: File that remembers the highest end offsets from one life of the process to the next; written
                 by `close`. One consumer per file. Default: nothing is remembered.
             offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is called
                 undecidable, seconds (30). The old value stands all the same.
+            metrics: Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
+                another one.
             remote_storage_timeout_ms: After how long without a partition's remote segments `poll` raises
                 RemoteStorageNotReadyError. Default: never, it waits.
 
@@ -234,6 +244,7 @@ class SafeConsumer(KafkaConsumer):
             self._safe.offsets_path, hold_timeout_s=self._safe.offsets_hold_timeout_s
         )
         self.counters: collections.Counter[str] = collections.Counter()
+        self._stats = ConsumerStats()
         self._lock = threading.Lock()
         self._transport: Transport | None = None
         self._parts: dict[TopicPartition, _Part] = {}
@@ -247,6 +258,39 @@ class SafeConsumer(KafkaConsumer):
         self._fetcher.owner = self
         self._coordinator.__class__ = _Coordinator
         self._coordinator.owner = self
+        if self._safe.metrics:
+            install(self)
+
+    @property
+    def client_id(self) -> str:
+        """KafkaConsumer's option; label of the metrics."""
+        return str(self.config["client_id"])
+
+    def poll(
+        self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
+    ) -> dict[TopicPartition, list[Any]]:
+        """As KafkaConsumer's. A partition that waits for the application's decision does not stop the others.
+
+        Args:
+            timeout_ms: How long to wait for records; at most a second while a partition is undecided.
+            max_records: How many to return at most.
+            update_offsets: kafka-python's own.
+
+        Raises:
+            LogDivergedError: See `on_divergence`. At once, and later whenever there is nothing else to return.
+            OffsetOutOfRangeError: The same, with `auto_offset_reset="none"`.
+            RemoteStorageNotReadyError: See `remote_storage_timeout_ms`.
+        """
+        undecided = self._undecided()
+        if undecided:
+            if not self._has_others():
+                raise self._told(undecided)
+            timeout_ms = min(timeout_ms, _REMINDER_MS)
+        parent: Any = super()
+        records: dict[TopicPartition, list[Any]] = parent.poll(timeout_ms, max_records, update_offsets)
+        if not records and (undecided := self._undecided()):
+            raise self._told(undecided)
+        return records
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """As KafkaConsumer's; also writes `offsets_path`.
@@ -372,6 +416,7 @@ class SafeConsumer(KafkaConsumer):
             if not inquiry.done:
                 inquiry.cancel()
                 missing[tp] = _too_late(tp, timeout_s, last.get(tp))
+                self._stats.exhausted["list_offsets"] += 1
             elif inquiry.error is not None:
                 missing[tp] = inquiry.error
             else:
@@ -383,6 +428,7 @@ class SafeConsumer(KafkaConsumer):
 
     def _list(self, tp: TopicPartition, timestamp: int, note: Callable[[Exception], None]) -> Procedure[Any]:
         transport = self._network()
+        since: float | None = None
 
         def send(reply: Reply) -> None:
             transport.list_offset(
@@ -390,13 +436,22 @@ class SafeConsumer(KafkaConsumer):
             )
 
         def failed(error: Exception, verdict: Verdict) -> None:
-            if verdict.code in {5, 78} and timestamp == LATEST:
-                self._tracker.unavailable(
-                    tp.topic, tp.partition, verdict.code, isolation_level=self._isolation
-                )
+            nonlocal since
+            if verdict.code in _NOT_AVAILABLE:
+                since = time.monotonic() if since is None else since
+                if timestamp == LATEST:
+                    self._tracker.unavailable(
+                        tp.topic, tp.partition, verdict.code, isolation_level=self._isolation
+                    )
             note(error)
 
-        answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send, failed)
+        try:
+            answer: OffsetListed = yield from insist(
+                transport, tp.topic, "list_offsets", send, failed, stats=self._stats
+            )
+        finally:  # also when time is over
+            if since is not None:
+                self._stats.unavailable_s[tp.topic] += time.monotonic() - since
         return answer
 
     def _start(self, tp: TopicPartition, note: Callable[[Exception], None]) -> Procedure[int]:
@@ -478,7 +533,9 @@ class SafeConsumer(KafkaConsumer):
             if verdict.code in _OTHER_LEADER:
                 raise _LeaderChangedError
 
-        answer: EpochEnd = yield from insist(transport, tp.topic, "offset_for_leader_epoch", send, failed)
+        answer: EpochEnd = yield from insist(
+            transport, tp.topic, "offset_for_leader_epoch", send, failed, stats=self._stats
+        )
         return answer
 
     @property
@@ -540,7 +597,7 @@ class SafeConsumer(KafkaConsumer):
             self._refresh_committed_offsets(timeout_ms=max(0.0, deadline - time.monotonic()) * 1000)
             self._begin_resets()
             self._begin_checks()
-            self._carry_on()
+            self._carry_on(partition)
             state = self._subscription.assignment.get(partition)
             if state is None:
                 raise kafka_errors.IllegalStateError("Partition is not assigned any more")
@@ -628,8 +685,7 @@ class SafeConsumer(KafkaConsumer):
 
     def _begin_checks(self) -> None:
         """Whoever leads now may have another log than whoever led when the position was found good."""
-        with self._subscription._lock:
-            assigned = list(self._subscription.assignment)
+        assigned = list(self._assigned())
         for tp in [tp for tp in self._parts if tp not in self._subscription.assignment]:
             self._part(tp)
         for tp in assigned:
@@ -715,7 +771,7 @@ class SafeConsumer(KafkaConsumer):
         def send(reply: Reply) -> None:
             transport.log_end_offset(tp.topic, tp.partition, reply)
 
-        answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send)
+        answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send, stats=self._stats)
         return answer.offset
 
     def _newest_epoch(self, tp: TopicPartition) -> int:
@@ -740,21 +796,60 @@ class SafeConsumer(KafkaConsumer):
 
     # --- procedures, applied ----------------------------------------------------------------------------------------
 
-    def _carry_on(self) -> None:
-        """Applies what has come out, and raises what the application must hear of."""
+    def _carry_on(self, only: TopicPartition | None = None) -> None:
+        """Applies what has come out, and raises what the application has not heard of yet.
+
+        Args:
+            only: Raise what is to be said of this partition, also once more, and of no other.
+        """
         self._desk.work()
         for tp, part in list(self._parts.items()):
             if part.inquiry is not None and part.inquiry.done:
                 inquiry, part.inquiry = part.inquiry, None
                 self._apply(tp, part, inquiry)
-        for part in self._parts.values():
-            if part.error is not None:
-                error = part.error
-                state = part.state
-                if state.position is None or state.position.offset != part.position:
-                    part.error = None
-                    continue
-                raise error
+        undecided = self._undecided()
+        if only is not None:
+            undecided = [part for part in undecided if part is self._parts.get(only)]
+        elif undecided := [part for part in undecided if not part.told]:
+            log.debug("%s partitions wait for a decision", len(undecided))
+        if undecided:
+            raise self._told(undecided)
+
+    def _undecided(self) -> list[_Part]:
+        """Partitions with an error that only the application can end."""
+        found = []
+        for tp, part in list(self._parts.items()):
+            if part.error is None or self._subscription.assignment.get(tp) is not part.state:
+                continue
+            position = part.state.position
+            if position is None or position.offset != part.position:
+                part.error = None
+                continue
+            found.append(part)
+        return found
+
+    @staticmethod
+    def _told(undecided: list[_Part]) -> Exception:
+        """The error that was raised the longest time ago."""
+        part = min(undecided, key=lambda part: part.told)
+        part.told = time.monotonic()
+        if part.error is None:  # pragma: no cover - that is what `undecided` means
+            raise RuntimeError("nothing is undecided")
+        # A new traceback each time, instead of one that grows.
+        return part.error.with_traceback(None)
+
+    def _has_others(self) -> bool:
+        """Whether records can come from a partition that is not undecided."""
+        for tp, state in self._assigned().items():
+            part = self._parts.get(tp)
+            if not state.paused and (part is None or part.state is not state or part.error is None):
+                return True
+        return False
+
+    def _assigned(self) -> dict[TopicPartition, Any]:
+        """kafka-python's I/O thread assigns."""
+        with self._subscription._lock:
+            return dict(self._subscription.assignment)
 
     def _apply(self, tp: TopicPartition, part: _Part, inquiry: Inquiry[Any]) -> None:
         if self._subscription.assignment.get(tp) is not part.state:
@@ -811,11 +906,17 @@ class SafeConsumer(KafkaConsumer):
         if ranged.start <= part.position <= ranged.end:
             # It is in the log (KIP-1007): whoever said it is not does not find a remote segment yet.
             part.state._awaiting_validation = False
-            self._rest(tp, part, _OUT_OF_RANGE, "in the log, but its remote segment is not found (yet)")
+            self._rest(
+                tp,
+                part,
+                _OUT_OF_RANGE,
+                "OFFSET_OUT_OF_RANGE",
+                "in the log, but its remote segment is not found (yet)",
+            )
             return
         strategy = self._subscription._default_offset_reset_strategy
         if strategy not in _STRATEGY:
-            part.error = kafka_errors.OffsetOutOfRangeError({tp: part.position})
+            part.error, part.told = kafka_errors.OffsetOutOfRangeError({tp: part.position}), 0.0
             return
         why: Literal["retention", "beyond_end"] = (
             "retention" if part.position < ranged.start else "beyond_end"
@@ -861,7 +962,7 @@ class SafeConsumer(KafkaConsumer):
         part.diverged = event
         # Until it is decided about, nothing is fetched.
         part.state._awaiting_validation = True
-        part.error = _diverged_error(event)
+        part.error, part.told = _diverged_error(event), 0.0
         self._emit(event)
         policy = self._safe.on_divergence
         target: int | None
@@ -871,7 +972,7 @@ class SafeConsumer(KafkaConsumer):
             except Exception as error:
                 # As if it had said None, but its own error tells more.
                 part.error = error
-                raise
+                return
         else:
             target = event.at if policy == "seek" else None
         if target is not None:
@@ -958,9 +1059,9 @@ class SafeConsumer(KafkaConsumer):
         self._fetcher._maybe_update_current_leader(tp, data)
         if verdict.refresh_metadata:
             self._manager.cluster.request_update()
-        self._rest(tp, part, code, verdict.explanation)
+        self._rest(tp, part, code, verdict.name, verdict.explanation)
 
-    def _rest(self, tp: TopicPartition, part: _Part, code: int, reason: str) -> None:
+    def _rest(self, tp: TopicPartition, part: _Part, code: int, name: str, reason: str) -> None:
         """Fetches from this partition again after a pause."""
         now = time.monotonic()
         pause = _RANGE_PAUSE_S if code == _OUT_OF_RANGE else pause_s(part.failures)
@@ -969,6 +1070,8 @@ class SafeConsumer(KafkaConsumer):
         if part.failures == 0:
             part.failing_since = now
         part.failures += 1
+        self._stats.retries["fetch", name] += 1
+        self._stats.backoff_s["fetch"] += pause
         remote = code in _REMOTE or code == _OUT_OF_RANGE
         if part.code != code and (remote or part.failures > 1):
             # An ordinary change of leaders is over with the first pause.
@@ -977,6 +1080,8 @@ class SafeConsumer(KafkaConsumer):
         timeout_s = self._safe.remote_storage_timeout_s
         if remote and timeout_s is not None and now - part.failing_since >= timeout_s:
             part.failures = 0
+            self._stats.not_ready_s[tp.topic] += now - part.failing_since
+            self._stats.exhausted["fetch"] += 1
             raise RemoteStorageNotReadyError(
                 f"{tp.topic}-{tp.partition} cannot be read at {position} for {timeout_s:g} s (error code {code}):"
                 f" {reason}. Its position stays; poll again to wait on.",
@@ -1007,6 +1112,7 @@ class SafeConsumer(KafkaConsumer):
 
     def _emit(self, event: ConsumerEvent) -> None:
         self.counters[type(event).__name__] += 1
+        self._count(event)
         match event:
             case LogDiverged() | OffsetLowered():
                 log.error("%s", event)
@@ -1021,6 +1127,40 @@ class SafeConsumer(KafkaConsumer):
         except Exception:
             # The hook is the application's: it must not decide what becomes of the partition.
             log.exception("on_event failed for %s", event)
+
+    def _count(self, event: ConsumerEvent) -> None:
+        stats, topic = self._stats, event.topic
+        match event:
+            case LogDiverged(rolled_back=(first, last)):
+                stats.divergences[topic] += 1
+                stats.diverged_records[topic] += last - first + 1
+            case OffsetLowered(cause=cause):
+                stats.regressions[topic, cause] += 1
+            case OffsetHeld(why=why):
+                stats.held[topic, why] += 1
+            case PositionReset(reason=reason, skipped=skipped):
+                stats.resets[topic, reason] += 1
+                if skipped is not None:
+                    stats.skipped_records[topic] += skipped[1] - skipped[0] + 1
+            case PartitionReady(after_s=after_s):
+                stats.not_ready_s[topic] += after_s
+            case PartitionNotReady():
+                pass  # counted when it is over
+
+    def _progress(self) -> dict[TopicPartition, PartitionProgress]:
+        """Where it is on each assigned partition, for metrics; on any thread."""
+        now, found = time.monotonic(), {}
+        for tp, state in self._assigned().items():
+            part, position = self._parts.get(tp), state.position
+            known = self._tracker.end_offset(tp.topic, tp.partition, isolation_level=self._isolation)
+            ends = [end for end in (known, state.highwater) if end is not None]
+            found[tp] = PartitionProgress(
+                None if position is None else position.offset,
+                max(ends, default=None),
+                now - part.failing_since if part is not None and part.failures else None,
+                part is not None and part.error is not None,
+            )
+        return found
 
     # --- commits ------------------------------------------------------------------------------------------------------
 

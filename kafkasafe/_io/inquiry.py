@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from kafka.errors import for_code
 
+from kafkasafe._io.stats import ConsumerStats
 from kafkasafe._io.transport import Failure, Reply, Transport
 from kafkasafe.classification import Verdict, classify
 
@@ -146,6 +147,8 @@ def insist(
     api: str,
     send: Callable[[Reply], None],
     on_failure: Callable[[Exception, Verdict], None] | None = None,
+    *,
+    stats: ConsumerStats,
 ) -> Procedure[Any]:
     """Asks until there is an answer without an error, for as long as the verdict on the error is to try again.
 
@@ -155,6 +158,7 @@ def insist(
         api: Request kind, for the verdict.
         send: Sends the request.
         on_failure: Told of each failed try; what it raises ends the procedure.
+        stats: Counts what is tried again.
 
     Raises:
         KafkaError: One that no retry helps.
@@ -176,7 +180,10 @@ def insist(
             raise error
         if verdict.refresh_metadata:
             transport.refresh_metadata([topic], _ignore)
-        yield Pause(pause_s(failures))
+        pause = pause_s(failures)
+        stats.retries[api, verdict.name] += 1
+        stats.backoff_s[api] += pause
+        yield Pause(pause)
         failures += 1
 
 

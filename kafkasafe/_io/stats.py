@@ -1,4 +1,4 @@
-"""What is counted: by the pump's thread only, read by anybody.
+"""What is counted: by one thread each (the pump's, or whoever polls a consumer), read by anybody.
 
 Plain ints in dicts: an increment is one bytecode's work for its one writer, and a reader copies. Prometheus's own
 objects take a lock per increment; they are made from this when somebody scrapes.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import collections
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BUCKETS_S", "Histogram", "Stats"]
+__all__ = ["BUCKETS_S", "ConsumerStats", "Histogram", "PartitionProgress", "Stats"]
 
 BUCKETS_S: Final = (
     0.0005,
@@ -81,3 +82,54 @@ class Stats:
         self.fsync = Histogram()
         self.durable = Histogram()
         self.ack = Histogram()
+
+
+class ConsumerStats:
+    """All that a SafeConsumer counts.
+
+    Look-ups of offsets may come from other threads than the one that polls; a count may be lost then, no more.
+
+    Attributes:
+        resets: By (topic, reason): positions set by `auto_offset_reset`.
+        skipped_records: By topic: offsets that those left out.
+        regressions: By (topic, cause): end offsets that went back, with a proof.
+        held: By (topic, why): lower end offsets that were not believed.
+        divergences: By topic: how often records that were read were found to be gone.
+        diverged_records: By topic: how many (offsets).
+        unavailable_s: By topic: how long look-ups of the end waited for a leader that was not ready (78, 5).
+        not_ready_s: By topic: how long partitions could not be fetched from, those that can be again.
+        retries: By (api, error): requests sent again, and why.
+        backoff_s: By api: pauses before them.
+        exhausted: By api: deadlines that ended before there was an answer.
+    """
+
+    def __init__(self) -> None:
+        self.resets: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.skipped_records: collections.Counter[str] = collections.Counter()
+        self.regressions: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.held: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.divergences: collections.Counter[str] = collections.Counter()
+        self.diverged_records: collections.Counter[str] = collections.Counter()
+        self.unavailable_s: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.not_ready_s: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.retries: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.backoff_s: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.exhausted: collections.Counter[str] = collections.Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """Where a consumer is on a partition.
+
+    Attributes:
+        position: Next offset to be handed out; None: not known yet.
+        end_offset: Highest known; None: not known yet.
+        not_ready_s: For how long it cannot be fetched from, seconds; None: it can.
+        undecided: Records that were read are gone, or the position is out of range, and the application has not
+            chosen another position.
+    """
+
+    position: int | None
+    end_offset: int | None
+    not_ready_s: float | None
+    undecided: bool
