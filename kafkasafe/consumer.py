@@ -34,7 +34,7 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from kafkasafe._core.codes import classify_code
 from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError, Outcome, Unknown
 from kafkasafe._io.inquiry import Desk, Inquiry, Pause, Procedure, insist, pause_s
-from kafkasafe._io.stats import ConsumerStats, PartitionProgress
+from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
 from kafkasafe._io.transport import EpochEnd, OffsetListed, Reply, Transport, _Manager
 from kafkasafe.classification import Verdict
 from kafkasafe.config import validate_consumer
@@ -48,7 +48,7 @@ from kafkasafe.events import (
     PartitionReady,
     PositionReset,
 )
-from kafkasafe.metrics import install
+from kafkasafe.metrics import consumer_readings, install
 from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
 
 __all__ = ["Offsets", "SafeConsumer"]
@@ -1146,6 +1146,10 @@ class SafeConsumer(KafkaConsumer):
                 stats.not_ready_s[topic] += after_s
             case PartitionNotReady():
                 pass  # counted when it is over
+
+    def _readings(self) -> Iterable[Reading]:
+        """For `kafkasafe.metrics`."""
+        return consumer_readings(self._stats, self._progress())
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
         """Where it is on each assigned partition, for metrics; on any thread."""

@@ -1,72 +1,97 @@
 """Prometheus: one collector, `install(producer, consumer)` in one line.
 
-What a client counts is read when somebody scrapes; nothing is paid per record. Names follow Prometheus's
-conventions: base units, `_total` on counters, protocol error names as labels.
+What is counted is read when somebody scrapes; nothing is paid per record. Names follow Prometheus's conventions: base
+units, `_total` on counters, protocol error names as labels. All begin with `kafkasafe_` and have the label `client_id`.
+
+Whatever has a `client_id` and gives `_readings` can be collected beside producers, with definitions of its own; whoever
+shows the same numbers under other names adds a *view* (`Collector.views`): a function from the sources to families.
 """
 
 from __future__ import annotations
 
+import atexit
+import collections
 import importlib.metadata
+import os
+import platform
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, Self, TypeAlias, runtime_checkable
 
+import prometheus_client
 from kafka.structs import TopicPartition
+from prometheus_client import multiprocess, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
+from prometheus_client.registry import REGISTRY, CollectorRegistry
+from prometheus_client.registry import Collector as PrometheusCollector
+from prometheus_client.utils import floatToGoString
 
 from kafkasafe._io.pump import Pump
-from kafkasafe._io.stats import BUCKETS_S, ConsumerStats, Histogram, PartitionProgress
+from kafkasafe._io.stats import (
+    BUCKETS_S,
+    CONSUMER,
+    PRODUCER,
+    ConsumerStats,
+    Definition,
+    Histogram,
+    PartitionProgress,
+    Reading,
+)
 
-__all__ = ["install", "uninstall"]
+__all__ = [
+    "Collector",
+    "Server",
+    "Source",
+    "consumer_readings",
+    "flush",
+    "install",
+    "producer_readings",
+    "serve",
+    "uninstall",
+]
+
+_MIRROR_EVERY_S: Final = 1.0
+_INFO: Final = "kafkasafe_build_info"
+_INFO_TEXT: Final = "Version of kafkasafe, and of what it stands on."
+_BOUNDS: Final = (*map(floatToGoString, BUCKETS_S), "+Inf")
 
 
 @runtime_checkable
-class CollectedProducer(Protocol):
-    """A SafeProducer."""
-
-    _pump: Pump
+class Source(Protocol):
+    """What can be collected: a SafeProducer, a SafeConsumer …"""
 
     @property
     def client_id(self) -> str:
         """Label of all its metrics."""
 
-
-@runtime_checkable
-class CollectedConsumer(Protocol):
-    """A SafeConsumer."""
-
-    _stats: ConsumerStats
-
-    @property
-    def client_id(self) -> str:
-        """Label of all its metrics."""
-
-    def _progress(self) -> dict[TopicPartition, PartitionProgress]:
-        """Where it is on each partition; on any thread."""
+    def _readings(self) -> Iterable[Reading]: ...
 
 
-Collected = CollectedProducer | CollectedConsumer
-"""What can be collected."""
+_Key: TypeAlias = tuple[str, tuple[str, ...]]
+_Values: TypeAlias = dict[_Key, float | Histogram]
+"""By client id and labels."""
 
 _lock = threading.Lock()
-_installed: weakref.WeakKeyDictionary[CollectorRegistry, _Collector] = weakref.WeakKeyDictionary()
+_installed: weakref.WeakKeyDictionary[CollectorRegistry, Collector] = weakref.WeakKeyDictionary()
+_mirrors: dict[CollectorRegistry, _Mirror] = {}
 
 
-def install(
-    *clients: Collected, registry: CollectorRegistry = REGISTRY, partitions: bool = False
-) -> Collector:
+def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions: bool = False) -> Collector:
     """Have producers and consumers collected by a Prometheus registry.
 
-    May be called again, for more of them. One that is closed keeps its last counts for as long as it is referenced;
-    one that is gone leaves.
+    May be called again, for more of them. One that is closed keeps its last counts for as long as it is referenced; one
+    that is gone leaves. Counts of several with the same `client_id` are added up, and do not go back when one of them
+    leaves.
+
+    Where several processes are scraped as one (`PROMETHEUS_MULTIPROC_DIR` is set, as for gunicorn), the numbers are
+    also copied, once a second and when a producer is closed, into prometheus-client's files, so that its
+    `MultiProcessCollector` has them: counters are added up, gauges are those of the processes that live.
 
     Args:
-        clients: SafeProducers and SafeConsumers to collect.
-        registry: Prometheus's own by default. Multiprocess mode (`PROMETHEUS_MULTIPROC_DIR`) reads only values that
-            prometheus-client stores itself, so it does not see these: expose each process.
+        sources: SafeProducers and SafeConsumers to collect.
+        registry: Prometheus's own by default.
         partitions: Add families with a `partition` label.
 
     Returns:
@@ -75,50 +100,138 @@ def install(
     Raises:
         TypeError: Something else was given.
     """
-    for client in clients:
-        if not isinstance(client, CollectedProducer | CollectedConsumer):
-            raise TypeError(f"metrics are those of SafeProducer and SafeConsumer, not of {client!r}")
+    for source in sources:
+        if not isinstance(source, Source):
+            raise TypeError(f"metrics are those of SafeProducer and SafeConsumer, not of {source!r}")
     with _lock:
         collector = _installed.get(registry)
         if collector is None:
-            collector = _installed[registry] = _Collector()
+            collector = _installed[registry] = Collector()
             registry.register(collector)
-        collector.add(*clients)
+        for source in sources:
+            collector.add(source)
         collector.partitions = collector.partitions or partitions
+        if registry is REGISTRY and _multiprocess() and registry not in _mirrors:
+            _mirrors[registry] = _Mirror(collector)
+            _mirrors[registry].start()
     return collector
 
 
-def uninstall(*clients: Collected, registry: CollectorRegistry = REGISTRY) -> None:
-    """Forget producers and consumers; without arguments, take the collector out of the registry."""
+def uninstall(*sources: Source, registry: CollectorRegistry = REGISTRY) -> None:
+    """Forget sources; without arguments, take the collector out of the registry."""
     with _lock:
         collector = _installed.get(registry)
         if collector is None:
             return
-        collector.discard(*clients)
-        if not clients:
+        for source in sources:
+            collector.discard(source)
+        if not sources:
             del _installed[registry]
             registry.unregister(collector)
+            mirror = _mirrors.pop(registry, None)
+            if mirror is not None:
+                mirror.stop()
 
 
-class _Collector(Collector):
+def flush() -> None:
+    """Copy the numbers into prometheus-client's files now, where several processes are scraped as one."""
+    for mirror in list(_mirrors.values()):
+        mirror.copy()
+
+
+class Server:
+    """An HTTP endpoint for Prometheus, until `close`.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, server: Any, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+        self.port: int = server.server_port
+
+    def close(self) -> None:
+        """Stop listening. Calling it again does nothing."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Server of metrics on port {self.port}>"
+
+
+def serve(
+    *sources: Source,
+    port: int = 0,
+    address: str = "127.0.0.1",
+    registry: CollectorRegistry = REGISTRY,
+    partitions: bool = False,
+) -> Server:
+    """`install`, and an HTTP endpoint that shows what is in the registry.
+
+    Args:
+        sources: As for `install`.
+        port: 0 for one that is free: see `Server.port`.
+        address: Of this machine, to listen on.
+        registry: As for `install`. Where several processes are scraped as one, all of them are shown.
+        partitions: As for `install`.
+
+    Raises:
+        OSError: It cannot listen there.
+    """
+    shown = registry
+    if registry is REGISTRY and _multiprocess():
+        shown = CollectorRegistry()
+        multiprocess.MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+    server, thread = prometheus_client.start_http_server(port, addr=address, registry=shown)
+    install(*sources, registry=registry, partitions=partitions)
+    return Server(server, thread)
+
+
+def _multiprocess() -> bool:
+    # As prometheus-client decides it: when it is imported.
+    return bool(getattr(values.ValueClass, "_multiprocess", False))
+
+
+class Collector(PrometheusCollector):
+    """Reads all sources when somebody scrapes. Made by `install`.
+
+    Attributes:
+        partitions: Families with a `partition` label are shown.
+        views: Functions from the sources that live to more families, called with each scrape.
+    """
+
     def __init__(self) -> None:
-        self.producers: weakref.WeakSet[CollectedProducer] = weakref.WeakSet()
-        self.consumers: weakref.WeakSet[CollectedConsumer] = weakref.WeakSet()
         self.partitions = False
+        self.views: list[Callable[[Sequence[Any]], Iterable[Metric]]] = []
+        self._lock = threading.Lock()
+        self._sources: list[_Seen] = []
+        self._retired: dict[str, dict[Definition, dict[tuple[str, ...], float | Histogram]]] = {}
 
-    def add(self, *clients: Collected) -> None:
-        for client in clients:
-            if isinstance(client, CollectedProducer):
-                self.producers.add(client)
-            else:
-                self.consumers.add(client)
+    def add(self, source: Source) -> None:
+        """Collect one more."""
+        with self._lock:
+            if all(seen.source() is not source for seen in self._sources):
+                self._sources.append(_Seen(source))
 
-    def discard(self, *clients: Collected) -> None:
-        for client in clients:
-            if isinstance(client, CollectedProducer):
-                self.producers.discard(client)
-            else:
-                self.consumers.discard(client)
+    def discard(self, source: Source) -> None:
+        """Collect it no more; nothing is remembered of it."""
+        with self._lock:
+            self._sources = [seen for seen in self._sources if seen.source() is not source]
+
+    @property
+    def sources(self) -> list[Any]:
+        """What is collected, as far as it still is there."""
+        with self._lock:
+            return [source for seen in self._sources if (source := seen.source()) is not None]
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: names are checked when something is collected."""
@@ -126,183 +239,279 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        info = GaugeMetricFamily("kafkasafe_build_info", "Version of kafkasafe.", labels=["version"])
-        info.add_metric([importlib.metadata.version("kafkasafe")], 1)
+        labels = _build()
+        info = GaugeMetricFamily(_INFO, _INFO_TEXT, labels=list(labels))
+        info.add_metric(list(labels.values()), 1)
         yield info
-        producers = sorted(self.producers, key=id)
-        consumers = sorted(self.consumers, key=id)
-        yield from _counters(producers, consumers)
-        yield from _gauges(producers, partitions=self.partitions)
-        yield from _histograms(producers)
-        yield from _consumer_counters(consumers)
-        yield from _consumer_gauges(consumers, partitions=self.partitions)
+        with self._lock:
+            read, live = self._read()
+        for definition, found in read.items():
+            yield _family(definition, found)
+        for view in list(self.views):
+            yield from view(live)
+
+    def _read(self) -> tuple[dict[Definition, _Values], list[Source]]:
+        read: dict[Definition, _Values] = {}
+        live = [source for seen in self._sources if (source := seen.source()) is not None]
+        for seen in [seen for seen in self._sources if seen.source() is None]:
+            self._retire(seen)
+        for seen in self._sources:
+            source = seen.source()
+            if source is None:
+                continue
+            seen.readings = list(source._readings())
+            for definition, labels, value in seen.readings:
+                if self.partitions or not definition.per_partition:
+                    _merge(read.setdefault(definition, {}), (seen.client_id, labels), value, definition.merge)
+        # What others of the same name had counted before they left: a counter does not go back.
+        for client in {seen.client_id for seen in self._sources} & self._retired.keys():
+            for definition, by_label in self._retired[client].items():
+                for labels, value in by_label.items():
+                    _merge(read.setdefault(definition, {}), (client, labels), value, "sum")
+        return read, live
+
+    def _retire(self, seen: _Seen) -> None:
+        self._sources.remove(seen)
+        kept = self._retired.setdefault(seen.client_id, {})
+        for definition, labels, value in seen.readings:
+            if definition.kind != "gauge":
+                _merge(kept.setdefault(definition, {}), labels, value, "sum")
 
 
-def _counters(producers: list[CollectedProducer], consumers: list[CollectedConsumer]) -> Iterator[Metric]:
-    families = {
-        name: CounterMetricFamily(f"kafkasafe_{name}", text, labels=["client_id", *labels])
-        for name, text, labels in (
-            ("records", "Records by what became of them.", ["topic", "outcome"]),
-            ("retries", "Requests sent again, by the error that caused it.", ["api", "error"]),
-            ("request_errors", "Requests answered with an error, or not at all.", ["api", "error"]),
-            ("sequence_errors", "Sequence errors, by what the cluster's state proved.", ["error", "verdict"]),
-            ("in_doubt_resolved", "Batches in doubt, by what was found and how.", ["verdict", "method"]),
-            ("acked_loss_detected", "Times that acknowledged records were found to be gone.", ["detector"]),
-            ("acked_lost_records", "Acknowledged records that the cluster lost.", ["topic"]),
-            ("acked_healed_records", "Lost acknowledged records that are in the log again.", ["topic"]),
-            ("undecidable_batches", "Batches of which nobody could know whether they are in the log.", []),
-            ("spool_write_errors", "Writes to the spool that failed.", []),
-        )
+def _build() -> dict[str, str]:
+    return {
+        "version": importlib.metadata.version("kafkasafe"),
+        "kafka_python": importlib.metadata.version("kafka-python"),
+        "python": platform.python_version(),
     }
-    for producer in producers:
-        client, stats = producer.client_id, producer._pump.stats
-        for name, counts in (
-            ("records", stats.records),
-            ("retries", stats.retries),
-            ("request_errors", stats.errors),
-            ("sequence_errors", stats.sequence_errors),
-            ("in_doubt_resolved", stats.in_doubt_resolved),
-        ):
-            for pair, count in counts.copy().items():
-                families[name].add_metric([client, *pair], count)
-        for name, by_name in (
-            ("acked_loss_detected", stats.losses),
-            ("acked_lost_records", stats.lost_records),
-            ("acked_healed_records", stats.healed_records),
-        ):
-            for label, count in by_name.copy().items():
-                families[name].add_metric([client, label], count)
-        counters = producer._pump.counters
-        families["undecidable_batches"].add_metric([client], counters["batches_undecidable"])
-        families["spool_write_errors"].add_metric([client], counters["spool_write_errors"])
-    # One family for both: no name may come twice.
-    for consumer in consumers:
-        for (api, error), count in consumer._stats.retries.copy().items():
-            families["retries"].add_metric([consumer.client_id, api, error], count)
-    yield from families.values()
 
 
-def _consumer_counters(consumers: list[CollectedConsumer]) -> Iterator[Metric]:
-    for name, text, attribute, labels in (
-        ("offset_resets", "Positions that auto_offset_reset set.", "resets", ("topic", "reason")),
-        ("skipped_records", "Offsets that resets left out.", "skipped_records", ("topic",)),
-        (
-            "end_offset_regressions",
-            "End offsets that went back, with a proof.",
-            "regressions",
-            ("topic", "cause"),
-        ),
-        ("end_offsets_held", "Lower end offsets that were not believed.", "held", ("topic", "why")),
-        (
-            "log_divergences",
-            "Times that records which were read were found to be gone.",
-            "divergences",
-            ("topic",),
-        ),
-        ("diverged_records", "Offsets that were read and are gone.", "diverged_records", ("topic",)),
-        (
-            "offset_not_available_seconds",
-            "Time that look-ups of offsets waited for a leader that was not ready.",
-            "unavailable_s",
-            ("topic",),
-        ),
-        (
-            "partition_not_ready_seconds",
-            "Time that partitions could not be fetched from, once they can be again.",
-            "not_ready_s",
-            ("topic",),
-        ),
-        ("retry_backoff_seconds", "Pauses before requests were sent again.", "backoff_s", ("api",)),
-        ("retries_exhausted", "Deadlines that ended before there was an answer.", "exhausted", ("api",)),
+class _Seen:
+    """A source, and what it showed last."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = weakref.ref(source)
+        self.client_id = source.client_id
+        self.readings: list[Reading] = []
+
+
+def _merge(found: dict[Any, float | Histogram], key: Any, value: float | Histogram, how: str) -> None:
+    before = found.get(key)
+    if isinstance(value, Histogram):
+        total = Histogram()
+        for part in (value, before):
+            if isinstance(part, Histogram):
+                total.counts = [a + b for a, b in zip(total.counts, part.counts, strict=True)]
+                total.sum_s += part.sum_s
+        found[key] = total
+    elif isinstance(before, (int, float)):
+        found[key] = max(before, value) if how == "max" else before + value
+    else:
+        found[key] = value
+
+
+def _family(definition: Definition, found: _Values) -> Metric:
+    name, labels = f"kafkasafe_{definition.name}", ["client_id", *definition.labels]
+    if definition.kind == "histogram":
+        histogram = HistogramMetricFamily(name, definition.text, labels=labels)
+        for (client, more), value in found.items():
+            if isinstance(value, Histogram):
+                total = 0
+                buckets = []
+                for bound, count in zip(_BOUNDS, value.counts, strict=True):
+                    total += count
+                    buckets.append((bound, float(total)))
+                histogram.add_metric([client, *more], buckets, value.sum_s)
+        return histogram
+    kind = CounterMetricFamily if definition.kind == "counter" else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily = kind(name, definition.text, labels=labels)
+    for (client, more), value in found.items():
+        if not isinstance(value, Histogram):
+            family.add_metric([client, *more], value)
+    return family
+
+
+# -- several processes that are scraped as one -----------------------------------------------------------------------
+
+
+class _Mirror:
+    """Copies what a collector reads into prometheus-client's files of this process."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._lock = threading.Lock()
+        self._cells: dict[tuple[str, tuple[str, ...]], _Cell] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kafkasafe-metrics", daemon=True)
+
+    def start(self) -> None:
+        labels = _build()
+        info: Any = values.ValueClass  # of a gauge, as prometheus-client makes them
+        info("gauge", _INFO, _INFO, list(labels), list(labels.values()), _INFO_TEXT, "livemax").set(1)
+        self._thread.start()
+        atexit.register(self.copy)
+
+    def stop(self) -> None:
+        self._ended.set()
+        atexit.unregister(self.copy)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_MIRROR_EVERY_S):
+            self.copy()
+
+    def copy(self) -> None:
+        """Now."""
+        with self._collector._lock:
+            read, _ = self._collector._read()
+        with self._lock:
+            stale = {key for key, cell in self._cells.items() if cell.is_gauge}
+            for definition, found in read.items():
+                for (client, labels), value in found.items():
+                    self._write(definition, (client, *labels), value)
+                    stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
+            # What is closed, or not assigned any more, has no level; and a file forgets nothing.
+            for key in stale:
+                self._cells[key].set(0.0)
+
+    def _write(self, definition: Definition, labels: tuple[str, ...], value: float | Histogram) -> None:
+        name = f"kafkasafe_{definition.name}"
+        if not isinstance(value, Histogram):
+            if definition.kind == "counter":
+                self._cell(definition, name, f"{name}_total", labels).grow(value)
+            else:
+                self._cell(definition, name, name, labels).set(value)
+            return
+        for bound, count in zip(_BOUNDS, value.counts, strict=True):
+            self._cell(definition, name, f"{name}_bucket", (*labels, bound)).grow(count)
+        self._cell(definition, name, f"{name}_sum", labels).grow(value.sum_s)
+
+    def _cell(self, definition: Definition, name: str, sample: str, labels: tuple[str, ...]) -> _Cell:
+        cell = self._cells.get((sample, labels))
+        if cell is None:
+            names = ("client_id", *definition.labels)
+            cell = self._cells[sample, labels] = _Cell(
+                definition.kind == "gauge",
+                values.ValueClass(
+                    definition.kind,
+                    name,
+                    sample,
+                    (*names, "le") if sample.endswith("_bucket") else names,
+                    labels,
+                    definition.text,
+                    multiprocess_mode=f"live{definition.merge}",
+                ),
+            )
+        return cell
+
+
+class _Cell:
+    """One number in a file. A counter's never goes back there, though its source may be another one by now."""
+
+    def __init__(self, is_gauge: bool, value: Any) -> None:
+        self.is_gauge = is_gauge
+        self._value = value
+        self._last = 0.0
+
+    def grow(self, total: float) -> None:
+        """The source has counted so far."""
+        self._value.inc(total - self._last if total >= self._last else total)
+        self._last = total
+
+    def set(self, number: float) -> None:
+        self._value.set(number)
+
+
+def _forked() -> None:
+    """In a child: what the parent counts is the parent's, and so is the thread that copies it."""
+    global _lock
+    _lock = threading.Lock()
+    for collector in list(_installed.values()):
+        collector._lock = threading.Lock()
+        collector._sources.clear()
+        collector._retired.clear()
+    for mirror in _mirrors.values():
+        atexit.unregister(mirror.copy)
+    _mirrors.clear()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch
+    os.register_at_fork(after_in_child=_forked)
+
+
+# -- what they show --------------------------------------------------------------------------------------------------
+
+
+def consumer_readings(
+    stats: ConsumerStats, progress: Mapping[TopicPartition, PartitionProgress]
+) -> Iterator[Reading]:
+    """What a consumer shows."""
+    for name, by_pair in (
+        ("retries", stats.retries),
+        ("offset_resets", stats.resets),
+        ("end_offset_regressions", stats.regressions),
+        ("end_offsets_held", stats.held),
     ):
-        family = CounterMetricFamily(f"kafkasafe_{name}", text, labels=["client_id", *labels])
-        for consumer in consumers:
-            counts: dict[str | tuple[str, str], float] = getattr(consumer._stats, attribute).copy()
-            for key, count in counts.items():
-                values = [key] if isinstance(key, str) else list(key)
-                family.add_metric([consumer.client_id, *values], count)
-        yield family
-
-
-def _consumer_gauges(consumers: list[CollectedConsumer], *, partitions: bool) -> Iterator[Metric]:
-    by_topic = {
-        name: GaugeMetricFamily(f"kafkasafe_{name}", text, labels=["client_id", "topic"])
-        for name, text in (
-            ("lag_records", "Offsets between position and end, of the assigned partitions of a topic."),
-            ("not_ready_partitions", "Partitions that cannot be fetched from for the moment."),
-            ("undecided_partitions", "Partitions that wait for the application to choose a position."),
-        )
-    }
-    by_partition = {
-        name: GaugeMetricFamily(f"kafkasafe_{name}", text, labels=["client_id", "topic", "partition"])
-        for name, text in (
-            ("end_offset", "Highest end offset known."),
-            ("position", "Next offset to be handed out."),
-        )
-    }
-    for consumer in consumers:
-        client = consumer.client_id
-        sums: dict[str, list[int]] = {}
-        for (topic, partition), at in consumer._progress().items():
-            total = sums.setdefault(topic, [0, 0, 0])
-            if at.position is not None and at.end_offset is not None:
-                total[0] += max(0, at.end_offset - at.position)
-            total[1] += at.not_ready_s is not None
-            total[2] += at.undecided
-            for name, value in (("end_offset", at.end_offset), ("position", at.position)):
-                if value is not None:
-                    by_partition[name].add_metric([client, topic, str(partition)], value)
-        for topic, total in sums.items():
-            for family, value in zip(by_topic.values(), total, strict=True):
-                family.add_metric([client, topic], value)
-    yield from by_topic.values()
-    if partitions:
-        yield from by_partition.values()
-
-
-def _gauges(producers: list[CollectedProducer], *, partitions: bool) -> Iterator[Metric]:
-    texts = {
-        "spool_bytes": "Bytes in the spool, of all lanes this process owns.",
-        "spool_capacity_bytes": "Largest size of the spool.",
-        "spool_segments": "Files of the spool.",
-        "unfinished_batches": "Batches accepted and not yet acknowledged.",
-        "in_doubt_batches": "Batches that may have been appended without our knowing.",
-        "undurable_batches": "Batches accepted and not yet on disk.",
-        "oldest_unfinished_age_seconds": "How long ago the oldest unfinished batch was sealed.",
-    }
-    families = {
-        name: GaugeMetricFamily(f"kafkasafe_{name}", text, labels=["client_id"])
-        for name, text in texts.items()
-    }
-    last_acked = GaugeMetricFamily(
-        "kafkasafe_last_acked_offset",
-        "Offset of the last acknowledged record.",
-        labels=["client_id", "topic", "partition"],
+        for pair, count in by_pair.copy().items():
+            yield CONSUMER[name], pair, count
+    by_name: tuple[tuple[str, dict[str, float] | collections.Counter[str]], ...] = (
+        ("skipped_records", stats.skipped_records),
+        ("log_divergences", stats.divergences),
+        ("diverged_records", stats.diverged_records),
+        ("offset_not_available_seconds", stats.unavailable_s),
+        ("partition_not_ready_seconds", stats.not_ready_s),
+        ("retry_backoff_seconds", stats.backoff_s),
+        ("retries_exhausted", stats.exhausted),
     )
-    for producer in producers:
-        state = producer._pump.state()
-        for name, family in families.items():
-            family.add_metric([producer.client_id], state.gauges[name])
-        for (topic, partition), offset in state.last_acked_offsets.items():
-            last_acked.add_metric([producer.client_id, topic, str(partition)], offset)
-    yield from families.values()
-    if partitions:
-        yield last_acked
+    for name, numbers in by_name:
+        for label, number in numbers.copy().items():
+            yield CONSUMER[name], (label,), number
+    for (topic, partition), at in progress.items():
+        lag = 0 if at.position is None or at.end_offset is None else max(0, at.end_offset - at.position)
+        # Those of a topic's partitions are added up.
+        yield CONSUMER["lag_records"], (topic,), lag
+        yield CONSUMER["not_ready_partitions"], (topic,), at.not_ready_s is not None
+        yield CONSUMER["undecided_partitions"], (topic,), at.undecided
+        for name, offset in (("end_offset", at.end_offset), ("position", at.position)):
+            if offset is not None:
+                yield CONSUMER[name], (topic, str(partition)), offset
 
 
-def _histograms(producers: list[CollectedProducer]) -> Iterator[Metric]:
-    for name, text, attribute in (
-        ("spool_fsync_duration_seconds", "Time to write a group to the spool and make it durable.", "fsync"),
-        ("durable_latency_seconds", "From the sealing of a record's batch until it is durable.", "durable"),
-        ("ack_latency_seconds", "From the sealing of a record's batch until its commit is durable.", "ack"),
+def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
+    """What a producer shows; what one that is closed had counted."""
+    stats, counters = pump.stats, pump.counters
+    for name, counts in (
+        ("records", stats.records),
+        ("retries", stats.retries),
+        ("request_errors", stats.errors),
+        ("sequence_errors", stats.sequence_errors),
+        ("in_doubt_resolved", stats.in_doubt_resolved),
     ):
-        family = HistogramMetricFamily(f"kafkasafe_{name}", text, labels=["client_id"])
-        for producer in producers:
-            histogram: Histogram = getattr(producer._pump.stats, attribute)
-            counts, total = list(histogram.counts), 0
-            buckets = []
-            for bound, count in zip([*map(str, BUCKETS_S), "+Inf"], counts, strict=True):
-                total += count
-                buckets.append((bound, float(total)))
-            family.add_metric([producer.client_id], buckets, histogram.sum_s)
-        yield family
+        for pair, count in counts.copy().items():
+            yield PRODUCER[name], pair, count
+    for name, by_name in (
+        ("acked_loss_detected", stats.losses),
+        ("acked_lost_records", stats.lost_records),
+        ("acked_healed_records", stats.healed_records),
+        ("retry_backoff_seconds", stats.backoff_s),
+        ("retries_exhausted", stats.exhausted),
+    ):
+        for label, number in by_name.copy().items():
+            yield PRODUCER[name], (label,), number
+    for name, number in (
+        ("undecidable_batches", counters["batches_undecidable"]),
+        ("spool_write_errors", counters["spool_write_errors"]),
+        ("spool_full", pump.refused_sends),
+        ("spool_replayed_records", stats.replayed_records),
+        ("spool_corrupt", stats.corrupt),
+    ):
+        yield PRODUCER[name], (), number
+    yield PRODUCER["spool_fsync_duration_seconds"], (), stats.fsync
+    yield PRODUCER["durable_latency_seconds"], (), stats.durable
+    yield PRODUCER["ack_latency_seconds"], (), stats.ack
+    if closed:
+        return
+    state = pump.state()
+    for name, number in state.gauges.items():
+        yield PRODUCER[name], (), number
+    for (topic, partition), offset in state.last_acked_offsets.items():
+        yield PRODUCER["last_acked_offset"], (topic, str(partition)), offset

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import kafka.errors as kafka_errors
@@ -25,6 +25,7 @@ from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, given_partition
+from kafkasafe._io.stats import Reading
 from kafkasafe._io.transport import Transport
 from kafkasafe.config import validate, volatile_reason
 from kafkasafe.errors import (
@@ -33,7 +34,8 @@ from kafkasafe.errors import (
     SpoolError,
     SpoolFullError,
 )
-from kafkasafe.metrics import install
+from kafkasafe.metrics import flush as flush_metrics
+from kafkasafe.metrics import install, producer_readings
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
@@ -536,6 +538,7 @@ class SafeProducer:
         if deadline is None:
             deadline = now + self._config.max_block_s
         if now >= deadline or self._pump.is_current_thread():
+            self._pump.refused()
             raise SpoolFullError(
                 f"No room in the spool {self._config.spool_dir} within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
@@ -836,6 +839,7 @@ class SafeProducer:
             # As KafkaProducer does.
             if hasattr(serializer, "serialize") and hasattr(serializer, "close"):
                 _safely(serializer.close)
+        flush_metrics()
         _PRODUCERS.discard(self)
 
     def _flush_disk(self, limit_s: float) -> None:
@@ -942,6 +946,10 @@ class SafeProducer:
             values["unfinished_batches"] = len(pump._open)
             values["batches_not_durable"] = len(pump._undurable)
         return values if raw else {"kafkasafe": values}
+
+    def _readings(self) -> Iterable[Reading]:
+        """For `kafkasafe.metrics`."""
+        return producer_readings(self._pump, closed=self._closed is not None)
 
     @property
     def client_id(self) -> str:

@@ -582,6 +582,17 @@ class Journal:
             for batch in p.queue.copy()
         )
 
+    @property
+    def spooled_records(self) -> int:
+        """Records on disk that are not finished. From any thread."""
+        return sum(b.count for p in list(self._partitions.values()) for b in p.queue.copy() if b.durable)
+
+    def identified_since_ms(self) -> list[int]:
+        """Of each partition, the newest timestamp in its oldest unfinished batch that has an id. From any thread."""
+        queues = [partition.queue.copy() for partition in list(self._partitions.values())]
+        firsts = (next((b for b in queue if b.identity is not None), None) for queue in queues)
+        return [first.max_timestamp for first in firsts if first is not None]
+
     def waiting(self, topic: str) -> int:
         """Batches of a topic that wait for their partitions to be chosen."""
         number = self._numbers.get((topic, UNCHOSEN))

@@ -45,7 +45,7 @@ from kafkasafe._io import transport as t
 from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
-from kafkasafe._io.recovery import replay
+from kafkasafe._io.recovery import LostEntry, replay
 from kafkasafe._io.retry import Backoff
 from kafkasafe._io.spool import Spool
 from kafkasafe._io.stats import Stats
@@ -285,6 +285,7 @@ class Pump:
         self.acked_loss: DataLossError | None = None
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
+        self.refused_sends = 0
         self._reasons: dict[tuple[str, int], str] = {}
         self.last_progress = time.monotonic()
         self._thread = threading.Thread(
@@ -405,25 +406,41 @@ class Pump:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""
         self._post(lambda: self._spill(0.0))
 
+    def refused(self) -> None:
+        """A send found no room."""
+        with self.lock:
+            self.refused_sends += 1
+
     def refresh_topic(self, topic: str) -> None:
         """Ask for a topic's metadata."""
         self._transport.refresh_metadata([topic], lambda _: None)
 
     def state(self) -> PumpState:
         """What a scrape sees, from any thread: numbers that are a moment old."""
+        lanes = list(self._lanes)
+        journals = [lane.journal for lane in lanes]
+        now_ms = _now_ms()
         with self.lock:
             oldest = next(iter(self._open.values()), None)
-            age_s = 0.0 if oldest is None or not oldest.sealed_at else time.monotonic() - oldest.sealed_at
-            gauges = {
+            age_s = 0.0
+            if oldest is not None:
+                age_s = time.monotonic() - oldest.sealed_at
+                if not oldest.sealed_at:
+                    # Of an earlier life: when it was sealed is not known.
+                    age_s = (now_ms - oldest.max_timestamp) / 1000
+            gauges: dict[str, float] = {
                 "spool_bytes": self._used,
                 "spool_capacity_bytes": self._config.spool_max_bytes,
                 "unfinished_batches": len(self._open),
                 "undurable_batches": len(self._undurable),
-                "oldest_unfinished_age_seconds": max(0.0, age_s),
+                "spool_oldest_record_age_seconds": max(0.0, age_s),
             }
-        lanes = list(self._lanes)
+        identified = [stamp for journal in journals for stamp in journal.identified_since_ms()]
+        gauges["producer_id_age_seconds"] = max((max(0, now_ms - s) / 1000 for s in identified), default=0.0)
+        gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
+        gauges["spool_records"] = sum(journal.spooled_records for journal in journals)
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
-        gauges["in_doubt_batches"] = sum(lane.journal.in_doubt for lane in lanes)
+        gauges["in_doubt_batches"] = sum(journal.in_doubt for journal in journals)
         offsets = dict(self._own.journal.last_acked_offsets())
         return PumpState(gauges, offsets)
 
@@ -594,6 +611,7 @@ class Pump:
             lock.release()
             raise
         lane = Lane(lock.path.name, lock, spool, journal, own)
+        self.stats.corrupt += sum(isinstance(entry, LostEntry) for entry in entries)
         replay(entries, journal)
         journal.released(spool.first_position)
         journal.recovered(time.monotonic())
@@ -611,6 +629,7 @@ class Pump:
         if waiting:
             records = sum(batch.count for _, _, batch in waiting)
             doubt = sum(batch.identity is not None for _, _, batch in waiting)
+            self.stats.replayed_records += records
             log.info("%s: %d batches (%d records) of an earlier life", lane.name, len(waiting), records)
             if own:
                 self._emit(events.SpoolRecovered(lane.name, len(waiting), records, doubt))
@@ -1124,6 +1143,7 @@ class Pump:
         backoff_s = self._backoff.pause_s(wait.attempt)
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         self.counters["retries"] += 1
+        self.stats.backoff_s["produce"] += pause_s
         self._complain(
             f"retry {topic}-{partition}",
             "%s-%d: attempt %d failed, next in %.2f s: %s",
@@ -1341,6 +1361,7 @@ class Pump:
                 self._open.pop(parcel.number, None)
         for parcel in late:
             self.stats.records[parcel.topic, "timed_out"] += parcel.count
+            self.stats.exhausted["produce"] += 1
             parcel.error = DeliveryTimeoutError(
                 f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is safe in the spool and"
                 " is delivered when the cluster takes it: do not send it again"

@@ -1,7 +1,11 @@
-"""What is counted: by one thread each (the pump's, or whoever polls a consumer), read by anybody.
+"""What is counted, and under which names it is shown.
 
-Plain ints in dicts: an increment is one bytecode's work for its one writer, and a reader copies. Prometheus's own
-objects take a lock per increment; they are made from this when somebody scrapes.
+Counts are plain ints in dicts, changed by one thread (the pump's, or whoever polls a consumer) and read by anybody: an
+increment is one bytecode's
+work for its one writer, and a reader copies. Prometheus's own objects take a lock per increment; they are made from
+this when somebody scrapes.
+
+Whoever counts something else (a consumer, a Spark query) has `Definition`s of its own and gives `Reading`s of them.
 """
 
 from __future__ import annotations
@@ -9,9 +13,19 @@ from __future__ import annotations
 import collections
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
-__all__ = ["BUCKETS_S", "ConsumerStats", "Histogram", "PartitionProgress", "Stats"]
+__all__ = [
+    "BUCKETS_S",
+    "CONSUMER",
+    "PRODUCER",
+    "ConsumerStats",
+    "Definition",
+    "Histogram",
+    "PartitionProgress",
+    "Reading",
+    "Stats",
+]
 
 BUCKETS_S: Final = (
     0.0005,
@@ -53,6 +67,194 @@ class Histogram:
         self.sum_s += seconds * weight
 
 
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One family of metrics.
+
+    Attributes:
+        name: Behind `kafkasafe_`; a counter's without `_total`.
+        kind: What Prometheus calls it.
+        text: One sentence for people.
+        labels: Beside `client_id`.
+        merge: What becomes of gauges with the same labels: of two producers of one client id, of several processes.
+        per_partition: Shown only where `install(..., partitions=True)` asked for it: a label without a bound.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    labels: tuple[str, ...] = ()
+    merge: Literal["sum", "max"] = "sum"
+    per_partition: bool = False
+
+
+Reading: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
+"""What is to be seen now: definition, values of its labels, and the number."""
+
+_RETRIES: Final = (
+    Definition("retries", "counter", "Requests sent again, by the error that caused it.", ("api", "error")),
+    Definition("retry_backoff_seconds", "counter", "Pauses before requests were sent again.", ("api",)),
+    Definition("retries_exhausted", "counter", "Deadlines that ended before there was an answer.", ("api",)),
+)
+"""Of both: no family may come twice."""
+
+_DEFINITIONS: Final = (
+    Definition("records", "counter", "Records by what became of them.", ("topic", "outcome")),
+    *_RETRIES,
+    Definition("request_errors", "counter", "Requests answered with an error, or not.", ("api", "error")),
+    Definition(
+        "retry_backoff_seconds", "counter", "Pauses before the next try, of all partitions.", ("api",)
+    ),
+    Definition(
+        "retry_exhausted", "counter", "Batches whose time for retries ended; the spool keeps them.", ("api",)
+    ),
+    Definition(
+        "sequence_errors",
+        "counter",
+        "Sequence errors, by what the cluster's state proved.",
+        ("error", "verdict"),
+    ),
+    Definition(
+        "in_doubt_resolved",
+        "counter",
+        "Batches in doubt, by what was found and how.",
+        ("verdict", "method"),
+    ),
+    Definition(
+        "acked_loss_detected",
+        "counter",
+        "Times that acknowledged records were found to be gone.",
+        ("detector",),
+    ),
+    Definition("acked_lost_records", "counter", "Acknowledged records that the cluster lost.", ("topic",)),
+    Definition(
+        "acked_healed_records", "counter", "Lost acknowledged records that are in the log again.", ("topic",)
+    ),
+    Definition(
+        "undecidable_batches", "counter", "Batches of which nobody could know whether they are in the log."
+    ),
+    Definition("spool_write_errors", "counter", "Writes to the spool that failed."),
+    Definition("spool_full", "counter", "Sends that were refused because there was no room."),
+    Definition(
+        "spool_replayed_records",
+        "counter",
+        "Unfinished records of earlier lives, found when a lane was opened.",
+    ),
+    Definition("spool_corrupt", "counter", "Damaged ranges, found when a lane was opened."),
+    Definition("spool_records", "gauge", "Records on disk that are not delivered yet."),
+    Definition("spool_bytes", "gauge", "Bytes in the spool, of all lanes this process owns."),
+    Definition("spool_capacity_bytes", "gauge", "Largest size of the spool."),
+    Definition("spool_segments", "gauge", "Files of the spool."),
+    Definition(
+        "spool_oldest_record_age_seconds",
+        "gauge",
+        "How long ago the oldest undelivered batch was sealed; of an earlier life: its newest timestamp.",
+        merge="max",
+    ),
+    Definition("unfinished_batches", "gauge", "Batches accepted and not yet acknowledged."),
+    Definition("in_doubt_batches", "gauge", "Batches that may have been appended without our knowing."),
+    Definition("undurable_batches", "gauge", "Batches accepted and not yet on disk."),
+    Definition(
+        "producer_id_age_seconds",
+        "gauge",
+        "Age of the newest timestamp in the oldest undelivered batch that has a batch id. Brokers forget the id when"
+        " this reaches producer.id.expiration.ms.",
+        merge="max",
+    ),
+    Definition(
+        "producer_id_expiration_seconds",
+        "gauge",
+        "The option producer_id_expiration_ms: when brokers are assumed to forget.",
+        merge="max",
+    ),
+    Definition(
+        "last_acked_offset",
+        "gauge",
+        "Offset of the last acknowledged record.",
+        ("topic", "partition"),
+        merge="max",
+        per_partition=True,
+    ),
+    Definition(
+        "spool_fsync_duration_seconds", "histogram", "Time to write a group to the spool and make it durable."
+    ),
+    Definition(
+        "durable_latency_seconds", "histogram", "From the sealing of a record's batch until it is durable."
+    ),
+    Definition(
+        "ack_latency_seconds",
+        "histogram",
+        "From the sealing of a record's batch until its commit is durable.",
+    ),
+)
+
+_CONSUMER: Final = (
+    *_RETRIES,
+    Definition("offset_resets", "counter", "Positions that auto_offset_reset set.", ("topic", "reason")),
+    Definition("skipped_records", "counter", "Offsets that resets left out.", ("topic",)),
+    Definition(
+        "end_offset_regressions", "counter", "End offsets that went back, with a proof.", ("topic", "cause")
+    ),
+    Definition("end_offsets_held", "counter", "Lower end offsets that were not believed.", ("topic", "why")),
+    Definition(
+        "log_divergences", "counter", "Times that records which were read were found to be gone.", ("topic",)
+    ),
+    Definition("diverged_records", "counter", "Offsets that were read and are gone.", ("topic",)),
+    Definition(
+        "offset_not_available_seconds",
+        "counter",
+        "Time that look-ups of offsets waited for a leader that was not ready.",
+        ("topic",),
+    ),
+    Definition(
+        "partition_not_ready_seconds",
+        "counter",
+        "Time that partitions could not be fetched from, once they can be again.",
+        ("topic",),
+    ),
+    Definition(
+        "lag_records",
+        "gauge",
+        "Offsets between position and end, of the assigned partitions of a topic.",
+        ("topic",),
+    ),
+    Definition(
+        "not_ready_partitions",
+        "gauge",
+        "Partitions that cannot be fetched from for the moment.",
+        ("topic",),
+    ),
+    Definition(
+        "undecided_partitions",
+        "gauge",
+        "Partitions that wait for the application to choose a position.",
+        ("topic",),
+    ),
+    Definition(
+        "end_offset",
+        "gauge",
+        "Highest end offset known.",
+        ("topic", "partition"),
+        merge="max",
+        per_partition=True,
+    ),
+    Definition(
+        "position",
+        "gauge",
+        "Next offset to be handed out.",
+        ("topic", "partition"),
+        merge="max",
+        per_partition=True,
+    ),
+)
+
+CONSUMER: Final = {definition.name: definition for definition in _CONSUMER}
+"""What a consumer counts, by name."""
+
+PRODUCER: Final = {definition.name: definition for definition in _DEFINITIONS}
+"""What a producer counts, by name."""
+
+
 class Stats:
     """All that a pump counts.
 
@@ -60,11 +262,15 @@ class Stats:
         records: By (topic, outcome): accepted, committed, rejected, timed_out.
         retries: By (api, error): requests sent again, and why.
         errors: By (api, error): answers with an error code, and requests without an answer.
+        backoff_s: By api: seconds of pauses before retries.
+        exhausted: By api: batches that were not acknowledged within `delivery_timeout_ms`.
         sequence_errors: By (error, verdict).
         in_doubt_resolved: By (verdict, method): batches.
         losses: By detector: how often acknowledged records were found to be gone.
         lost_records: By topic.
         healed_records: By topic.
+        replayed_records: Of earlier lives, found when a lane was opened.
+        corrupt: Damaged ranges found then.
         fsync: Durations of writes to the spool, made durable.
         durable: From the sealing of a record's batch until it is durable.
         ack: From there until its commit mark is durable.
@@ -74,11 +280,15 @@ class Stats:
         self.records: collections.Counter[tuple[str, str]] = collections.Counter()
         self.retries: collections.Counter[tuple[str, str]] = collections.Counter()
         self.errors: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.backoff_s: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.exhausted: collections.Counter[str] = collections.Counter()
         self.sequence_errors: collections.Counter[tuple[str, str]] = collections.Counter()
         self.in_doubt_resolved: collections.Counter[tuple[str, str]] = collections.Counter()
         self.losses: collections.Counter[str] = collections.Counter()
         self.lost_records: collections.Counter[str] = collections.Counter()
         self.healed_records: collections.Counter[str] = collections.Counter()
+        self.replayed_records = 0
+        self.corrupt = 0
         self.fsync = Histogram()
         self.durable = Histogram()
         self.ack = Histogram()

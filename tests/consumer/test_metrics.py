@@ -102,6 +102,6 @@ def test_a_scrape_counts_what_happened(kafka, consumers, tmp_path):
     assert ("kafkasafe_lag_records", topic) not in scrape(registry)
     consumers(client_id="by option", metrics=True)
     assert 'client_id="by option"' not in generate_latest(registry).decode()
-    assert any(consumer.client_id == "by option" for consumer in install(registry=REGISTRY).consumers)
+    assert any(consumer.client_id == "by option" for consumer in install(registry=REGISTRY).sources)
     with pytest.raises(TypeError, match="not of 'me'"):
         install("me", registry=registry)

@@ -3,27 +3,74 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
 
 import harness
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from kafkasafe import SafeProducer
-from kafkasafe.errors import RejectedError
-from kafkasafe.metrics import install, uninstall
+from kafkasafe._io.stats import PRODUCER, Definition, Histogram
+from kafkasafe.errors import RejectedError, SpoolFullError
+from kafkasafe.metrics import install, serve, uninstall
 
 pytestmark = pytest.mark.kafka
+
+NAMES = [
+    "records_total",
+    "durable_latency_seconds",
+    "ack_latency_seconds",
+    "last_acked_offset",
+    "in_doubt_batches",
+    "in_doubt_resolved_total",
+    "sequence_errors_total",
+    "producer_id_age_seconds",
+    "acked_loss_detected_total",
+    "acked_lost_records_total",
+    "acked_healed_records_total",
+    "spool_records",
+    "spool_bytes",
+    "spool_capacity_bytes",
+    "spool_oldest_record_age_seconds",
+    "spool_segments",
+    "spool_fsync_duration_seconds",
+    "spool_replayed_records_total",
+    "spool_corrupt_total",
+    "spool_write_errors_total",
+    "spool_full_total",
+    "retries_total",
+    "retry_backoff_seconds_total",
+    "retries_exhausted_total",
+]
 
 
 def scrape(registry):
     """Every sample by (name, labels without client_id)."""
+    return parse(generate_latest(registry).decode())
+
+
+def parse(text):
     found = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = {key: value for key, value in sample.labels.items() if key != "client_id"}
-            found[sample.name, *sorted(labels.values())] = sample.value
+            key = (sample.name, *sorted(labels.values()))
+            assert key not in found, f"{key} is there twice"
+            found[key] = sample.value
     return found
+
+
+def test_every_documented_name_is_defined():
+    defined = {name + ("_total" if d.kind == "counter" else "") for name, d in PRODUCER.items()}
+    assert set(NAMES) <= defined
+    assert all(text.text.endswith(".") for text in PRODUCER.values())
 
 
 def test_a_scrape_counts_what_happened(kafka, tmp_path):
@@ -47,7 +94,55 @@ def test_a_scrape_counts_what_happened(kafka, tmp_path):
         assert seen["kafkasafe_spool_fsync_duration_seconds_sum",] > 0
         assert 0 < seen["kafkasafe_spool_bytes",] < seen["kafkasafe_spool_capacity_bytes",]
         assert (seen["kafkasafe_unfinished_batches",], seen["kafkasafe_in_doubt_batches",]) == (0, 0)
+        assert (seen["kafkasafe_spool_records",], seen["kafkasafe_producer_id_age_seconds",]) == (0, 0)
+        assert seen["kafkasafe_producer_id_expiration_seconds",] == 86_400
         assert seen["kafkasafe_undecidable_batches_total",] == 0
+        assert any(key[0] == "kafkasafe_build_info" for key in seen)
+
+
+def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, producers):
+    topic = harness.new_topic(broker.cluster, 1)
+    registry = CollectorRegistry()
+    options = {
+        "spool_max_bytes": 16 << 20,
+        "max_block_ms": 50,
+        "max_request_size": 500_000,
+        "request_timeout_ms": 1000,
+    }
+    producer = producers(broker.servers, delivery_timeout_ms=300, retry_backoff_ms=20, **options)
+    install(producer, registry=registry)
+    producer.send(topic, b"0").get(60)
+    broker.proxy.refuse()
+    broker.proxy.cut()
+    old = 1_600_000_000_000
+    for number in range(1, 11):
+        producer.send(topic, b"%d" % number, timestamp_ms=old)
+    producer.flush_spool(30)
+    harness.until(lambda: ("kafkasafe_retries_exhausted_total", "produce") in scrape(registry), 60)
+    harness.until(lambda: ("kafkasafe_retry_backoff_seconds_total", "produce") in scrape(registry), 60)
+
+    def fill():
+        for _ in range(200):
+            producer.send(topic, b"." * 400_000)
+
+    with pytest.raises(SpoolFullError):
+        fill()
+    seen = scrape(registry)
+    assert seen["kafkasafe_spool_full_total",] >= 1
+    assert seen["kafkasafe_spool_records",] >= 10
+    # The first one has an id, and by its own timestamp it is years old: no broker remembers such a producer.
+    assert seen["kafkasafe_producer_id_age_seconds",] > 86_400
+    assert seen["kafkasafe_spool_oldest_record_age_seconds",] < 600
+    assert seen["kafkasafe_records_total", topic, "timed_out"] >= 10
+    producer.close(timeout=0)
+    producer = producers(broker.servers, **options)
+    install(producer, registry=registry)
+    seen = scrape(registry)
+    assert seen["kafkasafe_spool_replayed_records_total",] >= 10
+    assert seen["kafkasafe_spool_oldest_record_age_seconds",] > 86_400
+    broker.proxy.restore()
+    producer.flush(60)
+    assert scrape(registry)["kafkasafe_spool_records",] == 0
 
 
 def test_installing_twice_is_once_and_what_is_gone_leaves(kafka, tmp_path):
@@ -66,8 +161,118 @@ def test_installing_twice_is_once_and_what_is_gone_leaves(kafka, tmp_path):
     uninstall(one, registry=registry)
     assert 'client_id="one"' not in generate_latest(registry).decode()
     del one
-    gc.collect()
-    assert 'client_id="one"' not in generate_latest(REGISTRY).decode()
+
+    def gone():
+        # A thread that is about to end may hold it for a moment.
+        gc.collect()
+        return 'client_id="one"' not in generate_latest(REGISTRY).decode()
+
+    harness.until(gone, 60)
     uninstall()
     uninstall(registry=registry)
     assert "kafkasafe" not in generate_latest(registry).decode()
+
+
+class Counting:
+    """Something else that is collected."""
+
+    COUNT = Definition("things", "counter", "Things.", ("kind",))
+    LEVEL = Definition("level", "gauge", "Level.", merge="max")
+    TIME = Definition("time_seconds", "histogram", "Time.")
+
+    def __init__(self, client_id, count, level):
+        self.client_id = client_id
+        self.count, self.level = count, level
+        self.time = Histogram()
+        self.time.observe(0.003, count)
+
+    def _readings(self):
+        yield self.COUNT, ("a",), self.count
+        yield self.LEVEL, (), self.level
+        yield self.TIME, (), self.time
+
+
+def test_others_with_the_same_name_are_added_up_and_counters_do_not_go_back_when_one_leaves():
+    registry = CollectorRegistry()
+    one, two = Counting("c", 5, 1.0), Counting("c", 3, 7.0)
+    collector = install(one, two, registry=registry)
+    seen = scrape(registry)
+    assert (seen["kafkasafe_things_total", "a"], seen["kafkasafe_level",]) == (8, 7)
+    assert (seen["kafkasafe_time_seconds_count",], seen["kafkasafe_time_seconds_bucket", "0.0025"]) == (8, 0)
+    del two
+    gc.collect()
+    one.count += 1
+    seen = scrape(registry)
+    assert (seen["kafkasafe_things_total", "a"], seen["kafkasafe_level",]) == (9, 1)
+    assert seen["kafkasafe_time_seconds_count",] == 8
+    # Other families of the same things.
+    collector.views.append(lambda sources: [GaugeMetricFamily("others", "Others.", value=len(sources))])
+    assert scrape(registry)["others",] == 1
+
+
+def test_over_http():
+    registry = CollectorRegistry()
+    source = Counting("c", 5, 1.0)
+    with (
+        serve(source, registry=registry) as server,
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer,
+    ):
+        seen = parse(answer.read().decode())
+    assert seen["kafkasafe_things_total", "a"] == 5
+    server.close()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30)
+
+
+WORKERS = """
+import json, os, sys
+from kafkasafe import SafeProducer
+from kafkasafe.metrics import flush, serve
+servers, topic, spool = json.loads(sys.argv[1])
+
+def work(count):
+    with SafeProducer(bootstrap_servers=servers, spool_dir=spool, metrics=True, client_id="w") as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number)
+        producer.flush(60)
+        flush()
+
+work(3)
+child = os.fork()
+if not child:
+    # What the parent counted is the parent's.
+    work(4)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+if sys.argv[2] == "show":
+    import urllib.request
+    with serve() as server, urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+        print(answer.read().decode())
+"""
+
+
+def test_processes_that_are_scraped_as_one(kafka, tmp_path):
+    """Two processes, each with a forked child, as workers of a web server: whoever is asked shows all of them."""
+    topic = harness.new_topic(kafka, 1)
+    (tmp_path / "multi").mkdir()
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "multi")}
+    arguments = json.dumps([kafka.bootstrap_servers, topic, str(tmp_path / "spool")])
+
+    def worker(what):
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", WORKERS, arguments, what]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    done = worker("silent")
+    assert done.returncode == 0, done.stderr
+    done = worker("show")
+    assert done.returncode == 0, done.stderr
+    seen = parse(done.stdout)
+    assert seen["kafkasafe_records_total", "committed", topic] == 14
+    assert seen["kafkasafe_ack_latency_seconds_count",] == 14
+    assert seen["kafkasafe_ack_latency_seconds_bucket", "+Inf"] == 14
+    # They are closed: no level is left standing.
+    assert (seen["kafkasafe_spool_segments",], seen["kafkasafe_spool_capacity_bytes",]) == (0, 0)
+    assert any(key[0] == "kafkasafe_build_info" for key in seen)
+    assert list(Path(tmp_path / "multi").glob("counter_*.db"))
