@@ -191,7 +191,7 @@ def divide(
         size = end - begin
         pieces = 1
         if at_least > len(ranges):
-            pieces = max(1, round(at_least * size / total))
+            pieces = -(-at_least * size // total)
         if max_records:
             pieces = max(pieces, -(-size // max_records))
         pieces = min(pieces, size)
@@ -208,7 +208,13 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
     for partition in sorted(end.marks):
         mark = end.marks[partition]
         before = start.marks.get(partition)
-        begin = mark.begin if mark.begin is not None else mark.offset if before is None else before.offset
+        topic = partition[0]
+        if mark == before and start.topic_ids.get(topic) == end.topic_ids.get(topic):
+            # Nothing new: where the range of an earlier batch began says nothing of this one.
+            yield partition, mark.offset, mark.offset
+            continue
+        # A partition that no plan has told the begin of is read from its first record.
+        begin = mark.begin if mark.begin is not None else 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(
                 "OFFSETS_GO_BACK",

@@ -61,6 +61,11 @@ def test_a_range_never_goes_back() -> None:
     start = Positions({("t", 0): Mark(10), ("t", 1): Mark(10), ("t", 3): Mark(1)})
     end = Positions({("t", 0): Mark(10), ("t", 1): Mark(8, begin=5), ("t", 2): Mark(4, begin=1)})
     assert list(ranges_between(start, end)) == [(("t", 0), 10, 10), (("t", 1), 5, 8), (("t", 2), 1, 4)]
+    # What an earlier batch skipped or went back to is not read again by the next one.
+    assert [begin == last for _, begin, last in ranges_between(end, end)] == [True] * 3
+    assert list(ranges_between(Positions(end.marks, {"t": b"1"}), Positions(end.marks, {"t": b"2"})))[1][
+        1:
+    ] == (5, 8)
     with pytest.raises(ConfigError, match="OFFSETS_GO_BACK"):
         list(ranges_between(start, Positions({("t", 0): Mark(9)})))
 
