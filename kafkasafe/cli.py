@@ -23,10 +23,11 @@ from rich.table import Table
 
 from kafkasafe._core import codes
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, Step, Strategy, compare
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import inspect
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.classification import Verdict, classify
+from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED
+from kafkasafe.cli_doctor import DOCTOR_CODES, doctor
+from kafkasafe.cli_offsets import OFFSETS_CODES, offsets
+from kafkasafe.cli_spool import spool_app
 from kafkasafe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,127 +35,33 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-EXIT_BROKEN: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_FAILED: Final = 3
-EXIT_INTERRUPTED: Final = 130
-
-_CODES = "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 it could not be carried out."
-
 app = typer.Typer(
     name="kafkasafe",
     help="Lossless Kafka producers: durable before promised, exactly once and in order.",
     no_args_is_help=True,
-    add_completion=False,
     # Plain: help that can be piped, an error that is one line.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-spool_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look at spool directories. Nothing is changed."
-)
 app.add_typer(spool_app, name="spool")
+app.command("doctor", epilog=DOCTOR_CODES)(doctor)
+app.command("offsets", epilog=OFFSETS_CODES)(offsets)
 
 
 @app.command()
-def version() -> None:
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
     """Print the versions of kafkasafe and of what it stands on."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    print(f"kafkasafe {importlib.metadata.version('kafkasafe')}")
-    print(f"kafka-python {importlib.metadata.version('kafka-python')}, Python {python}")
-
-
-# --- spool ----------------------------------------------------------------------------------------------------------
-
-
-_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A spool directory, as given to spool_dir.")]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON list on standard output.")]
-
-
-@spool_app.command("ls", epilog=_CODES.format(broken="something is damaged"))
-def spool_ls(directory: _Directory, as_json: _Json = False) -> None:
-    """Lanes of a spool directory: whose they are, how large, and what waits in them."""
-    rows: list[dict[str, Any]] = []
-    for lanes, number in _lanes(directory):
-        found = inspect(lanes.lane_path(number), files=lanes.files)
-        owned = lanes.is_owned(number)
-        rows.append(
-            {
-                "lane": lanes.lane_path(number).name,
-                "owner_pid": lanes.owner(number)[0] if owned else None,
-                "segments": found.segments,
-                "bytes": found.size_bytes,
-                "waiting_batches": sum(waiting.batches for waiting in found.waiting),
-                "waiting_records": sum(waiting.records for waiting in found.waiting),
-                "waiting": [dataclasses.asdict(waiting) for waiting in found.waiting],
-                "damaged_ranges": len(found.damage),
-            }
-        )
+    names = ("kafkasafe", "kafka-python")
+    found = {name: importlib.metadata.version(name) for name in names}
+    found["python"] = ".".join(map(str, sys.version_info[:3]))
     if as_json:
-        print(json.dumps(rows, indent=1))
-        _end(rows, "damaged_ranges")
+        print(json.dumps(found))
         return
-    for row in rows:
-        owner = f"owned by process {row['owner_pid']}" if row["owner_pid"] is not None else "owned by nobody"
-        print(
-            f"{row['lane']}: {owner}; {row['segments']} segments, {row['bytes']:,} bytes;"
-            f" {row['waiting_records']:,} records in {row['waiting_batches']:,} batches wait"
-        )
-        for waiting in row["waiting"]:
-            partition = (
-                "no partition yet" if waiting["partition"] < 0 else f"partition {waiting['partition']}"
-            )
-            print(
-                f"  {waiting['topic']}, {partition}: {waiting['records']:,} records in {waiting['batches']:,} batches,"
-                f" {waiting['in_doubt_batches']:,} of them may have been sent"
-            )
-        if row["damaged_ranges"]:
-            print(f"  {row['damaged_ranges']} damaged ranges: see kafkasafe spool verify")
-    if not rows:
-        print(f"{directory} has no lanes")
-    _end(rows, "damaged_ranges")
-
-
-@spool_app.command("verify", epilog=_CODES.format(broken="something is damaged"))
-def spool_verify(directory: _Directory, as_json: _Json = False) -> None:
-    """Check every byte of a spool directory.
-
-    A torn tail is what a crash leaves: nothing in it was promised. While a producer is running, the end of its lane
-    may look torn.
-    """
-    rows = []
-    for lanes, number in _lanes(directory):
-        found = inspect(lanes.lane_path(number), files=lanes.files)
-        row = dataclasses.asdict(found)
-        del row["waiting"]
-        rows.append({"lane": lanes.lane_path(number).name, **row})
-    if as_json:
-        print(json.dumps(rows, indent=1))
-    for row in rows if not as_json else ():
-        torn = f", torn tail of {row['torn_bytes']:,} bytes" if row["torn_bytes"] else ""
-        print(
-            f"{row['lane']}: {row['segments']} segments, {row['size_bytes']:,} bytes, {row['groups']:,} groups,"
-            f" {row['batches']:,} batches, {row['records']:,} records{torn}: "
-            + (f"{len(row['damage'])} DAMAGED RANGES" if row["damage"] else "ok")
-        )
-        for damage in row["damage"]:
-            print(f"  {damage}")
-    _end(rows, "damage")
-
-
-def _end(rows: Sequence[dict[str, Any]], damage: str) -> None:
-    if any(row[damage] for row in rows):
-        raise typer.Exit(EXIT_BROKEN)
-
-
-def _lanes(directory: Path) -> Iterator[tuple[SpoolDirectory, int]]:
-    """The lanes of a directory that is there: looking must not make one."""
-    if not (directory / "FORMAT").is_file():
-        raise typer.BadParameter(f"{directory} is not a spool directory", param_hint="DIR")
-    lanes = SpoolDirectory.open(directory, files=OsFiles())
-    for number in lanes.lanes():
-        yield lanes, number
+    print(f"kafkasafe {found['kafkasafe']}")
+    print(f"kafka-python {found['kafka-python']}, Python {found['python']}")
 
 
 # --- classify -------------------------------------------------------------------------------------------------------
@@ -435,7 +342,7 @@ def _answered(step: Step, found: Comparison) -> str:
 
 
 @app.command(
-    epilog=_CODES.format(
+    epilog=CODES.format(
         broken="kafkasafe lost a record that it had promised, or has one twice or out of order in the topic"
     )
 )

@@ -554,6 +554,11 @@ class Journal:
         """What is remembered of a topic."""
         return self._topics.get(name)
 
+    @property
+    def destinations(self) -> set[int]:
+        """Numbers of all destinations that were declared."""
+        return set(self._partitions)
+
     def address(self, destination: int) -> tuple[str, int]:
         """Topic and partition (UNCHOSEN: not chosen yet) of a destination number."""
         partition = self._partitions[destination]
@@ -1432,6 +1437,11 @@ class Journal:
         """Leader epoch of the last acknowledgement, -1 when unknown."""
         return self._partitions[destination].leader_epoch
 
+    def reach(self, destination: int) -> int:
+        """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
+        partition = self._partitions[destination]
+        return partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
+
     def topic_id(self, destination: int) -> bytes:
         """Id of the topic that a destination's offsets belong to."""
         return self._partitions[destination].topic_id
@@ -1912,7 +1922,7 @@ class Journal:
         partition.asked_at = now
         first = doubt[0].identity
         last = partition.last_acked_id
-        start = partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
+        start = self.reach(partition.number)
         if 0 <= partition.rescan_from < start:
             start = partition.rescan_from
         partition.asked_from = start

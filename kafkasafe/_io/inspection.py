@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kafkasafe._core.journal import Journal
 from kafkasafe._io.files import Files
-from kafkasafe._io.recovery import BatchEntry, Log, replay, scan
+from kafkasafe._io.recovery import BatchEntry, Damage, Log, replay, scan
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Inspected", "Waiting", "inspect"]
+__all__ = ["Inspected", "Waiting", "inspect", "read_lane"]
+
+_TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,31 @@ class Inspected:
     waiting: tuple[Waiting, ...]
 
 
+def read_lane(lane: Path, *, files: Files) -> Log:
+    """Read a lane, without changing anything or taking its lock.
+
+    Its owner may write and delete segments meanwhile: what is seen in between is looked at again.
+
+    Raises:
+        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolError: A file cannot be read.
+    """
+    seen: list[Damage] = []
+    for tries in range(1, _TRIES + 1):
+        try:
+            found = scan(files, lane)
+        except FileNotFoundError as error:
+            if tries == _TRIES:
+                raise SpoolError(f"{lane} cannot be read, its segments keep changing: {error}") from error
+            continue
+        except OSError as error:
+            raise SpoolError(f"{lane} cannot be read: {error}") from error
+        if not found.damage or found.damage == seen:
+            break
+        seen = found.damage
+    return found
+
+
 def inspect(lane: Path, *, files: Files) -> Inspected:
     """Read all of a lane and check every byte, without changing anything or taking its lock.
 
@@ -70,8 +98,8 @@ def inspect(lane: Path, *, files: Files) -> Inspected:
         SpoolFormatError: Written by a newer kafkasafe.
         SpoolError: A file cannot be read.
     """
+    found = read_lane(lane, files=files)
     try:
-        found = scan(files, lane)
         torn = 0
         if found.torn is not None:
             torn = _size(files, found.torn[0]) - found.torn[1]

@@ -148,6 +148,31 @@ class SpoolDirectory:
             ) from error
         return cls(path, files)
 
+    @classmethod
+    def look(cls, path: Path, *, files: Files) -> SpoolDirectory:
+        """Open a spool directory that is there, to look at it only: nothing is made or written.
+
+        Raises:
+            SpoolFormatError: It holds something else, or was written by a newer kafkasafe.
+            SpoolError: It cannot be read.
+        """
+        try:
+            _check_format(path, files)
+        except OSError as error:
+            raise SpoolError(f"{path} cannot be read: {error}") from error
+        return cls(path, files)
+
+    def cluster_id(self) -> str | None:
+        """Id of the cluster that the records are for, None before the first contact.
+
+        Raises:
+            SpoolError: It cannot be read.
+        """
+        try:
+            return self._cluster_id()
+        except OSError as error:
+            raise SpoolError(f"{self.path / 'CLUSTER'} cannot be read: {error}") from error
+
     def bind_cluster(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
         """Write down, durably, which cluster the records in here are for: no other one must get them.
 
@@ -279,6 +304,26 @@ class SpoolDirectory:
         finally:
             _close_lockable(self._files, handle)
 
+    def seems_owned(self, number: int) -> int:
+        """Pid of the process that owns the lane, 0 if none seems to: without touching the lock, for people to read.
+
+        By what the owner wrote, and the kernel's list of locks where there is one. `is_owned` is certain, but takes the
+        lock for a moment, which would make a starting producer choose another lane.
+        """
+        pid, text = self.owner(number)
+        if not pid or f"host {platform.node()} " not in text:
+            return pid
+        try:
+            inode = (self.lane_path(number) / "lock").stat().st_ino
+            locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            return pid if _lives(pid) else 0
+        held = any(
+            len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode)
+            for fields in map(str.split, locks)
+        )
+        return pid if held else 0
+
     def _content(self, number: int) -> tuple[tuple[str, int], ...]:
         """Segments with their sizes: what changes when a lane does."""
         lane = self.lane_path(number)
@@ -314,6 +359,16 @@ class SpoolDirectory:
                 _close_lockable(self._files, handle)
             raise
         return LaneLock(lane, number, handle, self._files)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
 
 
 def _write_whole(path: Path, name: str, content: bytes, files: Files) -> None:

@@ -62,7 +62,7 @@ from kafkasafe.errors import (
     WrongClusterError,
 )
 
-__all__ = ["UNCHOSEN", "Parcel", "Pump", "given_partition"]
+__all__ = ["UNCHOSEN", "Parcel", "Pump", "given_partition", "given_partitions"]
 
 log = logging.getLogger("kafkasafe")
 
@@ -768,7 +768,7 @@ class Pump:
     def _split_by_partition(
         self, parcel: Parcel, columns: codec.Columns, partitions: int
     ) -> list[tuple[Parcel, Indexes]]:
-        given = _given_partitions(columns)
+        given = given_partitions(columns)
         rest = [i for i in range(columns.header.count) if i not in given]
         chosen = np.empty(columns.header.count, np.int64)
         if rest:
@@ -1615,7 +1615,7 @@ class Pump:
         topic, partition = lane.journal.address(batch.destination)
         columns = codec.decode(parcel.data)
         if partition == UNCHOSEN:
-            _given_partitions(columns)
+            given_partitions(columns)
         for index in range(columns.header.count):
             try:
                 handler(
@@ -1937,7 +1937,7 @@ def given_partition(partition: int) -> tuple[str, bytes]:
     return _GIVEN, b"%d" % partition
 
 
-def _given_partitions(columns: codec.Columns) -> dict[int, int]:
+def given_partitions(columns: codec.Columns) -> dict[int, int]:
     """By record, the partition that was given with it; takes those headers off."""
     given = {}
     for index, headers in list(columns.headers.items()):

@@ -145,6 +145,7 @@ class Log:
         lane_id: None in a lane without a group.
         groups: Number of intact groups.
         closed: The last group was written by an orderly close.
+        manifest: By (segment, byte offset), what a group says of a data batch that is damaged.
     """
 
     segments: list[StoredSegment]
@@ -157,6 +158,7 @@ class Log:
     lane_id: bytes | None
     groups: int
     closed: bool
+    manifest: dict[tuple[Path, int], m.ManifestEntry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,7 @@ def _judge(
     entries: list[Entry] = []
     damage: list[Damage] = []
     declared: set[int] = set()
+    manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
     torn: tuple[int, int] | None = None
     next_position = segments[0].first_position if segments else 0
     groups = 0
@@ -401,6 +404,7 @@ def _judge(
             if header is None or entry.destination not in declared:
                 end = min(at + entry.size_bytes, item.end)
                 damage.append(Damage(segment.path, at, end, entry.position, entry.destination))
+                manifest[segment.path, at] = entry
                 entries.append(LostEntry(entry.position, entry.destination))
                 continue
             segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
@@ -418,4 +422,6 @@ def _judge(
         segments = segments[: torn[0] + 1]
     elif segments:
         next_position = max(next_position, segments[-1].first_position)
-    return Log(segments, entries, damage, tail, doomed, next_position, synced, lane_id, groups, closed)
+    return Log(
+        segments, entries, damage, tail, doomed, next_position, synced, lane_id, groups, closed, manifest
+    )

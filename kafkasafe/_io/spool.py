@@ -32,7 +32,7 @@ from kafkasafe._io.recovery import (
 )
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 
-__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
+__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool", "copy_aside", "cut_tail"]
 
 log = logging.getLogger("kafkasafe")
 
@@ -116,7 +116,7 @@ class Spool:
         try:
             found = scan(files, lane)
             _quarantine(files, lane, found, on_corrupt)
-            _cut(files, lane, found)
+            cut_tail(files, lane, found)
             if sync != "os":
                 _make_durable(files, lane, found)
         except OSError as error:
@@ -492,11 +492,7 @@ def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
     known = set(files.list(folder)) if found.damage and "quarantine" in files.list(lane) else set()
     new = []
     for damage in found.damage:
-        handle = files.open(damage.path)
-        try:
-            content = files.read(handle, damage.start, damage.end - damage.start)
-        finally:
-            files.close(handle)
+        content = _range(files, damage)
         name = f"{damage.path.stem}-{damage.start}.bad"
         if name not in known or _content(files, folder / name) != content:
             new.append((damage, folder / name, content))
@@ -511,9 +507,22 @@ def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
             f" to {folder}, their records are lost, and everything else is delivered",
             damage=told,
         )
-    files.make_directory(folder)
-    for damage, path, content in new:
+    copy_aside(files, lane, [damage for damage, _, _ in new])
+
+
+def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
+    """Copy damaged ranges to quarantine/: durable on return. A copy there says that the damage was told.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
+    folder = lane / "quarantine"
+    if damaged:
+        files.make_directory(folder)
+    for damage in damaged:
+        path = folder / f"{damage.path.stem}-{damage.start}.bad"
         log.error("%s: %s; copied to %s", lane, damage, path)
+        content = _range(files, damage)
         handle = files.open(path, write=True, create=True)
         try:
             files.truncate(handle, 0)
@@ -522,7 +531,16 @@ def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
             files.sync_data(handle)
         finally:
             files.close(handle)
-    files.sync_directory(folder)
+    if damaged:
+        files.sync_directory(folder)
+
+
+def _range(files: Files, damage: Damage) -> bytes:
+    handle = files.open(damage.path)
+    try:
+        return files.read(handle, damage.start, damage.end - damage.start)
+    finally:
+        files.close(handle)
 
 
 def _content(files: Files, path: Path) -> bytes:
@@ -533,7 +551,7 @@ def _content(files: Files, path: Path) -> bytes:
         files.close(handle)
 
 
-def _cut(files: Files, lane: Path, found: Log) -> None:
+def cut_tail(files: Files, lane: Path, found: Log) -> None:
     """Remove a torn tail. A crash at any point in between leaves what is judged the same again."""
     doomed = list(found.doomed)
     if found.segments and found.segments[-1].size_bytes == 0:

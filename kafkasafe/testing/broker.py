@@ -51,7 +51,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from kafkasafe._core.batch import iter_headers
-from kafkasafe._io.transport import _Manager
+from kafkasafe._io.admin import tidy_client as _tidy_client
 from kafkasafe.errors import ConfigError, KafkaSafeError, UsageError
 from kafkasafe.testing import jars
 
@@ -1526,18 +1526,6 @@ def _open_admin(servers: Sequence[str], timeout_ms: int) -> KafkaAdminClient:
             client._closed = False
             client.close()
         raise
-    return client
-
-
-def _tidy_client(**options: Any) -> Any:
-    """What kafka-python's clients stand on, but with connections that close their socket when they fail.
-
-    Its own leave that to the garbage collector, whose ResourceWarning fails somebody's test later on; and here
-    connections do fail, for the metadata goes on naming a killed broker for two seconds.
-    """
-    make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # not None: it must not make one of its own
-    client._manager = _Manager(client._net, **options)  # type: ignore[no-untyped-call]
     return client
 
 

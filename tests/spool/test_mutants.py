@@ -107,16 +107,16 @@ MUTANTS = {
         Spool, "release", "min(before_position, self.synced_position - 1)", "before_position",
         test_spool.test_a_segment_is_not_released_before_what_replaces_it_is_durable),
     "a torn tail is not cut": (
-        spool, "_cut", "files.truncate(handle, last.size_bytes)", "cut = 0", crashes),
+        spool, "cut_tail", "files.truncate(handle, last.size_bytes)", "cut = 0", crashes),
     "segments behind a torn tail stay": (
-        spool, "_cut", "files.unlink(path)", "pass", crashes),
+        spool, "cut_tail", "files.unlink(path)", "pass", crashes),
     "what recovery found is not made durable": (
         spool, "_make_durable", "for segment in found.segments:", "for segment in ():", crashes),
     "what recovery found is only synced again": (
         spool, "_make_durable", "_write_all(files, handle, [rest], segment.proven_bytes)", "pass",
         deaths_after_failed_syncs),
     "damage is not copied aside": (
-        spool, "_quarantine", "_write_all(files, handle, [content], 0)", "pass", flips),
+        spool, "copy_aside", "_write_all(files, handle, [content], 0)", "pass", flips),
     "half an atomic group counts": (
         recovery, "_judge", "if cut is not None and item.group.atomic:", "if False:", atomic_groups),
     "the manifest's CRC is ignored": (

@@ -1,0 +1,280 @@
+"""What became of each batch in a spool? From the outside: nothing is decided or sent, only told, with its proof.
+
+`fates` says what the spool itself knows. Where that is "perhaps sent", the cluster is the witness, as for the journal:
+the log's batch headers first, because an offset is a proof that anybody can check; the leader's producer state where
+the log cannot be read (`Examination`). What neither of them shows is told as such.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import BatchId, ProducerView, sequence_distance
+
+__all__ = ["Examination", "Fate", "Finding", "SpoolFate", "Verdict", "fates"]
+
+
+class Fate(enum.Enum):
+    """What the spool knows of a batch."""
+
+    COMMITTED = "committed"
+    """The cluster acknowledged it, and that is durable."""
+    IN_DOUBT = "in_doubt"
+    """It has a batch id: it may have been sent, nobody wrote down what became of it."""
+    NOT_SENT = "not_sent"
+    """It has no batch id, so it was never sent."""
+    REJECTED = "rejected"
+    """The cluster refused it for good."""
+    REPLACED = "replaced"
+    """Its records live on in other batches."""
+    LOST = "lost"
+    """The cluster acknowledged it, lost it, and it is not sent again."""
+    UNKNOWN = "unknown"
+    """Marks about it are lost to damage in the spool."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFate:
+    """What the spool knows of one batch.
+
+    Attributes:
+        fate: See there.
+        base_offset: Where it was acknowledged, -1 when unknown.
+        note: For people: why it was refused.
+    """
+
+    fate: Fate
+    base_offset: int = -1
+    note: str = ""
+
+
+def fates(
+    marks: Iterable[tuple[int, Sequence[m.Mark]]],
+    unfinished: Mapping[int, bool],
+    blind_before: int = -1,
+) -> dict[int, SpoolFate]:
+    """By position, what the spool knows of the batches that its marks name, and of the unfinished ones.
+
+    Args:
+        marks: (position, marks) of each group, in log order.
+        unfinished: By position, whether the batch has an id: what the journal has found to be unfinished.
+        blind_before: Marks that may have spoken of batches before this position are lost; -1: none are.
+    """
+    told: dict[int, SpoolFate] = {}
+    for _, group in marks:
+        for mark in group:
+            match mark:
+                case m.Committed(_, _, entries):
+                    told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries}
+                case m.Rejected(position, code, message):
+                    told[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'refused'} ({code})")
+                case m.Replaced(position):
+                    told[position] = SpoolFate(Fate.REPLACED)
+                case m.Revived(_, _, positions, given_up, moved):
+                    for position in positions:
+                        told.pop(position, None)
+                    told |= {position: SpoolFate(Fate.LOST) for position in given_up}
+                    told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in moved}
+                case _:
+                    pass
+    for position, identified in unfinished.items():
+        fate = Fate.IN_DOUBT if identified else Fate.NOT_SENT
+        told[position] = SpoolFate(Fate.UNKNOWN if position < blind_before else fate)
+    return told
+
+
+class Finding(enum.Enum):
+    """What is known of a batch that may have been sent."""
+
+    COMMITTED = "committed"
+    """It is in the log, and replicated."""
+    APPENDED = "appended"
+    """The leader has it, but its replicas have not confirmed it yet: a change of leaders may undo it."""
+    ABSENT = "absent"
+    """It is not in the log."""
+    UNKNOWABLE = "unknowable"
+    """Nobody can know: see the evidence."""
+    NOT_ANSWERED = "not_answered"
+    """The cluster did not tell."""
+    NOT_SENT = "not_sent"
+    """It was never sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of one batch, and why.
+
+    Attributes:
+        finding: See there.
+        offsets: Where its records begin in the partition; more than one: it is there more than once.
+        evidence: For people: what was seen.
+    """
+
+    finding: Finding
+    offsets: tuple[int, ...]
+    evidence: str
+
+
+@dataclass(slots=True)
+class Examination:
+    """Reads a partition's batch headers, page by page, and says of each batch whether it is there.
+
+    Attributes:
+        batches: In the order in which they would be sent.
+        start_offset: Where the first of them can be.
+        end_offset: The leader's log end, behind the high watermark too.
+        next_offset: Where the next page starts.
+        hidden_before: Up to here (exclusive) part of the range could not be seen: trimmed, or compacted; -1: all was.
+        log_start_offset: The log's start.
+    """
+
+    batches: Sequence[BatchId]
+    start_offset: int
+    end_offset: int
+    log_start_offset: int
+    next_offset: int = field(init=False)
+    hidden_before: int = field(init=False)
+    _found: dict[int, list[int]] = field(default_factory=dict)
+    _strange: dict[int, str] = field(default_factory=dict)
+    _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin at the start, or at the log's where that is later."""
+        self.next_offset = self.start_offset
+        self.hidden_before = -1
+        self._trim(self.log_start_offset)
+        for index, batch in enumerate(self.batches):
+            self._wanted[batch.producer_id, batch.producer_epoch, batch.base_sequence] = index
+
+    def _trim(self, log_start_offset: int) -> None:
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        if log_start_offset > self.next_offset:
+            self.hidden_before = self.next_offset = log_start_offset
+
+    @property
+    def done(self) -> bool:
+        """Everything up to the log's end was seen."""
+        return self.next_offset >= self.end_offset
+
+    def page(
+        self,
+        headers: Iterable[tuple[int, int, int, int, int, int]],
+        *,
+        next_offset: int,
+        log_start_offset: int,
+    ) -> None:
+        """Take one page.
+
+        Args:
+            headers: (base offset, last offset, producer id, epoch, base sequence, records) of each batch, ascending.
+            next_offset: Where the page ends (exclusive).
+            log_start_offset: The log's start when it was read.
+        """
+        self._trim(log_start_offset)
+        for base_offset, last_offset, producer_id, epoch, base_sequence, count in headers:
+            if last_offset < self.next_offset:
+                continue
+            if base_offset > self.next_offset:
+                self.hidden_before = base_offset
+            index = self._wanted.get((producer_id, epoch, base_sequence))
+            if index is not None:
+                # Compaction removes records from a batch, and keeps its offsets.
+                if last_offset - base_offset + 1 == self.batches[index].count:
+                    self._found.setdefault(index, []).append(base_offset)
+                else:
+                    self._strange[index] = f"{count} records at offset {base_offset} have its id"
+            self.next_offset = last_offset + 1
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def verdicts(self, views: Mapping[int, ProducerView]) -> list[Verdict]:
+        """Of each batch, in order.
+
+        Args:
+            views: What the leader remembers, by producer id; nothing where it cannot be asked.
+        """
+        return [
+            self._verdict(index, views.get(batch.producer_id)) for index, batch in enumerate(self.batches)
+        ]
+
+    def _verdict(self, index: int, view: ProducerView | None) -> Verdict:
+        batch = self.batches[index]
+        offsets = tuple(self._found.get(index, ()))
+        if offsets:
+            name = f"({batch.producer_id}, {batch.producer_epoch}, {batch.base_sequence})"
+            twice = f", and {len(offsets) - 1} more times: DUPLICATED" if len(offsets) > 1 else ""
+            evidence = f"the batch header at offset {offsets[0]} has its id {name}{twice}"
+            return Verdict(Finding.COMMITTED, offsets, evidence)
+        if index in self._strange:
+            return Verdict(Finding.UNKNOWABLE, (), f"{self._strange[index]}, {batch.count} were to be there")
+        where = f"the log was read from offset {self.start_offset} to {self.next_offset}, it is not there"
+        hidden = self.hidden_before > self.start_offset
+        if hidden:
+            gap = (
+                f"begins at {self.log_start_offset}"
+                if self.hidden_before == self.log_start_offset
+                else f"was compacted before {self.hidden_before}"
+            )
+            where = (
+                f"the log {gap}, the batch could be from {self.start_offset} on; behind that it is not there"
+            )
+        seen = _seen(batch, view)
+        if seen is not None and view is not None:
+            state = (
+                f"the leader remembers producer id {batch.producer_id} up to sequence {view.last_sequence}"
+            )
+            if not seen:
+                return Verdict(Finding.ABSENT, (), f"{state}, before its own {batch.base_sequence}; {where}")
+            if not self.done:
+                unread = f"offsets {self.next_offset} to {self.end_offset - 1} are not replicated yet"
+                or_gone = f", or it is hidden: {where}" if hidden else ""
+                return Verdict(Finding.APPENDED, (), f"{state}; {unread}{or_gone}")
+            if hidden:
+                return Verdict(
+                    Finding.COMMITTED, (), f"{state}; where it was is trimmed or compacted: {where}"
+                )
+            return Verdict(Finding.UNKNOWABLE, (), f"{state}, which includes it, but {where}")
+        forgot = f"the leader does not remember producer id {batch.producer_id}"
+        if view is not None:
+            forgot = f"the leader remembers epoch {view.producer_epoch} of producer id {batch.producer_id}"
+        if not self.done:
+            unread = f"offsets {self.next_offset} to {self.end_offset - 1} cannot be read yet"
+            return Verdict(Finding.NOT_ANSWERED, (), f"{forgot}; {unread}")
+        before, after = self._neighbours(index)
+        if hidden and after >= 0 and before < self.hidden_before:
+            return Verdict(
+                Finding.COMMITTED,
+                (),
+                f"a later batch of the same id is at offset {after}: it was there; {where}",
+            )
+        if hidden and before < self.hidden_before:
+            return Verdict(Finding.UNKNOWABLE, (), f"{forgot}; {where}")
+        later = f"; a later batch of the same id is at offset {after}" if after >= 0 else ""
+        return Verdict(Finding.ABSENT, (), f"{where}{later}")
+
+    def _neighbours(self, index: int) -> tuple[int, int]:
+        """Offsets of the nearest batches of the same id and epoch that were found, before and after; -1: none."""
+        batch = self.batches[index]
+
+        def nearest(order: Iterable[int]) -> int:
+            for other in order:
+                same = self.batches[other]
+                if (same.producer_id, same.producer_epoch) != (batch.producer_id, batch.producer_epoch):
+                    return -1
+                if other in self._found:
+                    return self._found[other][0]
+            return -1
+
+        return nearest(range(index - 1, -1, -1)), nearest(range(index + 1, len(self.batches)))
+
+
+def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
+    """Whether the leader's state includes a batch; None: it says nothing about it."""
+    if view is None or view.producer_epoch != batch.producer_epoch or view.last_sequence < 0:
+        return None
+    if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
+        return True
+    # Inside the batch: boundaries are part of the id, so that is another one's.
+    return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

@@ -1,0 +1,400 @@
+"""Reads a spool directory and the cluster from the outside, and says of each batch what became of it.
+
+Nothing is written, neither to the directory nor to the cluster, and no lock is taken: a producer may own the lanes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kafka.errors import KafkaError, UnsupportedVersionError
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
+from kafkasafe._core.identity import BatchId, ProducerView
+from kafkasafe._core.journal import UNCHOSEN, Journal
+from kafkasafe._io.files import Files
+from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
+from kafkasafe._io.inspection import read_lane
+from kafkasafe._io.recovery import BatchEntry, Log, LostEntry, MarksEntry, Stored, StoredSegment, replay
+from kafkasafe._io.stats import ConsumerStats
+from kafkasafe._io.transport import Failure, Reply, Transport
+from kafkasafe.errors import SpoolError
+
+__all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
+
+_PAGE_BYTES: Final = 1024 * 1024
+_POLL_S: Final = 0.25
+_PATIENCE: Final = 12
+"""Polls of a log whose replicas lag: then it is told as it is."""
+_LEADERS: Final = 3
+"""How often a log is read anew because another leader came meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledBatch:
+    """One batch in a lane.
+
+    Attributes:
+        lane: Name of the lane.
+        position: Spool position of its first record.
+        topic: Topic name.
+        partition: Partition, -1 while it is not chosen.
+        records: How many.
+        size_bytes: Of the whole batch.
+        identity: Its batch id, None while it has none.
+        max_timestamp: Newest timestamp, ms since the epoch.
+        known: What the spool knows of it.
+    """
+
+    lane: str
+    position: int
+    topic: str
+    partition: int
+    records: int
+    size_bytes: int
+    identity: BatchId | None
+    max_timestamp: int
+    known: SpoolFate
+
+
+@dataclass(frozen=True, slots=True)
+class LaneContent:
+    """All that is in a lane.
+
+    Attributes:
+        name: Of the lane.
+        log: As it was read.
+        journal: What is unfinished.
+        batches: In the order of their positions.
+    """
+
+    name: str
+    log: Log
+    journal: Journal
+    batches: tuple[SpooledBatch, ...]
+    _files: Files
+    _path: Path
+    _aside: frozenset[int]
+    """Positions of batches that are in rejected/ only."""
+
+    def data(self, batch: SpooledBatch) -> bytearray:
+        """A batch's bytes, checked.
+
+        Raises:
+            SpoolError: They are not there any more, or damaged.
+        """
+        if batch.position in self._aside:
+            return _rejected(self._files, self._path, batch.position)[0]
+        segment, stored = self._stored(batch.position)
+        try:
+            handle = self._files.open(segment.path)
+            try:
+                data = bytearray(self._files.read(handle, stored.at, stored.size_bytes))
+            finally:
+                self._files.close(handle)
+            header = codec.verify(data)
+        except (OSError, codec.CorruptBatchError) as error:
+            raise SpoolError(f"{segment.path} cannot be read at byte {stored.at}: {error}") from error
+        if (header.base_offset, header.crc) != (batch.position, stored.crc):
+            raise SpoolError(f"{segment.path} has another batch at byte {stored.at} by now")
+        return data
+
+    def _stored(self, position: int) -> tuple[StoredSegment, Stored]:
+        for segment in self.log.segments:
+            if position in segment.batches:
+                return segment, segment.batches[position]
+        raise SpoolError(f"{self._path} has no batch at position {position}")
+
+
+def read_content(lane: Path, *, files: Files) -> LaneContent:
+    """Read a lane.
+
+    Raises:
+        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolError: A file cannot be read.
+    """
+    log = read_lane(lane, files=files)
+    journal = Journal()
+    replay(log.entries, journal)
+    journal.recovered(0.0)
+    unfinished = {batch.position: batch for _, _, batch in journal.batches()}
+    known = fates(
+        [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
+        {position: batch.identity is not None for position, batch in unfinished.items()},
+        max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
+    )
+    entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]
+    there = {entry.position for entry in entries}
+    aside = []
+    for position in _rejected_positions(files, lane):
+        if position not in there and log.segments:
+            header = _rejected(files, lane, position)[1]
+            aside.append(BatchEntry(position, header.partition_leader_epoch, header, header.size_bytes))
+    known |= {entry.position: SpoolFate(Fate.REJECTED) for entry in aside}
+    batches = []
+    for entry in sorted([*aside, *entries], key=lambda entry: entry.position):
+        if entry.destination in journal.destinations:
+            topic, partition = journal.address(entry.destination)
+            header = entry.header
+            identity = None
+            if entry.position in unfinished:
+                identity = unfinished[entry.position].identity
+            elif header.producer_id >= 0:
+                identity = BatchId(
+                    header.producer_id, header.producer_epoch, header.base_sequence, header.count
+                )
+            batches.append(
+                SpooledBatch(
+                    lane.name,
+                    entry.position,
+                    topic,
+                    partition,
+                    header.count,
+                    entry.size_bytes,
+                    identity,
+                    header.max_timestamp,
+                    # What no mark names was finished by one that went with its segment.
+                    known.get(entry.position, SpoolFate(Fate.COMMITTED)),
+                )
+            )
+    only = frozenset(entry.position for entry in aside)
+    return LaneContent(lane.name, log, journal, tuple(batches), files, lane, only)
+
+
+def _rejected_positions(files: Files, lane: Path) -> list[int]:
+    try:
+        names = files.list(lane / "rejected") if "rejected" in files.list(lane) else []
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    return sorted(int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.log", name))
+
+
+def _rejected(files: Files, lane: Path, position: int) -> tuple[bytearray, codec.BatchHeader]:
+    path = lane / "rejected" / f"{position:020d}.log"
+    try:
+        handle = files.open(path)
+        try:
+            data = bytearray(files.read(handle, 0, files.size(handle)))
+        finally:
+            files.close(handle)
+        return data, codec.verify(data)
+    except (OSError, codec.CorruptBatchError) as error:
+        raise SpoolError(f"{path} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One unfinished batch, and what is known of it.
+
+    Attributes:
+        batch: The batch.
+        verdict: What became of it.
+    """
+
+    batch: SpooledBatch
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One destination of one lane, and its batches that may have been sent."""
+
+    content: LaneContent
+    topic: str
+    partition: int
+    batches: tuple[SpooledBatch, ...]
+
+
+def examine(
+    contents: Sequence[LaneContent],
+    transport: Transport | None,
+    *,
+    timeout_s: float,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+) -> list[Examined]:
+    """Say of every unfinished batch what became of it.
+
+    Args:
+        contents: The lanes.
+        transport: The cluster, started; None: it is not asked.
+        timeout_s: For all questions together.
+        told: Called with (partitions done, partitions) on the way.
+    """
+    found: list[Examined] = []
+    places: dict[tuple[str, str, int], list[SpooledBatch]] = {}
+    by_name = {content.name: content for content in contents}
+    for content in contents:
+        order = {batch.position: number for number, (_, _, batch) in enumerate(content.journal.batches())}
+        waiting = sorted((b for b in content.batches if b.position in order), key=lambda b: order[b.position])
+        for batch in waiting:
+            if batch.identity is not None and batch.partition != UNCHOSEN:
+                places.setdefault((content.name, batch.topic, batch.partition), []).append(batch)
+            elif batch.known.fate is Fate.UNKNOWN:
+                evidence = "marks about it are lost to damage in the spool, one may have given it an id"
+                found.append(Examined(batch, Verdict(Finding.UNKNOWABLE, (), evidence)))
+            else:
+                evidence = "it has no batch id, and nothing is sent without one"
+                found.append(Examined(batch, Verdict(Finding.NOT_SENT, (), evidence)))
+    asked = [
+        _Place(by_name[name], topic, partition, tuple(batches))
+        for (name, topic, partition), batches in places.items()
+    ]
+    if transport is None:
+        evidence = "the cluster was not asked"
+        for place in asked:
+            found += [Examined(b, Verdict(Finding.NOT_ANSWERED, (), evidence)) for b in place.batches]
+        return _sorted(found)
+    desk = Desk()
+    troubles: dict[int, str] = {}
+    running = [
+        desk.begin(_examined(transport, place, _noting(troubles, number)))
+        for number, place in enumerate(asked)
+    ]
+    _wait(desk, running, time.monotonic() + timeout_s, told)
+    for number, (place, inquiry) in enumerate(zip(asked, running, strict=True)):
+        if inquiry.done and inquiry.error is None:
+            found += inquiry.result or ()
+            continue
+        reason = f"not within {timeout_s:g} s"
+        if inquiry.error is not None:
+            reason = f"{type(inquiry.error).__name__}: {inquiry.error}"
+        elif number in troubles:
+            reason += f": {troubles[number]}"
+        inquiry.cancel()
+        found += [Examined(b, Verdict(Finding.NOT_ANSWERED, (), reason)) for b in place.batches]
+    return _sorted(found)
+
+
+def _sorted(found: list[Examined]) -> list[Examined]:
+    return sorted(found, key=lambda examined: (examined.batch.lane, examined.batch.position))
+
+
+def _noting(troubles: dict[int, str], number: int) -> Callable[[Exception], None]:
+    def note(error: Exception) -> None:
+        troubles[number] = f"{type(error).__name__}: {error}"
+
+    return note
+
+
+def _wait(
+    desk: Desk, running: Sequence[Inquiry[Any]], deadline: float, told: Callable[[int, int], None]
+) -> None:
+    while True:
+        desk.work()
+        done = sum(inquiry.done for inquiry in running)
+        told(done, len(running))
+        left = deadline - time.monotonic()
+        if done == len(running) or left <= 0:
+            return
+        desk.wait(min(left, 0.25))
+
+
+def _examined(
+    transport: Transport, place: _Place, note: Callable[[Exception], None]
+) -> Procedure[list[Examined]]:
+    """Asks about one partition; again where another leader came meanwhile, whose log may be another one."""
+    for _ in range(_LEADERS):
+        before = _leader(transport, place)
+        found = yield from _read(transport, place, note)
+        after = _leader(transport, place)
+        if before in {after, (-1, -1)}:
+            break
+    return found
+
+
+def _leader(transport: Transport, place: _Place) -> tuple[int, int]:
+    info = transport.topic(place.topic)
+    known = None if info is None else info.partitions.get(place.partition)
+    return (-1, -1) if known is None else (known.leader, known.leader_epoch)
+
+
+def _read(
+    transport: Transport, place: _Place, note: Callable[[Exception], None]
+) -> Procedure[list[Examined]]:
+    topic, partition, journal = place.topic, place.partition, place.content.journal
+    stats = ConsumerStats()
+
+    def asked(api: str, send: Callable[[Reply], None]) -> Procedure[Any]:
+        return insist(transport, topic, api, send, lambda error, _: note(error), stats=stats)
+
+    views: Mapping[int, ProducerView] = {}
+    described = yield Ask(lambda reply: transport.describe_producers(topic, partition, reply))
+    if not _too_old(described):
+        if isinstance(described, Failure) or described.error_code:
+            described = yield from asked(
+                "describe_producers", lambda reply: transport.describe_producers(topic, partition, reply)
+            )
+        views = {
+            number: ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+            for number, state in described.producers.items()
+        }
+    destination = journal.destination(topic, partition)
+    begin, epoch = journal.reach(destination), journal.leader_epoch(destination)
+    start = yield from asked("list_offsets", lambda reply: transport.list_offset(topic, partition, -2, reply))
+    cut_at = -1
+    if epoch >= 0 and begin > 0:
+        ended = yield Ask(lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply))
+        if not _too_old(ended):
+            if isinstance(ended, Failure) or ended.error_code:
+                ended = yield from asked(
+                    "offset_for_leader_epoch",
+                    lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
+                )
+            # Unknown to a log that reaches back that far: it is another one.
+            cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
+    end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
+    if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):
+        # The log ends before what it had acknowledged: whatever is left is read.
+        begin = start.offset
+    identities = [batch.identity for batch in place.batches if batch.identity is not None]
+    examination = Examination(identities, max(begin, 0), end.offset, max(start.offset, 0))
+    polls = 0
+    while not examination.done and polls <= _PATIENCE:
+        at = examination.next_offset
+
+        def fetch(reply: Reply, at: int = at) -> None:
+            transport.fetch_headers(topic, partition, at, _PAGE_BYTES, reply)
+
+        page = yield from asked("fetch", fetch)
+        examination.page(
+            [
+                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence, h.count)
+                for h in page.headers
+            ],
+            next_offset=page.next_offset,
+            log_start_offset=page.log_start_offset,
+        )
+        if examination.next_offset <= at:
+            polls += 1
+            yield Pause(_POLL_S)
+    verdicts = examination.verdicts(views)
+    changed = _recreated(transport, place, journal.topic_id(destination))
+    return [
+        Examined(batch, _doubted(batch, verdict, changed))
+        for batch, verdict in zip(place.batches, verdicts, strict=True)
+    ]
+
+
+def _doubted(batch: SpooledBatch, verdict: Verdict, changed: str) -> Verdict:
+    if verdict.finding is Finding.ABSENT and batch.known.fate is Fate.UNKNOWN:
+        evidence = f"marks are lost to damage in the spool, it may have another id; {verdict.evidence}"
+        return Verdict(Finding.UNKNOWABLE, (), evidence)
+    return Verdict(verdict.finding, verdict.offsets, verdict.evidence + changed)
+
+
+def _recreated(transport: Transport, place: _Place, known: bytes) -> str:
+    info = transport.topic(place.topic)
+    if info is None or not any(known) or not any(info.topic_id) or known == info.topic_id:
+        return ""
+    return f"; the topic was deleted and created again: its id was {known.hex()} and is {info.topic_id.hex()}"
+
+
+def _too_old(answer: Any) -> bool:
+    error: KafkaError | Any = answer.error if isinstance(answer, Failure) else None
+    return isinstance(error, UnsupportedVersionError)

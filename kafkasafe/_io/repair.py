@@ -1,0 +1,239 @@
+"""Repairs a lane, as far as that provably loses nothing that was promised.
+
+`plan_repair` reads and says what would be done; `carry_out` copies the files aside and does that. Whoever calls it owns
+the lane's lock. What cannot be repaired without a loss is left, byte by byte, and told.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core.examine import Fate, SpoolFate, fates
+from kafkasafe._io.files import Files
+from kafkasafe._io.inspection import read_lane
+from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry
+from kafkasafe._io.spool import copy_aside, cut_tail
+from kafkasafe.errors import SpoolError
+
+__all__ = ["Plan", "Step", "carry_out", "plan_repair"]
+
+_ADDRESS: Final = struct.Struct(">qiibI")
+"""Bytes 0 to 20 of a batch, which its own CRC leaves out: base offset, length, leader epoch, magic, CRC."""
+_OVERHEAD: Final = 12  # what a batch's length does not count
+_FINISHED: Final = {
+    Fate.COMMITTED: "it is delivered",
+    Fate.REJECTED: "the cluster refused it, and it is kept in rejected/",
+    Fate.REPLACED: "its records live on in other batches",
+    Fate.LOST: "it was given up",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One repair.
+
+    Attributes:
+        what: "cut": a torn tail goes. "address": bytes 0 to 20 of a batch are restored. "quarantine": a copy of the
+            bytes says that they were told of, so that the lane opens.
+        segment: File name.
+        start: First byte.
+        end: Behind the last byte.
+        why: Why nothing is lost by it.
+        content: What is written, for "address".
+    """
+
+    what: Literal["cut", "address", "quarantine"]
+    segment: str
+    start: int
+    end: int
+    why: str
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done in a lane.
+
+    Attributes:
+        refused: Why nothing can be done at all; empty when it can.
+        steps: What is safe.
+        left: What is not, one sentence each.
+    """
+
+    refused: str = ""
+    steps: tuple[Step, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def plan_repair(lane: Path, *, files: Files) -> Plan:
+    """What can be repaired, without changing anything.
+
+    Raises:
+        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolError: A file cannot be read.
+    """
+    found = read_lane(lane, files=files)
+    told = fates(
+        [(entry.position, entry.marks) for entry in found.entries if isinstance(entry, MarksEntry)], {}
+    )
+    blind = any(isinstance(entry, LostEntry) and not entry.destination for entry in found.entries)
+    steps: list[Step] = []
+    left: list[str] = []
+    for damage in found.damage:
+        step = _restored(files, damage, found) or _finished(files, lane, damage, told, blind=blind)
+        if step is None:
+            left.append(_why_left(damage))
+        elif step.what != "quarantine" or not _is_told(files, lane, damage):
+            steps.append(step)
+    if found.torn is not None:
+        path, at = found.torn
+        size = _size(files, path)
+        if size > at:
+            why = "no group behind it says that it was durable: it is what a crash leaves"
+            steps.append(Step("cut", path.name, at, size, why))
+        steps += [
+            Step("cut", doomed.name, 0, _size(files, doomed), "it stands behind a torn tail")
+            for doomed in found.doomed
+        ]
+    return Plan("", tuple(steps), tuple(left))
+
+
+def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
+    """Copy the lane's segments aside, then do it. Whoever calls owns the lane.
+
+    Returns:
+        Where the copies are; they are durable before anything is changed.
+
+    Raises:
+        SpoolError: It failed; the message says where the copies are.
+    """
+    copies = lane / time.strftime("repair-%Y%m%dT%H%M%SZ", time.gmtime())
+    try:
+        number = 1
+        while not files.make_directory(copies):
+            number += 1
+            copies = lane / f"{copies.name.partition('.')[0]}.{number}"
+        for name in sorted({step.segment for step in plan.steps}):
+            _copy(files, lane / name, copies / name)
+        files.sync_directory(copies)
+        for step in plan.steps:
+            if step.what == "address":
+                _overwrite(files, lane / step.segment, step.start, bytes.fromhex(step.content))
+        found = read_lane(lane, files=files)
+        quarantined = {(step.segment, step.start) for step in plan.steps if step.what == "quarantine"}
+        copy_aside(files, lane, [d for d in found.damage if (d.path.name, d.start) in quarantined])
+        if any(step.what == "cut" for step in plan.steps):
+            cut_tail(files, lane, found)
+    except OSError as error:
+        raise SpoolError(
+            f"{lane} could not be repaired: {error}. Its files as they were are in {copies}"
+        ) from error
+    return copies
+
+
+def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
+    """The manifest says what the bytes in front of a batch's body are; the CRC it names proves the body."""
+    entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
+    if entry is None or damage.end - damage.start != entry.size_bytes:
+        return None
+    data = bytearray(_bytes(files, damage))
+    before = bytes(data[: _ADDRESS.size])
+    _ADDRESS.pack_into(data, 0, entry.position, entry.size_bytes - _OVERHEAD, entry.destination, 2, entry.crc)
+    try:
+        codec.verify(data)
+    except codec.CorruptBatchError:
+        return None
+    if before == bytes(data[: _ADDRESS.size]):
+        return None  # damaged in another way: of a destination that was never declared
+    return Step(
+        "address",
+        damage.path.name,
+        damage.start,
+        damage.start + _ADDRESS.size,
+        f"the body of the batch at position {entry.position} has the CRC that the manifest names",
+        bytes(data[: _ADDRESS.size]).hex(),
+    )
+
+
+def _finished(
+    files: Files, lane: Path, damage: Damage, told: dict[int, SpoolFate], *, blind: bool
+) -> Step | None:
+    known = told.get(damage.position)
+    if not damage.destination or known is None or known.fate not in _FINISHED:
+        return None
+    if blind:
+        return None  # a lost mark may have made it unfinished again
+    if known.fate is Fate.REJECTED and f"{damage.position:020d}.log" not in _names(files, lane, "rejected"):
+        return None
+    at = f", at offset {known.base_offset} of its partition" if known.base_offset >= 0 else ""
+    why = f"a mark behind it says that {_FINISHED[known.fate]}{at}"
+    return Step("quarantine", damage.path.name, damage.start, damage.end, why)
+
+
+def _why_left(damage: Damage) -> str:
+    what = "its records are not delivered" if damage.destination else "its marks are not known"
+    return (
+        f"{damage}: {what}. Restore the file from a copy; on_corrupt='quarantine' gives it up and delivers everything"
+        " else"
+    )
+
+
+def _is_told(files: Files, lane: Path, damage: Damage) -> bool:
+    name = f"{damage.path.stem}-{damage.start}.bad"
+    if name not in _names(files, lane, "quarantine"):
+        return False
+    return _whole(files, lane / "quarantine" / name) == _bytes(files, damage)
+
+
+def _names(files: Files, lane: Path, folder: str) -> list[str]:
+    return files.list(lane / folder) if folder in files.list(lane) else []
+
+
+def _bytes(files: Files, damage: Damage) -> bytes:
+    handle = files.open(damage.path)
+    try:
+        return files.read(handle, damage.start, damage.end - damage.start)
+    finally:
+        files.close(handle)
+
+
+def _whole(files: Files, path: Path) -> bytes:
+    handle = files.open(path)
+    try:
+        return files.read(handle, 0, files.size(handle))
+    finally:
+        files.close(handle)
+
+
+def _size(files: Files, path: Path) -> int:
+    handle = files.open(path)
+    try:
+        return files.size(handle)
+    finally:
+        files.close(handle)
+
+
+def _copy(files: Files, source: Path, target: Path) -> None:
+    _write(files, files.create(target), [_whole(files, source)], 0)
+
+
+def _overwrite(files: Files, path: Path, at: int, content: bytes) -> None:
+    _write(files, files.open(path, write=True), [content], at)
+
+
+def _write(files: Files, handle: int, content: Sequence[bytes], at: int) -> None:
+    try:
+        for piece in content:
+            while piece:
+                written = files.writev(handle, [piece], at)
+                at += written
+                piece = piece[written:]
+        files.sync_data(handle)
+    finally:
+        files.close(handle)

@@ -1,0 +1,146 @@
+"""What the commands share: exit codes, connections, spool directories, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.config import validate
+from kafkasafe.errors import ConfigError
+
+__all__ = [
+    "CODES",
+    "EXIT_BROKEN",
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_USAGE",
+    "ConfigFile",
+    "Directory",
+    "Json",
+    "Servers",
+    "connection",
+    "duration_s",
+    "open_directory",
+    "progress",
+]
+
+EXIT_BROKEN: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+CODES: Final = (
+    "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 it could not be carried out."
+)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A spool directory, as given to spool_dir.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+Servers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", "-b", metavar="HOST:PORT,…", help="Brokers of the cluster."),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="More options of KafkaProducer's, as for TLS and SASL: a TOML file, or .json. Secrets belong there, not"
+        " on a command line.",
+    ),
+]
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
+    """Options for a connection, checked; servers may be in the file.
+
+    Raises:
+        BadParameter: A file that is none, an option that is unknown or cannot work.
+    """
+    options: dict[str, Any] = {}
+    if config is not None:
+        try:
+            text = config.read_text(encoding="utf-8")
+            options = json.loads(text) if config.suffix == ".json" else tomllib.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
+            # Never with a line of the file: there may be a password in it.
+            why = (
+                error.strerror
+                if isinstance(error, OSError)
+                else f"it is no {config.suffix[1:] or 'TOML'} file"
+            )
+            raise typer.BadParameter(f"{config} cannot be read: {why}", param_hint="--config") from None
+        if not isinstance(options, dict):
+            raise typer.BadParameter(f"{config} holds no options: name = value", param_hint="--config")
+    if servers is not None:
+        options["bootstrap_servers"] = [name.strip() for name in servers.split(",") if name.strip()]
+    if not options.get("bootstrap_servers"):
+        raise typer.BadParameter("say where the brokers are", param_hint="--bootstrap-servers")
+    try:
+        validate(options)
+    except ConfigError as error:
+        hint = "--bootstrap-servers" if config is None else "--config"
+        raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
+    return options
+
+
+def open_directory(directory: Path) -> SpoolDirectory:
+    """A spool directory that is there: looking must not make one, nor write to it.
+
+    Raises:
+        BadParameter: It is none.
+        SpoolFormatError: It was written by a newer kafkasafe.
+    """
+    if not (directory / "FORMAT").is_file():
+        raise typer.BadParameter(f"{directory} is not a spool directory", param_hint="DIR")
+    return SpoolDirectory.look(directory, files=OsFiles())
+
+
+def duration_s(text: str, hint: str) -> float:
+    """Seconds of "90", "30s", "5m", "12h", "7d".
+
+    Raises:
+        BadParameter: It is none of these.
+    """
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "s")
+    try:
+        seconds = float(number) * _UNITS[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e10:
+        raise typer.BadParameter(f"{text!r} is no duration; write 30s, 5m, 12h or 7d", param_hint=hint)
+    return seconds
+
+
+@contextlib.contextmanager
+def progress(what: str, unit: str = "") -> Iterator[Callable[[float, float], None]]:
+    """A bar on standard error while something long is under way; nothing where that is no terminal.
+
+    Yields:
+        A function that is told (done, of how much).
+    """
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda _done, _total: None
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def one_line(values: Mapping[str, object]) -> str:
+    """JSON lines."""
+    return json.dumps(values, ensure_ascii=False)

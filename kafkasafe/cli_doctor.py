@@ -1,0 +1,262 @@
+"""`kafkasafe doctor`: what became of each batch in a spool, and what is wrong with it or with its topics."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from kafka.errors import KafkaError
+
+from kafkasafe._core.concerns import Concern, concerns_of
+from kafkasafe._core.examine import Finding
+from kafkasafe._io.admin import open_admin, settings_of
+from kafkasafe._io.examination import Examined, LaneContent, examine, read_content
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.transport import Transport
+from kafkasafe.cli_common import (
+    CODES,
+    EXIT_BROKEN,
+    EXIT_FAILED,
+    ConfigFile,
+    Directory,
+    Json,
+    Servers,
+    connection,
+    duration_s,
+    open_directory,
+    progress,
+)
+from kafkasafe.errors import SpoolError, WrongClusterError
+
+__all__ = ["DOCTOR_CODES", "doctor"]
+
+DOCTOR_CODES: Final = CODES.format(
+    broken="something is wrong: damage, a batch of which nobody can know, or a setting that breaks a promise"
+)
+
+_WORDS: Final = {
+    Finding.COMMITTED: "COMMITTED",
+    Finding.APPENDED: "APPENDED, NOT REPLICATED YET",
+    Finding.ABSENT: "NOT IN THE LOG",
+    Finding.UNKNOWABLE: "NOBODY CAN KNOW",
+    Finding.NOT_ANSWERED: "NOT KNOWN",
+    Finding.NOT_SENT: "NEVER SENT",
+}
+
+
+def doctor(
+    directory: Directory,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    outage: Annotated[
+        str, typer.Option(metavar="TIME", help="How long an outage is to be survived: 30m, 12h, 7d.")
+    ] = "1d",
+    expiration_ms: Annotated[
+        int,
+        typer.Option(
+            "--producer-id-expiration-ms",
+            min=1,
+            help="What the producers were told by their option of that name.",
+        ),
+    ] = 86_400_000,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="For all questions to the cluster.")] = "60s",
+    as_json: Json = False,
+) -> None:
+    """Say of each undelivered batch what became of it, with the proof; and which settings break a promise.
+
+    Reads only, the directory and the cluster, also while producers own the lanes. Without --bootstrap-servers (or
+    --config) the spool alone is read: a batch that may have been sent then stays not known.
+
+    A batch is COMMITTED at an offset where the log has a batch header with its id, or where the leader remembers its
+    sequence though that place was trimmed; NOT IN THE LOG where all of the log was read in which it could be, or the
+    leader's memory ends before it; NEVER SENT without an id. What a living producer has under way may change.
+    """
+    outage_ms = int(duration_s(outage, "--outage") * 1000)
+    timeout_s = duration_s(timeout, "--timeout")
+    options = None if servers is None and config is None else connection(servers, config)
+    lanes = open_directory(directory)
+    contents = _read(lanes)
+    bound = lanes.cluster_id()
+    topics = sorted({batch.topic for content in contents for batch in content.batches})
+    settings: list[tuple[str, Concern]] = []
+    cluster_id = None
+    if options is None:
+        found = examine(contents, None, timeout_s=timeout_s)
+    else:
+        deadline = time.monotonic() + timeout_s
+        found, cluster_id = _ask(contents, options, timeout_s, bound, directory)
+        settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
+    damage = [(content.name, str(each)) for content in contents for each in content.log.damage]
+    counts = collections.Counter(examined.verdict.finding for examined in found)
+    bad = bool(damage or counts[Finding.UNKNOWABLE] or any(c.level == "breaks" for _, c in settings))
+    unanswered = options is not None and counts[Finding.NOT_ANSWERED] > 0
+    if as_json:
+        _print_json(directory, lanes, contents, found, settings, (bound, cluster_id), bad)
+    else:
+        _print(lanes, contents, found, settings)
+    if unanswered:
+        raise typer.Exit(EXIT_FAILED)
+    if bad:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _read(lanes: SpoolDirectory) -> list[LaneContent]:
+    numbers = lanes.lanes()
+    contents = []
+    with progress("reading", "lanes") as told:
+        for number in numbers:
+            contents.append(read_content(lanes.lane_path(number), files=lanes.files))
+            told(len(contents), len(numbers))
+    return contents
+
+
+def _ask(
+    contents: Sequence[LaneContent],
+    options: dict[str, Any],
+    timeout_s: float,
+    bound: str | None,
+    directory: Path,
+) -> tuple[list[Examined], str | None]:
+    # Asking about a topic must not make one.
+    transport = Transport({**options, "allow_auto_create_topics": False})
+    transport.start()
+    deadline = time.monotonic() + timeout_s
+    try:
+        with progress("asking the cluster", "partitions") as told:
+            while not transport.connected and time.monotonic() < deadline:
+                time.sleep(0.02)
+            cluster_id = transport.cluster_id
+            if bound is not None and cluster_id is not None and bound != cluster_id:
+                raise WrongClusterError(
+                    f"{directory} holds records for cluster {bound}, but these brokers are cluster {cluster_id}: what"
+                    " they say means nothing. Nothing was changed"
+                )
+            if not transport.connected:
+                raise SpoolError(f"No broker answered within {timeout_s:g} s. Nothing was changed")
+            left = max(0.0, deadline - time.monotonic())
+            return examine(contents, transport, timeout_s=left, told=told), cluster_id
+    finally:
+        transport.close(5.0)
+
+
+def _settings(
+    options: dict[str, Any], topics: Sequence[str], deadline: float, outage_ms: int, expiration_ms: int
+) -> list[tuple[str, Concern]]:
+    if not topics:
+        return []
+    limit_ms = int(max(5.0, deadline - time.monotonic()) * 1000)
+    try:
+        with open_admin(
+            {**options, "bootstrap_timeout_ms": limit_ms, "request_timeout_ms": limit_ms}
+        ) as admin:
+            by_topic, broker, replicas = settings_of(admin, topics)
+    except KafkaError as error:
+        # A user may be allowed to produce, and not to read settings.
+        why = f"they cannot be read: {type(error).__name__}: {error}"
+        return [("", Concern("note", "settings", "", why, "the right DESCRIBE_CONFIGS"))]
+    found = []
+    for name in topics:
+        if name not in replicas:
+            concern = Concern(
+                "note", "topic", name, "the cluster does not have it", "create it, or wait for it"
+            )
+            found.append((name, concern))
+            continue
+        found += [
+            (name, concern)
+            for concern in concerns_of(
+                by_topic.get(name, {}),
+                broker,
+                replicas=replicas[name],
+                outage_ms=outage_ms,
+                assumed_expiration_ms=expiration_ms,
+            )
+        ]
+    return found
+
+
+def _print(
+    lanes: SpoolDirectory,
+    contents: Sequence[LaneContent],
+    found: Sequence[Examined],
+    settings: Sequence[tuple[str, Concern]],
+) -> None:
+    for number, content in zip(lanes.lanes(), contents, strict=False):
+        mine = [examined for examined in found if examined.batch.lane == content.name]
+        records = sum(examined.batch.records for examined in mine)
+        pid = lanes.seems_owned(number)
+        owner = f"owned by process {pid}, what it has under way may change" if pid else "owned by nobody"
+        print(f"{content.name}: {owner}; {records:,} records in {len(mine):,} batches are not delivered")
+        for damage in content.log.damage:
+            print(f"  DAMAGE {damage}: see kafkasafe spool repair")
+        for examined in mine:
+            batch, verdict = examined.batch, examined.verdict
+            where = (
+                f"{batch.topic}-{batch.partition}" if batch.partition >= 0 else f"{batch.topic}, no partition"
+            )
+            at = f" at offset {verdict.offsets[0]}" if verdict.offsets else ""
+            print(
+                f"  {where}, {batch.records} records at position {batch.position}: {_WORDS[verdict.finding]}{at}"
+            )
+            print(f"    {verdict.evidence}")
+    if not contents:
+        print(f"{lanes.path} has no lanes")
+    for topic, concern in settings:
+        head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
+        value = f"={concern.value}" if concern.value else ""
+        print(
+            f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.why}. Better: {concern.fix}"
+        )
+
+
+def _print_json(
+    directory: Path,
+    lanes: SpoolDirectory,
+    contents: Sequence[LaneContent],
+    found: Sequence[Examined],
+    settings: Sequence[tuple[str, Concern]],
+    clusters: tuple[str | None, str | None],
+    bad: bool,
+) -> None:
+    rows = []
+    for examined in found:
+        batch, verdict = examined.batch, examined.verdict
+        identity = batch.identity
+        rows.append(
+            {
+                "lane": batch.lane,
+                "position": batch.position,
+                "topic": batch.topic,
+                "partition": batch.partition,
+                "records": batch.records,
+                "producer_id": None if identity is None else identity.producer_id,
+                "producer_epoch": None if identity is None else identity.producer_epoch,
+                "base_sequence": None if identity is None else identity.base_sequence,
+                "finding": verdict.finding.value,
+                "offsets": list(verdict.offsets),
+                "evidence": verdict.evidence,
+            }
+        )
+    told = {
+        "directory": str(directory),
+        "spool_cluster_id": clusters[0],
+        "cluster_id": clusters[1],
+        "ok": not bad,
+        "lanes": [
+            {
+                "lane": content.name,
+                "owner_pid": lanes.seems_owned(number) or None,
+                "damage": [str(damage) for damage in content.log.damage],
+            }
+            for number, content in zip(lanes.lanes(), contents, strict=False)
+        ],
+        "batches": rows,
+        "settings": [{"topic": topic, **dataclasses.asdict(concern)} for topic, concern in settings],
+    }
+    print(json.dumps(told, indent=1))

@@ -1,0 +1,232 @@
+"""`kafkasafe offsets`: end offsets that do not go back without a proof, once or live."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from kafka import TopicPartition
+from kafka.errors import KafkaError
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from kafkasafe.cli_common import (
+    CODES,
+    EXIT_BROKEN,
+    EXIT_FAILED,
+    ConfigFile,
+    Servers,
+    connection,
+    duration_s,
+)
+from kafkasafe.consumer import SafeConsumer
+from kafkasafe.events import OffsetHeld, OffsetLowered
+
+__all__ = ["OFFSETS_CODES", "offsets"]
+
+OFFSETS_CODES: Final = CODES.format(broken="an end offset went back: records are gone")
+
+
+def offsets(
+    topics: Annotated[
+        list[str], typer.Argument(metavar="TOPIC[:PARTITION]…", help="Topics, or single partitions of them.")
+    ],
+    servers: Servers = None,
+    config: ConfigFile = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Remember the highest end offsets here, from one run to the next."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted.")] = False,
+    interval: Annotated[str, typer.Option(metavar="TIME", help="Between two rounds of --watch.")] = "2s",
+    rounds: Annotated[int | None, typer.Option(min=1, help="With --watch: end after so many.")] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="For each round.")] = "30s",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON list; with --watch one on a line for each round.")
+    ] = False,
+) -> None:
+    """End offsets as they are safe to work with: never lower than before without a proof that records are gone.
+
+    A lower answer is held (the old value stays) while nothing proves it: a new leader that catches up, an old answer.
+    It is taken over, as LOWERED, when the leader's epochs or the topic's id prove that records are gone.
+    """
+    interval_s, timeout_s = duration_s(interval, "--interval"), duration_s(timeout, "--timeout")
+    if rounds is not None and not watch:
+        raise typer.BadParameter("only with --watch", param_hint="--rounds")
+    if baseline is not None and not baseline.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{baseline.absolute().parent} is no directory", param_hint="--baseline")
+    wanted = [_place(text) for text in topics]
+    options = connection(servers, config)
+    view = _View()
+    known = {name: value for name, value in options.items() if name in SafeConsumer.DEFAULT_CONFIG}
+    known.pop("group_id", None)
+    known.pop("allow_auto_create_topics", None)
+    consumer = SafeConsumer(
+        **{"bootstrap_timeout_ms": int(timeout_s * 1000) + 1, **known},
+        group_id=None,
+        allow_auto_create_topics=False,
+        on_event=view.note,
+        offsets_path=baseline,
+    )
+    failed = False
+    try:
+        console = Console(highlight=False)
+        live = watch and console.is_terminal and not as_json
+        screen = Live(console=console, auto_refresh=False, transient=False) if live else None
+        numbers = itertools.count(1) if watch else iter((1,))
+        if screen is not None:
+            screen.start()
+        try:
+            for number in numbers:
+                rows = view.round(consumer, wanted, timeout_s)
+                failed = any(row["end_offset"] is None for row in rows)
+                if as_json:
+                    print(json.dumps(rows, indent=None if watch else 1), flush=True)
+                elif screen is not None:
+                    screen.update(_table(rows), refresh=True)
+                else:
+                    _print(rows)
+                if number == rounds or not watch:
+                    break
+                time.sleep(interval_s)
+        finally:
+            if screen is not None:
+                screen.stop()
+    finally:
+        consumer.close()
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+    if view.lowered:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+class _View:
+    """What was seen, round by round."""
+
+    def __init__(self) -> None:
+        self.lowered = False
+        self._notes: dict[tuple[str, int], str] = {}
+        self._before: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def note(self, event: object) -> None:
+        match event:
+            case OffsetHeld(topic, partition, offset, answered, why):
+                self._notes[topic, partition] = f"held at {offset}: {answered} was answered ({why})"
+            case OffsetLowered(topic, partition, offset, previous, cause):
+                self.lowered = True
+                gone = f"offsets {offset} to {previous - 1} are gone ({cause})"
+                self._notes[topic, partition] = f"LOWERED: {gone}"
+            case _:
+                pass
+
+    def round(
+        self, consumer: SafeConsumer, wanted: Iterable[tuple[str, int | None]], timeout_s: float
+    ) -> list[dict[str, Any]]:
+        self._notes.clear()
+        deadline = time.monotonic() + timeout_s
+        places, problems = _resolve(consumer, wanted, deadline)
+        left_ms = max(1.0, deadline - time.monotonic()) * 1000
+        ends = consumer.end_offsets(places, timeout_ms=left_ms, partial=True) if places else {}
+        starts = consumer.beginning_offsets(places, timeout_ms=left_ms, partial=True) if places else {}
+        now = time.monotonic()
+        rows = []
+        for place in places:
+            end, start = ends.get(place), starts.get(place)
+            note = self._notes.get((place.topic, place.partition), "")
+            rate = None
+            before = self._before.get((place.topic, place.partition))
+            if end is not None:
+                if before is not None and now > before[0]:
+                    rate = round((end - before[1]) / (now - before[0]), 1)
+                self._before[place.topic, place.partition] = (now, end)
+            else:
+                error: Any = getattr(ends, "missing", {}).get(place)
+                note = f"not answered: {error or 'no answer'}"
+            rows.append(
+                {
+                    "topic": place.topic,
+                    "partition": place.partition,
+                    "start_offset": start,
+                    "end_offset": end,
+                    "records_per_s": rate,
+                    "note": note,
+                }
+            )
+        missing = [
+            {
+                "topic": name,
+                "partition": None,
+                "start_offset": None,
+                "end_offset": None,
+                "records_per_s": None,
+                "note": note,
+            }
+            for name, note in problems.items()
+        ]
+        return [*rows, *missing]
+
+
+def _resolve(
+    consumer: SafeConsumer, wanted: Iterable[tuple[str, int | None]], deadline: float
+) -> tuple[list[TopicPartition], Mapping[str, str]]:
+    places: dict[TopicPartition, None] = {}
+    problems: dict[str, str] = {}
+    ask: Any = consumer.partitions_for_topic
+    for topic, partition in wanted:
+        found: set[int] | None = None
+        error = "the cluster does not have it"
+        while not found:
+            try:
+                found = ask(topic)
+            except KafkaError as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            if found or time.monotonic() >= deadline:
+                break
+            time.sleep(0.1)
+        if not found:
+            problems[topic] = error
+        elif partition is not None and partition not in found:
+            problems[topic] = f"it has no partition {partition}"
+        else:
+            chosen = sorted(found) if partition is None else [partition]
+            places |= dict.fromkeys(TopicPartition(topic, number) for number in chosen)
+    return list(places), problems
+
+
+def _place(text: str) -> tuple[str, int | None]:
+    topic, colon, number = text.partition(":")
+    if not topic or (colon and not (number.isdecimal() and len(number) < 10)):
+        raise typer.BadParameter(f"{text!r} is neither TOPIC nor TOPIC:PARTITION", param_hint="TOPIC")
+    return topic, int(number) if colon else None
+
+
+_COLUMNS: Final = ("topic", "partition", "start", "end", "records/s", "")
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    names = ("partition", "start_offset", "end_offset", "records_per_s")
+    return [row["topic"], *("–" if row[name] is None else f"{row[name]:,}" for name in names), row["note"]]
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in {"topic", ""} else "right")
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = [list(_COLUMNS), *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [line[column].rjust(widths[column]) for column in range(1, 5)]
+        print("  ".join([*cells, line[5]]).rstrip(), flush=True)

@@ -1,0 +1,589 @@
+"""`kafkasafe spool`: what is in a spool directory, out of it, and back in order."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from kafka.errors import KafkaTimeoutError
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core.examine import Fate
+from kafkasafe._core.identity import add_sequence
+from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
+from kafkasafe._io.inspection import inspect
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.pump import given_partitions
+from kafkasafe._io.repair import Plan, carry_out, plan_repair
+from kafkasafe.cli_common import (
+    CODES,
+    EXIT_BROKEN,
+    EXIT_FAILED,
+    ConfigFile,
+    Directory,
+    Json,
+    Servers,
+    connection,
+    duration_s,
+    one_line,
+    open_directory,
+    progress,
+)
+from kafkasafe.errors import LaneBusyError, SpoolError, UndecidableError
+from kafkasafe.producer import SafeProducer
+
+__all__ = ["spool_app"]
+
+_pa: Any = pa  # it ships no types
+
+spool_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look into spool directories, and bring them in order. Only repair and drain change anything.",
+)
+
+_DAMAGED: Final = CODES.format(broken="something is damaged")
+
+LaneName = Annotated[
+    str | None, typer.Option("--lane", metavar="LANE", help="Only this lane: lane-003, or 3.")
+]
+
+
+@spool_app.command("ls", epilog=_DAMAGED)
+def spool_ls(directory: Directory, as_json: Json = False) -> None:
+    """Lanes of a spool directory: whose they are, how large, and what waits in them."""
+    rows: list[dict[str, Any]] = []
+    for lanes, number in _lanes(directory):
+        found = inspect(lanes.lane_path(number), files=lanes.files)
+        rows.append(
+            {
+                "lane": lanes.lane_path(number).name,
+                "owner_pid": lanes.seems_owned(number) or None,
+                "segments": found.segments,
+                "bytes": found.size_bytes,
+                "waiting_batches": sum(waiting.batches for waiting in found.waiting),
+                "waiting_records": sum(waiting.records for waiting in found.waiting),
+                "waiting": [dataclasses.asdict(waiting) for waiting in found.waiting],
+                "damaged_ranges": len(found.damage),
+            }
+        )
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        _end(rows, "damaged_ranges")
+        return
+    for row in rows:
+        owner = f"owned by process {row['owner_pid']}" if row["owner_pid"] is not None else "owned by nobody"
+        print(
+            f"{row['lane']}: {owner}; {row['segments']} segments, {row['bytes']:,} bytes;"
+            f" {row['waiting_records']:,} records in {row['waiting_batches']:,} batches wait"
+        )
+        for waiting in row["waiting"]:
+            partition = (
+                "no partition yet" if waiting["partition"] < 0 else f"partition {waiting['partition']}"
+            )
+            print(
+                f"  {waiting['topic']}, {partition}: {waiting['records']:,} records in {waiting['batches']:,} batches,"
+                f" {waiting['in_doubt_batches']:,} of them may have been sent"
+            )
+        if row["damaged_ranges"]:
+            print(f"  {row['damaged_ranges']} damaged ranges: see kafkasafe spool verify")
+    if not rows:
+        print(f"{directory} has no lanes")
+    _end(rows, "damaged_ranges")
+
+
+@spool_app.command("verify", epilog=_DAMAGED)
+def spool_verify(directory: Directory, as_json: Json = False) -> None:
+    """Check every byte of a spool directory.
+
+    A torn tail is what a crash leaves: nothing in it was promised. While a producer is running, the end of its lane
+    may look torn.
+    """
+    rows = []
+    for lanes, number in _lanes(directory):
+        found = inspect(lanes.lane_path(number), files=lanes.files)
+        row = dataclasses.asdict(found)
+        del row["waiting"]
+        rows.append({"lane": lanes.lane_path(number).name, **row})
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    for row in rows if not as_json else ():
+        torn = f", torn tail of {row['torn_bytes']:,} bytes" if row["torn_bytes"] else ""
+        print(
+            f"{row['lane']}: {row['segments']} segments, {row['size_bytes']:,} bytes, {row['groups']:,} groups,"
+            f" {row['batches']:,} batches, {row['records']:,} records{torn}: "
+            + (f"{len(row['damage'])} DAMAGED RANGES" if row["damage"] else "ok")
+        )
+        for damage in row["damage"]:
+            print(f"  {damage}")
+    _end(rows, "damage")
+
+
+# -- show, export ------------------------------------------------------------------------------------------------------
+
+
+@spool_app.command("show", epilog=_DAMAGED)
+def spool_show(
+    directory: Directory,
+    lane: LaneName = None,
+    position: Annotated[
+        int | None, typer.Option(min=0, help="Only the batch that begins there, with its records.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also what is delivered or replaced.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Batches of a spool directory with their ids, and what the spool knows of each."""
+    rows = []
+    damaged = False
+    for content in _contents(directory, lane):
+        damaged = damaged or bool(content.log.damage)
+        for batch in content.batches:
+            if position is not None and batch.position != position:
+                continue
+            if not (every or position is not None) and batch.known.fate in {Fate.COMMITTED, Fate.REPLACED}:
+                continue
+            row = _batch_row(batch)
+            if position is not None:
+                row["content"] = list(_records(content, batch))
+            rows.append(row)
+    if position is not None and not rows:
+        raise typer.BadParameter(f"no batch begins at position {position}", param_hint="--position")
+    if as_json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    for row in rows if not as_json else ():
+        where = (
+            f"{row['topic']}-{row['partition']}" if row["partition"] >= 0 else f"{row['topic']}, no partition"
+        )
+        identity = f"id ({row['producer_id']}, {row['producer_epoch']}, {row['base_sequence']})"
+        print(
+            f"{row['lane']} {row['position']}: {where}, {row['records']:,} records, {row['bytes']:,} bytes,"
+            f" {'no id' if row['producer_id'] is None else identity}: {row['status'].replace('_', ' ')}"
+            + (f" at offset {row['offset']}" if row["offset"] is not None else "")
+            + (f" ({row['note']})" if row["note"] else "")
+        )
+        for record in row.get("content", ()):
+            print(
+                f"  {one_line({name: record[name] for name in ('timestamp_ms', 'key', 'value', 'headers')})}"
+            )
+    if not rows and not as_json:
+        print("Nothing waits; --all shows what is delivered")
+    if damaged:
+        if not as_json:
+            print("Damaged ranges are not shown: see kafkasafe spool verify")
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
+    identity = batch.identity
+    return {
+        "lane": batch.lane,
+        "position": batch.position,
+        "topic": batch.topic,
+        "partition": batch.partition,
+        "records": batch.records,
+        "bytes": batch.size_bytes,
+        "producer_id": None if identity is None else identity.producer_id,
+        "producer_epoch": None if identity is None else identity.producer_epoch,
+        "base_sequence": None if identity is None else identity.base_sequence,
+        "status": batch.known.fate.value,
+        "offset": batch.known.base_offset if batch.known.base_offset >= 0 else None,
+        "note": batch.known.note,
+    }
+
+
+_STATUSES: Final = tuple(fate.value for fate in Fate if fate is not Fate.REPLACED)
+
+_SCHEMA: Final = _pa.schema(
+    [
+        ("lane", _pa.string()),
+        ("position", _pa.int64()),
+        ("topic", _pa.string()),
+        ("partition", _pa.int32()),
+        ("offset", _pa.int64()),
+        ("status", _pa.string()),
+        ("producer_id", _pa.int64()),
+        ("producer_epoch", _pa.int16()),
+        ("sequence", _pa.int32()),
+        ("timestamp_ms", _pa.int64()),
+        ("key", _pa.binary()),
+        ("value", _pa.binary()),
+        ("headers", _pa.list_(_pa.struct([("name", _pa.string()), ("value", _pa.binary())]))),
+    ]
+)
+_PAGE_RECORDS: Final = 10_000
+
+
+@spool_app.command("export", epilog=_DAMAGED)
+def spool_export(
+    directory: Directory,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to: a new file, or - for standard output."
+        ),
+    ],
+    form: Annotated[
+        Literal["jsonl", "parquet"] | None,
+        typer.Option("--format", help="Default: by the file's name."),
+    ] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATUS", help=f"Only these: {', '.join(_STATUSES)}. May be repeated."),
+    ] = None,
+    lane: LaneName = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="What was written as JSON, on standard error with -o -.")
+    ] = False,
+) -> None:
+    """Write the records of a spool directory, each with its status, to JSON lines or Parquet. Nothing is changed.
+
+    In JSON lines a key or value that is no UTF-8 is {"base64": ...}. A batch that was divided is not written, its parts
+    are. The status is what the spool knows; whether a record in doubt is in the cluster says kafkasafe doctor.
+    """
+    if unknown := [name for name in status or () if name not in _STATUSES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(_STATUSES)}", param_hint="--status")
+    to_stdout = str(output) == "-"
+    if form is None:
+        form = "parquet" if output.suffix == ".parquet" else "jsonl"
+    if to_stdout and form == "parquet":
+        raise typer.BadParameter("Parquet needs a file", param_hint="--output")
+    if not to_stdout and output.exists():
+        raise typer.BadParameter(f"{output} exists already", param_hint="--output")
+    wanted = set(status or _STATUSES)
+    counts: dict[str, int] = dict.fromkeys(_STATUSES, 0)
+    damage: list[str] = []
+    contents = list(_contents(directory, lane))
+    total = sum(len(content.batches) for content in contents)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        done = 0
+        for content in contents:
+            damage.extend(f"{content.name}: {each}" for each in content.log.damage)
+            for batch in content.batches:
+                done += 1
+                told(done, total)
+                if batch.known.fate.value in wanted:
+                    for record in _records(content, batch, raw=form == "parquet"):
+                        counts[record["status"]] += 1
+                        yield record
+
+    with progress("exporting", "batches") as told:
+        if form == "parquet":
+            _write_parquet(output, rows())
+        elif to_stdout:
+            for row in rows():
+                print(one_line(row))
+        else:
+            with _new_file(output) as file:
+                for row in rows():
+                    file.write((one_line(row) + "\n").encode())
+    result = {"output": str(output), "records": counts, "damage": damage}
+    stream = sys.stderr if to_stdout else sys.stdout
+    if as_json:
+        print(json.dumps(result), file=stream)
+    else:
+        parts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+        print(f"{sum(counts.values()):,} records{f': {parts}' if parts else ''}", file=stream)
+        for each in damage:
+            print(f"DAMAGE, not exported: {each}", file=stream)
+    if damage:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Any]:
+    """A file that is there as a whole or, after an error, not at all."""
+    try:
+        with path.open("xb") as file:
+            yield file
+    except BaseException as error:
+        if not isinstance(error, FileExistsError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    with _new_file(path) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
+        page: list[dict[str, Any]] = []
+        for row in rows:
+            page.append(row)
+            if len(page) >= _PAGE_RECORDS:
+                writer.write_table(_pa.Table.from_pylist(page, schema=_SCHEMA))
+                page.clear()
+        if page:
+            writer.write_table(_pa.Table.from_pylist(page, schema=_SCHEMA))
+
+
+def _records(content: LaneContent, batch: SpooledBatch, *, raw: bool = False) -> Iterator[dict[str, Any]]:
+    columns = codec.decode(content.data(batch))
+    given = given_partitions(columns) if batch.partition < 0 else {}
+    identity = batch.identity
+    as_value = _as_is if raw else _as_text
+    for index in range(batch.records):
+        offset = batch.known.base_offset
+        headers = columns.headers.get(index, [])
+        yield {
+            "lane": batch.lane,
+            "position": batch.position + index,
+            "topic": batch.topic,
+            "partition": given.get(index, batch.partition),
+            "offset": offset + index if offset >= 0 else None,
+            "status": batch.known.fate.value,
+            "producer_id": None if identity is None else identity.producer_id,
+            "producer_epoch": None if identity is None else identity.producer_epoch,
+            "sequence": None if identity is None else add_sequence(identity.base_sequence, index),
+            "timestamp_ms": columns.timestamps[index],
+            "key": as_value(columns.keys[index]),
+            "value": as_value(columns.values[index]),
+            "headers": [
+                {"name": name, "value": as_value(value)} if raw else [name, as_value(value)]
+                for name, value in headers
+            ],
+        }
+
+
+def _as_is(data: bytes | None) -> bytes | None:
+    return data
+
+
+def _as_text(data: bytes | None) -> str | dict[str, str] | None:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+
+@spool_app.command(
+    "repair",
+    epilog=CODES.format(
+        broken="something is damaged that cannot be repaired without a loss (nothing is skipped)"
+    ),
+)
+def spool_repair(
+    directory: Directory,
+    lane: LaneName = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without, it is only told.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Repair what can be repaired without losing anything that was promised; tell the rest.
+
+    That is: a torn tail, which no group behind it says was durable, is cut; address bytes of a batch whose body is
+    whole are restored from the manifest that protects them; damage in a batch that is delivered, refused or divided is
+    put in quarantine, so that the lane opens again. A damaged batch that is not delivered stays as it is: restore the
+    file from a copy, or give it up with on_corrupt="quarantine". Before anything is changed the files concerned are
+    copied to repair-TIME/ in the lane. A lane that a process owns is left alone.
+    """
+    plans: list[tuple[str, Plan, Path | None]] = []
+    for lanes, number in _lanes(directory, lane):
+        path = lanes.lane_path(number)
+        if not apply:
+            owner = lanes.seems_owned(number)
+            plan = Plan(f"it belongs to process {owner}") if owner else plan_repair(path, files=lanes.files)
+            plans.append((path.name, plan, None))
+            continue
+        try:
+            lock = lanes.take_lane(number)
+        except LaneBusyError as error:
+            plans.append((path.name, Plan(str(error)), None))
+            continue
+        try:
+            plan = plan_repair(path, files=lanes.files)
+            kept = carry_out(path, plan, files=lanes.files) if plan.steps else None
+            plans.append((path.name, plan, kept))
+        finally:
+            lock.release()
+    if as_json:
+        rows = [
+            {
+                "lane": name,
+                "refused": plan.refused,
+                "steps": [dataclasses.asdict(step) for step in plan.steps],
+                "left": list(plan.left),
+                "applied": kept is not None,
+                "copies": None if kept is None else str(kept),
+            }
+            for name, plan, kept in plans
+        ]
+        print(json.dumps(rows, indent=1))
+    else:
+        for name, plan, kept in plans:
+            _print_plan(name, plan, kept)
+        if not apply and any(plan.steps for _, plan, _ in plans):
+            print("Nothing was changed: --apply does it")
+    if any(plan.refused for _, plan, _ in plans):
+        raise typer.Exit(EXIT_FAILED)
+    if any(plan.left for _, plan, _ in plans):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _print_plan(name: str, plan: Plan, kept: Path | None) -> None:
+    if plan.refused:
+        print(f"{name}: not touched: {plan.refused}")
+        return
+    if not plan.steps and not plan.left:
+        print(f"{name}: nothing to repair")
+    for step in plan.steps:
+        print(f"{name}: {step.what}: {step.segment}, bytes {step.start} to {step.end}: {step.why}")
+    for left in plan.left:
+        print(f"{name}: LEFT AS IT IS: {left}")
+    if kept is not None:
+        print(f"{name}: repaired; the files as they were are in {kept}")
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+
+
+@spool_app.command(
+    "drain",
+    epilog=CODES.format(broken="something is left: not delivered in time, undecidable, or damaged"),
+)
+def spool_drain(
+    directory: Directory,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="When to give up: 90s, 10m, 1h.")] = "5m",
+    on_undecidable: Annotated[
+        Literal["raise", "resend", "skip"],
+        typer.Option(help="A batch of which nobody can know whether it is in the log; see SafeProducer."),
+    ] = "raise",
+    as_json: Json = False,
+) -> None:
+    """Deliver what producers left in a spool directory, and end when nothing is left.
+
+    Lanes that a living process owns are that one's to deliver, and are not waited for. Everything is done by a
+    SafeProducer on the directory, as the application's next start would do it: in order, exactly once.
+    """
+    limit_s = duration_s(timeout, "--timeout")
+    options = connection(servers, config)
+    directory = directory.absolute()
+    lanes = open_directory(directory)
+    before, _, _ = _left(lanes, set())
+    began = time.monotonic()
+    deadline = began + limit_s
+    trouble = ""
+    with SafeDrain(options, directory, on_undecidable) as producer, progress("delivering", "records") as told:
+        while True:
+            try:
+                producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
+                flushed = True
+            except KafkaTimeoutError:
+                flushed = False
+            except UndecidableError as error:
+                trouble = str(error)
+                break
+            waiting = producer.unfinished_records
+            told(max(0, before - waiting), before)
+            if flushed and not waiting:
+                left, damaged, _ = _left(lanes, producer.lanes)
+                if damaged:
+                    trouble = damaged
+                    break
+                if not left:
+                    break
+            if time.monotonic() >= deadline:
+                trouble = f"not everything within {limit_s:g} s"
+                break
+            time.sleep(0.1 if flushed else 0)
+    left, damaged, foreign = _left(lanes, set())
+    delivered = max(0, before - left)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "delivered_records": delivered,
+                    "left_records": left,
+                    "lanes_of_others": foreign,
+                    "trouble": trouble or damaged,
+                    "seconds": round(time.monotonic() - began, 1),
+                },
+                indent=1,
+            )
+        )
+    else:
+        print(
+            f"{delivered:,} records delivered, {left:,} left"
+            + (f": {trouble or damaged}" if left or trouble else "")
+        )
+        for name in foreign:
+            print(f"{name} belongs to a living process, which delivers it")
+    if left or trouble or damaged:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+class SafeDrain(SafeProducer):
+    """A SafeProducer that sends nothing of its own."""
+
+    def __init__(self, options: dict[str, Any], directory: Path, on_undecidable: str) -> None:
+        mine = {"spool_dir": directory, "on_undecidable": on_undecidable, "client_id": "kafkasafe-drain"}
+        super().__init__(**{**options, **mine})
+
+    @property
+    def lanes(self) -> set[str]:
+        """Names of the lanes that it has."""
+        return {lane.name for lane in list(self._pump._lanes)}
+
+    @property
+    def unfinished_records(self) -> int:
+        """In those lanes."""
+        return sum(lane.journal.spooled_records for lane in list(self._pump._lanes))
+
+
+def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:
+    """(records that wait, what is damaged, lanes of living processes) of the lanes that nobody has, and of `mine`."""
+    records, damaged, foreign = 0, "", []
+    for number in lanes.lanes():
+        path = lanes.lane_path(number)
+        if path.name not in mine and lanes.seems_owned(number):
+            foreign.append(path.name)
+            continue
+        try:
+            found = inspect(path, files=lanes.files)
+        except SpoolError as error:
+            damaged = str(error)
+            continue
+        records += sum(waiting.records for waiting in found.waiting)
+        if found.damage and path.name not in mine and not (path / "quarantine").is_dir():
+            damaged = f"{path.name} is damaged: {found.damage[0]}; see kafkasafe spool repair"
+    return records, damaged, foreign
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _end(rows: Sequence[dict[str, Any]], damage: str) -> None:
+    if any(row[damage] for row in rows):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _lanes(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDirectory, int]]:
+    """The lanes of a directory that is there."""
+    lanes = open_directory(directory)
+    numbers = lanes.lanes()
+    if wanted is not None:
+        numbers = [n for n in numbers if wanted in {str(n), lanes.lane_path(n).name}]
+        if not numbers:
+            raise typer.BadParameter(f"{directory} has no lane {wanted}", param_hint="--lane")
+    with progress("reading", "lanes") as told:
+        for done, number in enumerate(numbers):
+            told(done, len(numbers))
+            yield lanes, number
+
+
+def _contents(directory: Path, lane: str | None) -> Iterator[LaneContent]:
+    for lanes, number in _lanes(directory, lane):
+        yield read_content(lanes.lane_path(number), files=lanes.files)

@@ -1,0 +1,350 @@
+"""`kafkasafe spool show | export | repair`, and shell completion, without a broker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+
+from kafkasafe import cli
+from kafkasafe._core import batch, marks
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.inspection import inspect
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.spool import Spool
+from kafkasafe.errors import SpoolCorruptError
+
+
+def run(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def open_spool(path, on_corrupt="raise"):
+    return Spool.open(
+        path,
+        files=OsFiles(),
+        segment_bytes=1 << 20,
+        sync="group",
+        snapshot=list,
+        on_corrupt=on_corrupt,
+        clock_ms=lambda: 0,
+    )
+
+
+@pytest.fixture
+def lane(tmp_path):
+    """Batches of three records: committed, refused, in doubt, without an id, without a partition."""
+    directory = SpoolDirectory.open(tmp_path / "spool", files=OsFiles())
+    lock = directory.take_lane()
+    spool, _ = open_spool(lock.path)
+    values = [[b"%d.%d" % (n, i) for i in range(3)] for n in range(5)]
+    values[2][1] = b"\xff\xfe"
+    values[2][2] = None
+    headers = {0: [("h", b"x"), ("kafkasafe.partition", b"4")]}
+    data = [
+        batch.encode([b"k"] * 3, v, timestamps=1000 + n, headers=headers if n == 4 else None)
+        for n, v in enumerate(values)
+    ]
+    for n in range(3):
+        batch.stamp_identity(data[n], 7, 0, 3 * n)
+    declared = [
+        marks.Destination(1, "orders", 2),
+        marks.Destination(2, "new", -1),
+        marks.State(1, 0, -1, -1, bytes(16)),
+    ]
+    positions = spool.write_group(declared, list(zip([1, 1, 1, 1, 2], data, strict=True)))
+    spool.sync()
+    folder = lock.path / "rejected"
+    folder.mkdir()
+    (folder / f"{positions[1]:020d}.log").write_bytes(data[1])
+    spool.write_group(
+        [marks.Committed(1, 0, ((positions[0], 50),)), marks.Rejected(positions[1], 10, "too large")], ()
+    )
+    spool.sync()
+    # So that it is proven to have been durable.
+    spool.write_group([], ())
+    spool.sync()
+    spool.close()
+    lock.release()
+    return SimpleNamespace(path=lock.path, positions=positions)
+
+
+def damage(lane, number, at=70):
+    """One bit of a batch; number -1: of the first group's own batch."""
+    (segment,) = lane.path.glob("*.log")
+    content = bytearray(segment.read_bytes())
+    headers = [(start, h) for start, h in batch.iter_headers(content)]
+    data = [start for start, header in headers if not header.is_control]
+    begin = headers[0][0] if number < 0 else data[number]
+    content[begin + at] ^= 1
+    segment.write_bytes(content)
+    return segment, bytes(content)
+
+
+def test_show_says_what_is_known_of_each_batch(capsys, lane):
+    directory = lane.path.parent
+    code, out, err = run(capsys, "spool", "show", directory)
+    assert (code, err) == (0, "")
+    a, b, c, d, e = lane.positions
+    assert out.splitlines() == [
+        f"lane-000 {b}: orders-2, 3 records, {out.splitlines()[0].split(', ')[2]}, id (7, 0, 3): rejected (too large (10))",
+        f"lane-000 {c}: orders-2, 3 records, {out.splitlines()[1].split(', ')[2]}, id (7, 0, 6): in doubt",
+        f"lane-000 {d}: orders-2, 3 records, {out.splitlines()[2].split(', ')[2]}, no id: not sent",
+        f"lane-000 {e}: new, no partition, 3 records, {out.splitlines()[3].split(', ')[3]}, no id: not sent",
+    ]
+    rows = json.loads(run(capsys, "spool", "show", directory, "--all", "--json")[1])
+    assert (rows[0]["position"], rows[0]["status"], rows[0]["offset"]) == (a, "committed", 50)
+    assert len(rows) == 5
+    rows = json.loads(run(capsys, "spool", "show", directory, "--position", c, "--json")[1])
+    assert [record["value"] for record in rows[0]["content"]] == [
+        "2.0",
+        {"base64": base64.b64encode(b"\xff\xfe").decode()},
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "--position", "1"), "no batch begins at position 1"),
+        (("show", "--lane", "7"), "has no lane 7"),
+        (("export", "-o", "-", "--status", "lost?"), "'lost?' is none of"),
+        (("export", "-o", "-", "--format", "parquet"), "Parquet needs a file"),
+        (("drain", "-b", "here:there"), "'here:there' is none"),
+        (("drain",), "say where the brokers are"),
+        (("drain", "-b", "127.0.0.1:9", "--timeout", "soon"), "'soon' is no duration"),
+        (("repair", "--lane", "x"), "has no lane x"),
+    ],
+)
+def test_wrong_input_is_a_usage_error(capsys, lane, arguments, said):
+    before = sorted(lane.path.parent.rglob("*"))
+    command, *rest = arguments
+    code, out, err = run(capsys, "spool", command, lane.path.parent, *rest)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())
+    assert sorted(lane.path.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["show", "repair", "export", "drain", "doctor"])
+def test_a_directory_that_is_no_spool_is_a_usage_error_and_stays_as_it_is(capsys, tmp_path, command):
+    words = ("doctor",) if command == "doctor" else ("spool", command)
+    more = {"export": ("-o", tmp_path / "out"), "drain": ("-b", "127.0.0.1:9")}.get(command, ())
+    code, out, err = run(capsys, *words, tmp_path / "nothing", *more)
+    assert (code, out) == (2, "")
+    assert "is not a spool directory" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_secrets_of_a_connection_are_not_told(capsys, lane, tmp_path):
+    for name, content in (
+        ("a.toml", 'sasl_plain_password = "hunter2'),
+        ("a.json", '{"sasl_plain_password": "hunter2"'),
+        ("b.toml", 'bootstrap_servers = "x:1"\nsasl_plain_pasword = "hunter2"'),
+        ("missing.toml", None),
+    ):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        code, out, err = run(capsys, "doctor", lane.path.parent, "--config", tmp_path / name)
+        assert (code, out) == (2, "")
+        assert "--config" in err
+        assert "hunter2" not in err
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def test_export_to_json_lines(capsys, lane, tmp_path):
+    code, out, err = run(capsys, "spool", "export", lane.path.parent, "-o", "-")
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["status"] for row in rows] == [
+        *["committed"] * 3,
+        *["rejected"] * 3,
+        *["in_doubt"] * 3,
+        *["not_sent"] * 6,
+    ]
+    assert [row["offset"] for row in rows[:4]] == [50, 51, 52, None]
+    assert [row["value"] for row in rows[6:9]] == ["2.0", {"base64": "//4="}, None]
+    assert [row["sequence"] for row in rows[6:9]] == [6, 7, 8]
+    # A partition that was given though the topic is not known yet.
+    assert [(row["topic"], row["partition"], row["headers"]) for row in rows[12:14]] == [
+        ("new", 4, [["h", "x"]]),
+        ("new", -1, []),
+    ]
+    assert "15 records: 3 committed, 3 in doubt, 6 not sent, 3 rejected" in err
+    code, out, _ = run(
+        capsys,
+        "spool",
+        "export",
+        lane.path.parent,
+        "-o",
+        tmp_path / "x.jsonl",
+        "--status",
+        "in_doubt",
+        "--json",
+    )
+    assert json.loads(out)["records"]["in_doubt"] == 3
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 3
+    # Never over something that is there.
+    code, _, err = run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / "x.jsonl")
+    assert (code, "exists already" in err) == (2, True)
+
+
+def test_export_to_parquet(capsys, lane, tmp_path):
+    assert run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / "x.parquet")[0] == 0
+    rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert len(rows) == 15
+    assert [row["value"] for row in rows[6:9]] == [b"2.0", b"\xff\xfe", None]
+    assert (rows[0]["key"], rows[0]["offset"], rows[0]["status"]) == (b"k", 50, "committed")
+    assert rows[12]["headers"] == [{"name": "h", "value": b"x"}]
+
+
+def test_what_is_damaged_is_told_and_the_rest_exported(capsys, lane):
+    damage(lane, 3)
+    code, out, err = run(capsys, "spool", "export", lane.path.parent, "-o", "-")
+    assert code == 1
+    assert len(out.splitlines()) == 12
+    assert "DAMAGE, not exported: lane-000: " in err
+
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+
+def opens(lane):
+    lock = SpoolDirectory.open(lane.path.parent, files=OsFiles()).take_lane(0)
+    try:
+        spool, entries = open_spool(lock.path)
+        spool.close(closed_mark=False)
+        return entries
+    finally:
+        lock.release()
+
+
+def test_nothing_to_repair(capsys, lane):
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--apply")
+    assert (code, out) == (0, "lane-000: nothing to repair\n")
+    assert not list(lane.path.glob("repair-*"))
+
+
+@pytest.mark.parametrize(
+    ("number", "at", "what"),
+    [
+        # Base offset, length, leader epoch, magic, CRC: of a batch that is not delivered.
+        (2, 3, "address"),
+        (2, 10, "address"),
+        (2, 13, "address"),
+        (2, 16, "address"),
+        (2, 18, "address"),
+        # In the body of one that is.
+        (0, 70, "quarantine"),
+        (1, 70, "quarantine"),
+    ],
+)
+def test_what_can_be_repaired_without_a_loss_is(capsys, lane, number, at, what):
+    segment, broken = damage(lane, number, at)
+    with pytest.raises(SpoolCorruptError):
+        opens(lane)
+    before = {path: path.read_bytes() for path in lane.path.rglob("*") if path.is_file()}
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--json")
+    (row,) = json.loads(out)
+    assert (code, [step["what"] for step in row["steps"]], row["left"]) == (0, [what], [])
+    assert not row["applied"]
+    assert {path: path.read_bytes() for path in lane.path.rglob("*") if path.is_file()} == before
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--apply")
+    assert (code, "repaired" in out) == (0, True)
+    (copies,) = lane.path.glob("repair-*")
+    assert (copies / segment.name).read_bytes() == broken
+    entries = opens(lane)
+    positions = {entry.position for entry in entries if hasattr(entry, "header")}
+    assert lane.positions[2] in positions
+    if what == "address":
+        assert inspect(lane.path, files=OsFiles()).damage == ()
+        assert positions == set(lane.positions)
+    # Once is enough.
+    assert run(capsys, "spool", "repair", lane.path.parent)[1] == "lane-000: nothing to repair\n"
+
+
+@pytest.mark.parametrize(("number", "at"), [(2, 70), (3, 70), (-1, 70)])
+def test_what_would_lose_something_is_left_and_told(capsys, lane, number, at):
+    damage(lane, number, at)
+    before = {path: path.read_bytes() for path in lane.path.rglob("*.log")}
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--apply")
+    assert code == 1
+    assert "LEFT AS IT IS" in out
+    assert {path: path.read_bytes() for path in lane.path.rglob("*.log")} == before
+    with pytest.raises(SpoolCorruptError):
+        opens(lane)
+
+
+def test_two_damages_of_one_lane_one_is_repaired_the_other_told(capsys, lane):
+    damage(lane, 0)
+    damage(lane, 3)
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--apply", "--json")
+    (row,) = json.loads(out)
+    assert (code, row["applied"], len(row["steps"]), len(row["left"])) == (1, True, 1, 1)
+
+
+def test_a_torn_tail_is_cut_and_kept(capsys, lane):
+    (segment,) = lane.path.glob("*.log")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole + b"\x00" * 100 + b"torn")
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent)
+    assert (code, "cut" in out, "Nothing was changed: --apply does it" in out) == (0, True, True)
+    assert run(capsys, "spool", "repair", lane.path.parent, "--apply")[0] == 0
+    assert segment.read_bytes() == whole
+    (copies,) = lane.path.glob("repair-*")
+    assert (copies / segment.name).read_bytes().endswith(b"torn")
+    opens(lane)
+
+
+def test_a_lane_that_a_process_owns_is_left_alone(capsys, lane):
+    damage(lane, 0)
+    with_lock = SpoolDirectory.open(lane.path.parent, files=OsFiles()).take_lane(0)
+    try:
+        for more in ((), ("--apply",)):
+            code, out, _ = run(capsys, "spool", "repair", lane.path.parent, *more)
+            assert (code, f"process {os.getpid()}" in out) == (3, True)
+    finally:
+        with_lock.release()
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("doctor",),
+        ("offsets",),
+        *(("spool", name) for name in ("ls", "verify", "show", "repair", "drain", "export")),
+    ],
+)
+def test_exit_codes_and_json_are_documented(capsys, command):
+    code, out, _ = run(capsys, *command, "--help")
+    assert code == 0
+    text = " ".join(out.split())
+    assert "Exit codes: 0" in text
+    assert "--json" in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes(shell):
+    done = subprocess.run(
+        [sys.executable, "-m", "kafkasafe.cli"],
+        env={**os.environ, "_KAFKASAFE_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "_KAFKASAFE_COMPLETE" in done.stdout
