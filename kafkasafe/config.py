@@ -140,6 +140,7 @@ _CONSUMER: Final[dict[str, Any]] = {
     "on_event": None,
     "offsets_path": None,
     "offsets_hold_timeout_s": 30.0,
+    "lineage_path": None,
     "metrics": False,
     "remote_storage_timeout_ms": None,
 }
@@ -155,6 +156,7 @@ class ConsumerConfig:
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
         offsets_path: Where the highest end offsets are remembered over restarts; None: nowhere.
         offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is undecidable.
+        lineage_path: Where it is remembered over restarts what was read; None: only with committed offsets.
         metrics: Be collected by prometheus-client's default registry.
         remote_storage_timeout_s: After how long without remote storage `poll` says so; None: never.
     """
@@ -164,6 +166,7 @@ class ConsumerConfig:
     on_event: Callable[[Any], object] | None
     offsets_path: Path | None
     offsets_hold_timeout_s: float
+    lineage_path: Path | None
     metrics: bool
     remote_storage_timeout_s: float | None
 
@@ -186,13 +189,14 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
         _choice(merged, "on_divergence", ("raise", "seek"))
     if merged["on_event"] is not None and not callable(merged["on_event"]):
         raise ConfigError(f"on_event must be callable, not {merged['on_event']!r}")
-    path, remote = merged["offsets_path"], merged["remote_storage_timeout_ms"]
+    remote = merged["remote_storage_timeout_ms"]
     return ConsumerConfig(
         kafka={name: value for name, value in options.items() if name not in _CONSUMER},
         on_divergence=merged["on_divergence"],
         on_event=merged["on_event"],
-        offsets_path=None if path is None else Path(path).expanduser().absolute(),
+        offsets_path=_path(merged, "offsets_path"),
         offsets_hold_timeout_s=_seconds(merged, "offsets_hold_timeout_s"),
+        lineage_path=_path(merged, "lineage_path"),
         metrics=bool(merged["metrics"]),
         remote_storage_timeout_s=None
         if remote is None
@@ -336,6 +340,15 @@ def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _ENDLESS:
         raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
     return int(value)
+
+
+def _path(options: Mapping[str, Any], name: str) -> Path | None:
+    value = options[name]
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise ConfigError(f"{name} must be the path of a file, not {value!r}")
+    return Path(value).expanduser().absolute()
 
 
 def _lane(value: Any) -> int | None:

@@ -14,6 +14,7 @@ I/O thread, for commits (`_lock`).
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import math
@@ -21,7 +22,7 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import kafka.errors as kafka_errors
@@ -32,10 +33,33 @@ from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 from kafkasafe._core.codes import classify_code
-from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError, Outcome, Unknown
-from kafkasafe._io.inquiry import Desk, Inquiry, Pause, Procedure, insist, pause_s
+from kafkasafe._core.epochs import (
+    UNDEFINED,
+    BatchMark,
+    BatchMemory,
+    BatchWalk,
+    Diverged,
+    EpochWalk,
+    Lineage,
+    LineageError,
+    Outcome,
+    Same,
+    Unknown,
+)
+from kafkasafe._core.memory import Remembered
+from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
+from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
-from kafkasafe._io.transport import EpochEnd, OffsetListed, Reply, Transport, _Manager
+from kafkasafe._io.transport import (
+    EpochEnd,
+    Failure,
+    OffsetListed,
+    RecordsFetched,
+    Reply,
+    TopicInfo,
+    Transport,
+    _Manager,
+)
 from kafkasafe.classification import Verdict
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
@@ -74,10 +98,22 @@ _OLD_ANSWERS: Final = 3
 # While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
 _REMINDER_MS: Final = 1000
 
+# What a deleted topic answers, and for a moment a broker that just started: UNKNOWN_TOPIC_OR_PARTITION,
+# UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID.
+_OTHER_TOPIC: Final = frozenset({3, 100, 103})
+# The file of `lineage_path` is written at most so often, and after a failure not sooner than this.
+_SAVE_S: Final = 1.0
+_SAVE_AGAIN_S: Final = 10.0
+
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
 _HEADER: Final = struct.Struct(">qiibIhi")
+_COUNT: Final = struct.Struct(">i")
+_COUNT_AT: Final = 57
 _LOG_OVERHEAD: Final = 12
 _MAGIC_2: Final = 2
+# Offset, length, CRC, magic, attributes of messages before format 2.
+_OLD_HEADER: Final = struct.Struct(">qiIbb")
+_HAS_DELETE_HORIZON: Final = 0x40
 
 
 class Offsets(dict[TopicPartition, Any]):
@@ -99,15 +135,18 @@ class _LeaderChangedError(Exception):
 
 
 class _Walked:
-    """What a walk found, and under which leader epoch."""
+    """What a walk found, in the log of which topic, and under which leader epoch."""
 
-    __slots__ = ("epoch", "outcome", "recreated", "round_trips")
+    __slots__ = ("epoch", "leadership", "outcome", "recreated", "round_trips", "topic_id")
 
     def __init__(self, outcome: Outcome, epoch: int, round_trips: int, *, recreated: bool = False) -> None:
         self.outcome = outcome
         self.epoch = epoch
         self.round_trips = round_trips
         self.recreated = recreated
+        self.topic_id: bytes | None = None
+        # What kafka-python's metadata said when it began: the same again is no news.
+        self.leadership: _Leadership | None = None
 
 
 class _Ranged:
@@ -132,7 +171,7 @@ class _ResetTo:
         self.start = start
 
 
-_Leadership = tuple[Any, int, int]
+_Leadership = tuple[bytes | None, int, int]
 """Topic id, leader, leader epoch; as the metadata have it."""
 
 _ResetReason = tuple[Literal["no_position", "retention", "beyond_end"], int | None]
@@ -145,6 +184,10 @@ class _Part:
     Attributes:
         state: kafka-python's; another one stands for another assignment.
         lineage: What was read. Changed under `SafeConsumer._lock`.
+        marks: The newest batches that were read, where leader epochs do not tell enough.
+        topic_id: Of the topic that was read.
+        former_ids: Of topics of that name that are gone. kafka-python's metadata may still have them.
+        doubted: A connection to the leader was lost, and no leader epoch tells who leads since.
         checked: Under whom the position was found good; None: it has to be checked.
         inquiry: The procedure under way, one at a time.
         position: Offset for which it was begun.
@@ -162,11 +205,14 @@ class _Part:
         "checked",
         "code",
         "diverged",
+        "doubted",
         "error",
         "failing_since",
         "failures",
+        "former_ids",
         "inquiry",
         "lineage",
+        "marks",
         "position",
         "reset",
         "state",
@@ -178,8 +224,11 @@ class _Part:
     def __init__(self, state: Any) -> None:
         self.state: Any = state
         self.lineage = Lineage()
+        self.marks = BatchMemory()
         self.checked: _Leadership | None = None
-        self.topic_id: Any = None
+        self.topic_id: bytes | None = None
+        self.former_ids: set[bytes] = set()
+        self.doubted = False
         self.inquiry: Inquiry[Any] | None = None
         self.position = -1
         self.suspected = False
@@ -220,6 +269,10 @@ class SafeConsumer(KafkaConsumer):
                 by `close`. One consumer per file. Default: nothing is remembered.
             offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is called
                 undecidable, seconds (30). The old value stands all the same.
+            lineage_path: File that remembers what was read (leader epochs; CRCs of batches where there are none) from
+                one life of the process to the next, for positions that are not committed to a group, or committed with
+                metadata of your own. Written at most once a second by `poll`, by `save_lineage` and by `close`. One
+                consumer per file. Default: it goes with committed offsets only.
             metrics: Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
                 another one.
             remote_storage_timeout_ms: After how long without a partition's remote segments `poll` raises
@@ -230,6 +283,8 @@ class SafeConsumer(KafkaConsumer):
 
     Raises:
         ConfigError: An option is unknown or has a value that cannot work.
+        LineageFileError: The file of `lineage_path` is damaged, of a newer version, or in use.
+        BaselineError: The same of `offsets_path`.
     """
 
     config: dict[str, Any]
@@ -251,8 +306,14 @@ class SafeConsumer(KafkaConsumer):
         self._resting: dict[TopicPartition, float] = {}
         self._desk = Desk(self._ring)
         self._keeps_lineage = True
+        self._memory = LineageMemory(self._safe.lineage_path)
+        self._save_due = 0.0
         parent: Any = super()
-        parent.__init__(*topics, **{**_OURS, **self._safe.kafka})
+        try:
+            parent.__init__(*topics, **{**_OURS, **self._safe.kafka})
+        except BaseException:
+            self._memory.close()
+            raise
         # KafkaConsumer makes its parts itself and has no hook for others.
         self._fetcher.__class__ = _Fetcher
         self._fetcher.owner = self
@@ -288,15 +349,17 @@ class SafeConsumer(KafkaConsumer):
             timeout_ms = min(timeout_ms, _REMINDER_MS)
         parent: Any = super()
         records: dict[TopicPartition, list[Any]] = parent.poll(timeout_ms, max_records, update_offsets)
+        if self._safe.lineage_path is not None and time.monotonic() >= self._save_due:
+            self._save_now_and_then(records)
         if not records and (undecided := self._undecided()):
             raise self._told(undecided)
         return records
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
-        """As KafkaConsumer's; also writes `offsets_path`.
+        """As KafkaConsumer's; also writes `offsets_path` and `lineage_path`.
 
         Raises:
-            OSError: The file could not be written. Everything is closed all the same.
+            OSError: A file could not be written. Everything is closed all the same.
         """
         if self._closed:
             return
@@ -310,7 +373,51 @@ class SafeConsumer(KafkaConsumer):
                 transport, self._transport = self._transport, None
             if transport is not None:
                 transport.close(5.0)
-            self._tracker.save()
+            try:
+                self.save_lineage()
+            finally:
+                self._memory.close()
+                self._tracker.save()
+
+    def save_lineage(self) -> None:
+        """Write what was read to `lineage_path`; durable on return. Does nothing without that option.
+
+        For who keeps positions himself: before one is stored, so that even what was read in the last second before a
+        kill -9 can be compared with the log.
+
+        Raises:
+            OSError: It could not be written; what the file had before stands.
+        """
+        self._keep_all({})
+        self._memory.save()
+
+    def _save_now_and_then(self, records: Mapping[TopicPartition, list[Any]]) -> None:
+        self._keep_all(records)
+        try:
+            self._memory.save()
+        except OSError:
+            # Reading goes on: without the file only the next life knows less. `close` raises it.
+            log.exception("%s could not be written", self._safe.lineage_path)
+            self.counters["lineage_write_errors"] += 1
+            self._save_due = time.monotonic() + _SAVE_AGAIN_S
+        else:
+            self._save_due = time.monotonic() + _SAVE_S
+
+    def _keep_all(self, records: Mapping[TopicPartition, list[Any]]) -> None:
+        """Remember all partitions, up to what was handed out; `records` are about to be."""
+        for tp, part in self._parts.items():
+            some = records.get(tp)
+            self._keep(tp, part, some[-1].offset + 1 if some else 0)
+
+    def _keep(self, tp: TopicPartition, part: _Part, least: int = 0) -> None:
+        position = part.state.position
+        with self._lock:
+            lineage = part.lineage.copy()
+        # Without a position (a reset is under way): what was read before stands.
+        if position is not None:
+            lineage.truncate(max(position.offset, least))
+        marks = tuple(mark for mark in part.marks.marks if mark.base_offset < lineage.end_offset)
+        self._memory.keep(tp.topic, tp.partition, Remembered(part.topic_id, lineage, marks))
 
     # --- look-ups of offsets ----------------------------------------------------------------------------------------
 
@@ -626,6 +733,7 @@ class SafeConsumer(KafkaConsumer):
             # It knows what is gone. Whatever it chose, this is not to be told again.
             with self._lock:
                 part.lineage.truncate(part.diverged.at)
+                part.marks.truncate(part.diverged.at)
             part.diverged = None
 
     def _part(self, tp: TopicPartition) -> _Part | None:
@@ -634,11 +742,17 @@ class SafeConsumer(KafkaConsumer):
         if state is None or part is None or part.state is not state:
             if part is not None:
                 part.cancel()
+                self._keep(tp, part)
                 del self._parts[tp]
                 self._resting.pop(tp, None)
             if state is None:
                 return None
             part = self._parts[tp] = _Part(state)
+            known = self._memory.get(tp.topic, tp.partition)
+            if known is not None:
+                part.lineage, part.topic_id = known.lineage.copy(), known.topic_id
+                for mark in known.marks:
+                    part.marks.observe(mark)
         return part
 
     def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
@@ -658,7 +772,10 @@ class SafeConsumer(KafkaConsumer):
                 epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
                 self._subscription.seek(tp, OffsetAndMetadata(offset.offset, "", epoch))
                 with self._lock:
-                    part.lineage = _restored(offset.metadata, epoch, offset.offset)
+                    lineage = _restored(offset.metadata, epoch, offset.offset, part.lineage)
+                    if lineage is not part.lineage:
+                        # Whoever committed it may have read another topic of the name, or another log.
+                        part.lineage, part.topic_id, part.marks = lineage, None, BatchMemory()
         for tp in self._subscription.missing_fetch_positions():
             part = self._part(tp)
             if part is not None:
@@ -695,15 +812,22 @@ class SafeConsumer(KafkaConsumer):
             if part.state.position is None:
                 continue
             leadership = self._leadership(tp)
-            if leadership is None:
+            if leadership is not None and leadership[0] in part.former_ids:
+                # What is known is newer.
+                self._manager.cluster.request_update()
+                part.state._awaiting_validation = True
+            elif leadership is None:
                 if part.checked is None and part.lineage.entries:
                     # Metadata may come before the fetch is sent: nothing is to be read unchecked.
                     part.state._awaiting_validation = True
-            elif part.suspected or part.checked is None or _is_newer(leadership, part.checked):
+            elif (
+                part.suspected or part.doubted or part.checked is None or _is_newer(leadership, part.checked)
+            ):
                 self._check(tp, part, leadership)
 
     def _check(self, tp: TopicPartition, part: _Part, leadership: _Leadership) -> None:
         position = part.state.position.offset
+        part.doubted = False
         if not part.lineage.entries or part.lineage.start_offset >= position:
             # Nothing was read before the position: there is nothing to lose.
             if part.suspected:
@@ -715,7 +839,9 @@ class SafeConsumer(KafkaConsumer):
             return
         part.position = position
         part.state._awaiting_validation = True
-        part.inquiry = self._desk.begin(self._walk(tp, part.lineage.copy(), position, part.topic_id))
+        part.inquiry = self._desk.begin(
+            self._walk(tp, part.lineage.copy(), part.marks.marks, position, part.topic_id)
+        )
 
     def _leadership(self, tp: TopicPartition) -> _Leadership | None:
         cluster = self._manager.cluster
@@ -723,31 +849,84 @@ class SafeConsumer(KafkaConsumer):
         if leader is None or leader < 0:
             return None
         epoch = cluster.leader_epoch_for_partition(tp)
-        return cluster.topic_id(tp.topic), leader, UNDEFINED if epoch is None else epoch
+        topic_id = cluster.topic_id(tp.topic)
+        number = None if topic_id is None else topic_id.bytes
+        return number, leader, UNDEFINED if epoch is None else epoch
 
-    def _walk(self, tp: TopicPartition, lineage: Lineage, position: int, topic_id: Any) -> Procedure[_Walked]:
+    def _walk(
+        self,
+        tp: TopicPartition,
+        lineage: Lineage,
+        marks: Sequence[BatchMark],
+        position: int,
+        topic_id: bytes | None,
+    ) -> Procedure[_Walked]:
         tries = 0
         while True:
-            now = self._leadership(tp)
-            if now is not None and topic_id is not None and now[0] not in {None, topic_id}:
-                end = yield from self._log_end(tp)
-                return _Walked(_all_gone(lineage, position, end), now[2], 0, recreated=True)
+            leadership = self._leadership(tp)
+            # kafka-python's metadata may be minutes old.
+            info = yield from self._fresh(tp.topic)
+            told = info.partitions.get(tp.partition)
             try:
-                return (yield from self._walk_one_leader(tp, lineage, position, self._newest_epoch(tp)))
+                if topic_id is not None and any(info.topic_id) and info.topic_id != topic_id:
+                    end = yield from self._log_end(tp)
+                    epoch = UNDEFINED if told is None else told.leader_epoch
+                    walked = _Walked(_all_gone(lineage, position, end), epoch, 0, recreated=True)
+                else:
+                    current = self._newest_epoch(tp)
+                    walked = yield from self._walk_one_leader(tp, lineage, marks, position, current)
             except _LeaderChangedError:
                 self._manager.cluster.request_update()
                 yield Pause(pause_s(tries))
                 tries += 1
+                continue
+            walked.topic_id = info.topic_id if any(info.topic_id) else None
+            walked.leadership = leadership
+            return walked
+
+    def _fresh(self, topic: str) -> Procedure[TopicInfo]:
+        """What metadata say now of a topic, once it exists."""
+        transport = self._network()
+        tries = 0
+        while True:
+            answer = yield Ask(functools.partial(transport.refresh_metadata, [topic]))
+            info = transport.topic(topic)
+            if not isinstance(answer, Failure) and info is not None:
+                if not info.error_code:
+                    return info
+                verdict = classify_code(info.error_code, "metadata")
+                if not verdict.retriable:
+                    raise _code_error(info.error_code, f"{topic}: {verdict.explanation}")
+            yield Pause(pause_s(tries))
+            tries += 1
 
     def _walk_one_leader(
-        self, tp: TopicPartition, lineage: Lineage, position: int, current: int
+        self, tp: TopicPartition, lineage: Lineage, marks: Sequence[BatchMark], position: int, current: int
     ) -> Procedure[_Walked]:
         start = yield from self._start(tp, _ignore)
         walk = EpochWalk(lineage, position=position, log_start_offset=start)
-        while (epoch := walk.query()) is not None:
-            answer = yield from self._epoch_end(tp, epoch, current, _ignore)
-            walk.answer(answer.leader_epoch, answer.end_offset)
-        outcome = walk.outcome
+        outcome: Outcome | None
+        try:
+            while (epoch := walk.query()) is not None:
+                answer = yield from self._epoch_end(tp, epoch, current, _ignore)
+                walk.answer(answer.leader_epoch, answer.end_offset)
+        except kafka_errors.IllegalStateError:  # closed meanwhile
+            raise
+        except kafka_errors.KafkaError as error:
+            # Brokers before 2.3 do not let every client ask about epochs.
+            outcome = Unknown(f"the broker does not tell about epochs: {error!r}")
+        else:
+            outcome = walk.outcome
+        if marks and not (isinstance(outcome, Diverged) and outcome.exact):
+            compared = yield from self._compare(tp, marks, position, start, current)
+            rounds = walk.round_trips + compared.round_trips
+            match outcome, compared.outcome:
+                case Diverged(at=at, rolled_back_epochs=epochs), Diverged(at=first) as found if first <= at:
+                    return _Walked(dataclasses.replace(found, rolled_back_epochs=epochs), current, rounds)
+                case ((Unknown() | Same() | None), (Same() | Diverged()) as found):
+                    return _Walked(found, current, rounds)
+                case _:
+                    pass  # what the epochs say stands
         if isinstance(outcome, Unknown) and walk.steps:
             ours = lineage.copy()
             ours.truncate(position)
@@ -761,9 +940,42 @@ class SafeConsumer(KafkaConsumer):
             for step in walk.steps:
                 again.answer(step.reply_epoch, step.reply_end_offset)
             outcome = again.outcome
-        if outcome is None:  # pragma: no cover - a walk without a query has one
-            outcome = Unknown("nothing was asked")
-        return _Walked(outcome, current, walk.round_trips)
+        return _Walked(outcome or _NOTHING, current, walk.round_trips)
+
+    def _compare(
+        self, tp: TopicPartition, marks: Sequence[BatchMark], position: int, start: int, current: int
+    ) -> Procedure[BatchWalk]:
+        """Compares batches that were read with the leader's."""
+        end = yield from self._log_end(tp)
+        walk = BatchWalk(marks, position=position, log_start_offset=start, log_end_offset=end)
+        tries = 0
+        while (offset := walk.query()) is not None:
+            answer = yield from self._batch_at(tp, offset, current)
+            found = next((each for each in _headers(answer.records) if each.last_offset >= offset), None)
+            if found is None:
+                # Behind the high watermark: a new leader that catches up. Nothing could be fetched now anyway.
+                yield Pause(pause_s(tries))
+                tries += 1
+                continue
+            rewritten = found.rewritten or found.base_offset > offset
+            walk.answer(found.last_offset, found.crc, rewritten=rewritten)
+        return walk
+
+    def _batch_at(self, tp: TopicPartition, offset: int, current: int) -> Procedure[RecordsFetched]:
+        transport = self._network()
+
+        def send(reply: Reply) -> None:
+            # The first batch comes whole, however large.
+            transport.fetch_records(tp.topic, tp.partition, offset, 1, reply, current_leader_epoch=current)
+
+        def failed(_: Exception, verdict: Verdict) -> None:
+            if verdict.code in _OTHER_LEADER or verdict.code == _OUT_OF_RANGE:
+                raise _LeaderChangedError
+
+        answer: RecordsFetched = yield from insist(
+            transport, tp.topic, "fetch", send, failed, stats=self._stats
+        )
+        return answer
 
     def _log_end(self, tp: TopicPartition) -> Procedure[int]:
         transport = self._network()
@@ -785,13 +997,18 @@ class SafeConsumer(KafkaConsumer):
         )
 
     def _examine_range(
-        self, tp: TopicPartition, lineage: Lineage, position: int, topic_id: Any
+        self,
+        tp: TopicPartition,
+        lineage: Lineage,
+        marks: Sequence[BatchMark],
+        position: int,
+        topic_id: bytes | None,
     ) -> Procedure[_Ranged]:
         start = yield from self._start(tp, _ignore)
         end = yield from self._log_end(tp)
         walked = None
         if position > end and lineage.entries and lineage.start_offset < position:
-            walked = yield from self._walk(tp, lineage, position, topic_id)
+            walked = yield from self._walk(tp, lineage, marks, position, topic_id)
         return _Ranged(start, end, walked)
 
     # --- procedures, applied ----------------------------------------------------------------------------------------
@@ -926,21 +1143,26 @@ class SafeConsumer(KafkaConsumer):
                 part.lineage.forget_before(ranged.start)
             else:
                 part.lineage.truncate(ranged.end)
+                part.marks.truncate(ranged.end)
         part.reset = (why, part.position)
         self._subscription.request_offset_reset(tp, strategy)
 
     def _apply_walk(self, tp: TopicPartition, part: _Part, walked: _Walked) -> None:
         outcome = walked.outcome
-        leadership = self._leadership(tp)
         # Another leader since then will be newer than this.
-        part.checked = None if leadership is None else (leadership[0], leadership[1], walked.epoch)
-        part.topic_id = None if leadership is None else leadership[0]
+        seen = walked.leadership
+        part.checked = None if seen is None else (seen[0], seen[1], walked.epoch)
+        if part.topic_id is not None and walked.topic_id not in {None, part.topic_id}:
+            part.former_ids.add(part.topic_id)
+            self._manager.cluster.request_update()
+        part.topic_id = walked.topic_id
         if not isinstance(outcome, Diverged):
             if part.suspected:
                 # Up to the position all is well, so it is what was read behind it before that is gone.
                 part.suspected = False
                 with self._lock:
                     part.lineage.truncate(part.position)
+                    part.marks.truncate(part.position)
                 part.state.position = OffsetAndMetadata(part.position, "", UNDEFINED)
             if isinstance(outcome, Unknown):
                 log.info("%s-%s at %s: %s", tp.topic, tp.partition, part.position, outcome.reason)
@@ -1017,26 +1239,28 @@ class SafeConsumer(KafkaConsumer):
 
     def _observe(self, part: _Part, records: Any, fetched: int) -> bool:
         """Notes the leader epochs of the batches; False: they contradict what was read before."""
-        view = memoryview(records)
-        at, size = 0, len(view)
         run_epoch, run_start, run_end = UNDEFINED, -1, -1
+        # Later brokers tell the epoch under which they lead, and which topic it is: that is proof enough.
+        marked = part.checked is None or part.checked[2] < 0 or part.topic_id is None
+        expected = fetched
         with self._lock:
-            while size - at >= _HEADER.size:
-                base, length, epoch, magic, _, _, last_delta = _HEADER.unpack_from(view, at)
-                at += _LOG_OVERHEAD + length
-                if length <= 0 or at > size:
-                    break
-                if magic < _MAGIC_2:
-                    continue  # no epoch, and nothing is known of it
-                start, end = max(base, fetched), base + last_delta + 1
+            for batch in _headers(records):
+                start, end = max(batch.base_offset, fetched), batch.last_offset + 1
                 if end <= start:
                     continue
-                if epoch == run_epoch and run_start >= 0:
+                if marked or batch.epoch < 0:
+                    # Of an old compressed message only the last offset is told: it begins behind the one before.
+                    base = expected if batch.wrapped else batch.base_offset
+                    part.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
+                expected = end
+                if batch.wrapped:
+                    start = max(min(base, batch.last_offset), fetched)
+                if batch.epoch == run_epoch and run_start >= 0:
                     run_end = end
                     continue
                 if run_start >= 0 and not _noted(part.lineage, run_epoch, run_start, run_end):
                     return False
-                run_epoch, run_start, run_end = epoch, start, end
+                run_epoch, run_start, run_end = batch.epoch, start, end
             return run_start < 0 or _noted(part.lineage, run_epoch, run_start, run_end)
 
     def _on_fetch_failed(self, tp: TopicPartition, part: _Part, data: Any) -> None:
@@ -1048,7 +1272,7 @@ class SafeConsumer(KafkaConsumer):
             part.position = position
             part.state._awaiting_validation = True
             part.inquiry = self._desk.begin(
-                self._examine_range(tp, part.lineage.copy(), position, part.topic_id)
+                self._examine_range(tp, part.lineage.copy(), part.marks.marks, position, part.topic_id)
             )
             return
         if code == _TOPIC_AUTHORIZATION_FAILED:
@@ -1057,6 +1281,8 @@ class SafeConsumer(KafkaConsumer):
         if not verdict.retriable:
             raise _code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
         self._fetcher._maybe_update_current_leader(tp, data)
+        if code in _OTHER_TOPIC:
+            part.checked = None  # it may be another one when it is there again
         if verdict.refresh_metadata:
             self._manager.cluster.request_update()
         self._rest(tp, part, code, verdict.name, verdict.explanation)
@@ -1073,7 +1299,7 @@ class SafeConsumer(KafkaConsumer):
         self._stats.retries["fetch", name] += 1
         self._stats.backoff_s["fetch"] += pause
         remote = code in _REMOTE or code == _OUT_OF_RANGE
-        if part.code != code and (remote or part.failures > 1):
+        if part.code != code and (remote or part.failures > 1 or code in _OTHER_TOPIC):
             # An ordinary change of leaders is over with the first pause.
             part.code = code
             self._emit(PartitionNotReady(tp.topic, tp.partition, position, code, reason))
@@ -1210,6 +1436,14 @@ class _Fetcher(Fetcher):
     def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002
         self.owner._carry_on()
 
+    def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
+        """On kafka-python's I/O thread."""
+        parent: Any = super()
+        parent._handle_fetch_error(node_id, exception)
+        for part in list(self.owner._parts.values()):
+            if part.checked is not None and part.checked[2] < 0 and part.checked[1] == node_id:
+                part.doubted = True
+
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
@@ -1320,18 +1554,72 @@ def _complete(alarm: Future) -> None:
         alarm.success(None)
 
 
+class _Header:
+    """What is looked at of a batch, or of a message from before format 2.
+
+    Attributes:
+        base_offset: First offset; of an old compressed message its last one, which is all it says.
+        last_offset: Inclusive.
+        epoch: Leader epoch, -1: none.
+        crc: Its checksum.
+        wrapped: An old compressed message, of several records.
+        rewritten: Compaction has been there.
+    """
+
+    __slots__ = ("base_offset", "crc", "epoch", "last_offset", "rewritten", "wrapped")
+
+    def __init__(
+        self, base_offset: int, last_offset: int, epoch: int, crc: int, *, wrapped: bool, rewritten: bool
+    ) -> None:
+        self.base_offset = base_offset
+        self.last_offset = last_offset
+        self.epoch = epoch
+        self.crc = crc
+        self.wrapped = wrapped
+        self.rewritten = rewritten
+
+
+def _headers(records: Any) -> Iterator[_Header]:
+    """Of all whole batches."""
+    view = memoryview(records)
+    at, size = 0, len(view)
+    while size - at >= _OLD_HEADER.size:
+        base, length, crc, magic, attributes = _OLD_HEADER.unpack_from(view, at)
+        end = at + _LOG_OVERHEAD + length
+        if length <= 0 or end > size:
+            return
+        if magic < _MAGIC_2:
+            yield _Header(base, base, UNDEFINED, crc, wrapped=bool(attributes & 7), rewritten=False)
+        elif length + _LOG_OVERHEAD >= _COUNT_AT + _COUNT.size:
+            base, _, epoch, _, crc, attributes, last_delta = _HEADER.unpack_from(view, at)
+            (count,) = _COUNT.unpack_from(view, at + _COUNT_AT)
+            rewritten = count != last_delta + 1 or bool(attributes & _HAS_DELETE_HORIZON)
+            yield _Header(base, base + last_delta, epoch, crc, wrapped=False, rewritten=rewritten)
+        at = end
+
+
+_NOTHING: Final = Unknown("nothing was asked")
+
+
 def _noted(lineage: Lineage, epoch: int, start: int, end: int) -> bool:
     return lineage.observe(max(epoch, UNDEFINED), start, end)
 
 
-def _restored(metadata: str | None, epoch: int, offset: int) -> Lineage:
-    """What a committed offset tells of what was read before it."""
+def _restored(metadata: str | None, epoch: int, offset: int, remembered: Lineage) -> Lineage:
+    """What a committed offset tells of what was read before it; `remembered` itself where that is what counts."""
     try:
         lineage = Lineage.decode(metadata or "")
     except LineageError:
-        return Lineage.resumed(epoch, offset)  # the application's own, or none
-    lineage.truncate(offset)
-    return lineage
+        pass  # the application's own, or none
+    else:
+        lineage.truncate(offset)
+        return lineage
+    if remembered.entries and (
+        remembered.epoch_at(offset - 1) == epoch or (epoch == UNDEFINED and offset <= remembered.end_offset)
+    ):
+        return remembered
+    # Read by others since.
+    return Lineage.resumed(epoch, offset)
 
 
 def _is_newer(now: _Leadership, then: _Leadership) -> bool:

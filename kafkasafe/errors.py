@@ -17,6 +17,7 @@ __all__ = [
     "ForkedProcessError",
     "KafkaSafeError",
     "LaneBusyError",
+    "LineageFileError",
     "LogDivergedError",
     "ProducerClosedError",
     "RejectedError",
@@ -156,11 +157,16 @@ class LaneBusyError(SpoolError):
         self.pid = pid
 
 
+class LineageFileError(KafkaSafeError, ValueError):
+    """The file of `lineage_path` cannot be used: damaged, of a newer version, or another consumer's. Unchanged."""
+
+
 class LogDivergedError(KafkaSafeError):
     """Records that this consumer had read are not in the log any more (`on_divergence="raise"`).
 
-    The partition stays where it is, and every `poll` raises again, until the application decides: `seek` to
-    `event.at` reads what stands there now, `seek` to `event.position` goes on behind it.
+    The partition stays where it is, and `poll` raises again whenever it has nothing of other partitions to return,
+    until the application decides: `seek` to `event.at` reads what stands there now, `seek` to `event.position` goes on
+    behind it.
 
     Attributes:
         event: The `kafkasafe.events.LogDiverged`: partition, ranges, epochs.

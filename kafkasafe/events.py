@@ -24,6 +24,7 @@ __all__ = [
     "PartitionNotReady",
     "PartitionReady",
     "PositionReset",
+    "SourceDataLost",
     "SpoolRecovered",
     "SpoolWriteFailed",
 ]
@@ -289,6 +290,33 @@ class OffsetLowered:
     offset: int
     previous: int
     cause: str
+
+
+# --- of the Spark source --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDataLost:
+    """A Spark query goes on behind records that it cannot read any more (`failOnDataLoss=false`).
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        reason: "retention": the log begins behind the position. "diverged": what was read is not in the log any more;
+            what stands there now is read. "truncated": the log is shorter than it was. "recreated": it is another topic
+            of the name. "new_partition": it was first seen when its first records were gone. "missing": the topic or
+            partition is not there any more.
+        position: Next offset that was to be read.
+        resumed_at: Where it goes on; the position itself where nothing can be read.
+        lost: First and last offset (inclusive) of what is gone, as far as that is known.
+    """
+
+    topic: str
+    partition: int
+    reason: Literal["retention", "diverged", "truncated", "recreated", "new_partition", "missing"]
+    position: int
+    resumed_at: int
+    lost: tuple[int, int] | None
 
 
 ConsumerEvent = LogDiverged | PositionReset | PartitionNotReady | PartitionReady | OffsetHeld | OffsetLowered

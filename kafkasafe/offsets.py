@@ -35,7 +35,7 @@ from kafkasafe._core.offsets import (
     Value,
     Why,
 )
-from kafkasafe._io.files import Files, OsFiles
+from kafkasafe._io.files import Files, OsFiles, read_whole, replace_whole
 
 __all__ = [
     "BaselineError",
@@ -85,7 +85,7 @@ class EndOffsetTracker:
             files: The disk, for tests.
 
         Raises:
-            BaselineError: The file is not one of these, or of a newer version. It was not changed.
+            BaselineError: The file is not one of these, was damaged, or is of a newer version. It was not changed.
             OSError: It cannot be read.
         """
         self._path = None if path is None else Path(path).absolute()
@@ -94,11 +94,15 @@ class EndOffsetTracker:
         self._files = OsFiles() if files is None else files
         self._lock = threading.Lock()
         self._ends = EndOffsets(hold_timeout_s=hold_timeout_s)
-        if self._path is not None and (text := self._read(self._path)):
+        content = None if self._path is None else read_whole(self._files, self._path)
+        if content is not None:
             try:
-                self._ends.restore(text)
-            except BaselineError as error:
-                raise BaselineError(f"{self._path}: {error}") from None
+                self._ends.restore(content.decode())
+            except ValueError as error:  # of which BaselineError and UnicodeDecodeError are kinds
+                raise BaselineError(
+                    f"{self._path} cannot be used: {error}. Put a good copy in its place. Or move it away: then ends"
+                    " are remembered from the next answer on, and one that went back before that is not noticed."
+                ) from None
 
     # --- answers ---
 
@@ -237,19 +241,7 @@ class EndOffsetTracker:
         if self._path is None:
             return
         with self._lock:
-            content = self._ends.encode().encode()
-            beside = self._path.with_name(self._path.name + ".new")
-            handle = self._files.open(beside, write=True, create=True)
-            try:
-                self._files.truncate(handle, 0)
-                written = 0
-                while written < len(content):
-                    written += self._files.writev(handle, [content[written:]], written)
-                self._files.sync_data(handle)
-            finally:
-                self._files.close(handle)
-            self._files.rename(beside, self._path)
-            self._files.sync_directory(self._path.parent)
+            replace_whole(self._files, self._path, self._ends.encode().encode())
 
     def close(self) -> None:
         """`save`."""
@@ -262,20 +254,6 @@ class EndOffsetTracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _read(self, path: Path) -> str:
-        try:
-            handle = self._files.open(path)
-        except FileNotFoundError:
-            return ""
-        try:
-            content = self._files.read(handle, 0, self._files.size(handle))
-        finally:
-            self._files.close(handle)
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise BaselineError(f"{path} holds no end offsets: {error}") from None
 
     def __repr__(self) -> str:
         return f"<EndOffsetTracker {self._path or 'in memory'}>"

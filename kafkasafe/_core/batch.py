@@ -769,7 +769,7 @@ def _parse_few(body: bytes, count: int) -> _Parsed:
     return keys, values, headers, deltas, range(count) if offsets == list(range(count)) else offsets
 
 
-def _read_varint(body: bytes, at: int) -> tuple[int, int]:
+def _read_varint(body: bytes | bytearray, at: int) -> tuple[int, int]:
     """A zigzag varint of 64 bits and where the next field begins; IndexError at the end of the body."""
     number = shift = 0
     while True:
@@ -874,7 +874,7 @@ def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
     return np.concatenate(found)
 
 
-def _run_of_equal_lengths(body: bytes, start: int, stride: int, most: int) -> int:
+def _run_of_equal_lengths(body: bytes | bytearray, start: int, stride: int, most: int) -> int:
     """How many records behind this one have its length; exact, since each proves where the next begins."""
     prefix = body[start : _read_varint(body, start)[1]]
     data = np.frombuffer(body, np.uint8)

@@ -10,7 +10,8 @@ epoch; they differ in what one question carries.
   is at or past the position does **not** end it: the leader answers about its largest epoch not above the one asked
   for, and when that is another epoch, records of ours are gone, however long the leader's log is.
 - `compare`: the three protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
-- `first_difference`: where there are no epochs, batch CRCs.
+- `BatchWalk`: where there are no epochs, or the brokers do not tell, the CRCs of batches that were read, compared one
+  by one with the leader's; `first_difference` compares all at once.
 
 Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offsets `(first, last)` inclusive.
 """
@@ -33,6 +34,7 @@ __all__ = [
     "UNDEFINED",
     "BatchMark",
     "BatchMemory",
+    "BatchWalk",
     "Comparison",
     "Diverged",
     "EpochWalk",
@@ -881,3 +883,110 @@ def first_difference(
         known = min(theirs_end - 1, last)
         return Diverged(at, (at, last), (at, known) if known >= at else None, None, (), exact)
     return Same(last + 1)
+
+
+MAX_REWRITTEN: Final = 16
+"""Batches that compaction rewrote, after which a walk gives up."""
+
+_COMPACTED: Final = "the log was compacted: what was read cannot be compared"
+
+
+class BatchWalk:
+    """Finds the first batch that was read and is not in the leader's log, by asking for single batches.
+
+    Ask for the batch that holds `query()`, give it to `answer()`, until `query()` is None. The newest comes first: when
+    it is there, so is what stands before it, as far as a client can tell (the same bytes at the same offset, behind
+    other ones, would take a writer who sends them again to just that place). Else the first one missing is searched for
+    by halving: at most 2 + log2 of the batches remembered, and one for each that compaction rewrote.
+    """
+
+    __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
+
+    def __init__(
+        self, marks: Iterable[BatchMark], *, position: int, log_start_offset: int, log_end_offset: int
+    ) -> None:
+        """Begin.
+
+        Args:
+            marks: What was read, in offset order.
+            position: Next offset to read; of what is at or behind it nothing is claimed.
+            log_start_offset: The leader's; what it trimmed is not compared.
+            log_end_offset: The leader's; what lies behind is gone.
+        """
+        self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
+        self._position, self._log_end = position, log_end_offset
+        self._good = -1
+        """Invariant: the marks up to here are there; those from `_bad` on are not."""
+        self._bad = next(
+            (at for at, mark in enumerate(self._marks) if mark.last_offset >= log_end_offset),
+            len(self._marks),
+        )
+        self._skipped = 0
+        self.round_trips = 0
+        self.outcome: Outcome | None = None
+        if not self._marks:
+            self.outcome = Unknown("no batch that was read is remembered and still in the log")
+        self._conclude()
+
+    def query(self) -> int | None:
+        """An offset in the batch to look at; None when there is an outcome."""
+        return None if self.outcome is not None else self._marks[self._asked].last_offset
+
+    @property
+    def _asked(self) -> int:
+        newest = self._bad - 1
+        return newest if self._good < 0 and self._bad == len(self._marks) else (self._good + self._bad) // 2
+
+    def answer(self, last_offset: int, crc: int, *, rewritten: bool = False) -> Outcome | None:
+        """The leader's batch there, or the next one behind.
+
+        Args:
+            last_offset: Offset of its last record.
+            crc: Its CRC.
+            rewritten: Compaction has been there: nothing can be compared.
+
+        Raises:
+            LineageError: Nothing was asked.
+        """
+        if self.outcome is not None:
+            raise LineageError("an answer, but nothing was asked: the walk has its outcome")
+        self.round_trips += 1
+        at = self._asked
+        mark = self._marks[at]
+        if (mark.last_offset, mark.crc) == (last_offset, crc):
+            self._good = at
+        elif rewritten:
+            del self._marks[at]
+            self._bad -= 1
+            self._skipped += 1
+        else:
+            self._bad = at
+        self._conclude()
+        return self.outcome
+
+    def _conclude(self) -> None:
+        if self.outcome is not None:
+            return
+        if self._skipped > MAX_REWRITTEN:
+            self.outcome = Unknown(_COMPACTED)
+            return
+        if self._bad - self._good > 1:
+            return
+        if self._bad < len(self._marks):
+            mark = self._marks[self._bad]
+            at = mark.base_offset
+            # Whether the batch before was compared; and of a batch with several records the first may be the same.
+            adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
+            exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
+            last = self._position - 1
+            standing = min(self._log_end - 1, last)
+            self.outcome = Diverged(
+                at, (at, last), (at, standing) if standing >= at else None, None, (), exact
+            )
+        elif self._marks:
+            self.outcome = Same(min(self._marks[-1].last_offset + 1, self._position))
+        else:
+            self.outcome = Unknown(_COMPACTED)
+
+    def __repr__(self) -> str:
+        return f"<BatchWalk of {len(self._marks)} batches after {self.round_trips} rounds: {self.outcome or 'asking'}>"

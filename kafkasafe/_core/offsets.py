@@ -21,10 +21,11 @@ Rules, one per kind of answer: `EndOffsets.observe` (latest), `observe_start` (e
 from __future__ import annotations
 
 import enum
-import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from kafkasafe._core.sealed import SealError, seal, unseal
 
 __all__ = [
     "BaselineError",
@@ -494,7 +495,7 @@ class EndOffsets:
             }
             for key, known in self._known.items()
         ]
-        return json.dumps({"version": _VERSION, "partitions": rows}, indent=1)
+        return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
         """Remember what `encode` wrote; replaces what is known of the same partitions.
@@ -503,18 +504,13 @@ class EndOffsets:
             BaselineError: It is something else, damaged, or of a newer version. Nothing was changed.
         """
         try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise BaselineError(f"the stored end offsets are no JSON: {error}") from None
-        if not isinstance(data, dict) or not isinstance(rows := data.get("partitions"), list):
-            raise BaselineError("the stored end offsets are not what kafkasafe writes: no list of partitions")
-        if (version := data.get("version")) != _VERSION:
-            raise BaselineError(
-                f"the stored end offsets have version {version!r}, this kafkasafe reads {_VERSION}"
-            )
+            rows = unseal(_KIND, _VERSION, text)
+        except SealError as error:
+            raise BaselineError(str(error)) from None
         self._known.update([_read(row) for row in rows])
 
 
+_KIND: Final = "end offsets"
 _VERSION: Final = 1
 
 
@@ -534,11 +530,9 @@ def _read(row: Any) -> tuple[Key, _Known]:
             former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BaselineError(
-            f"the stored end offsets are damaged: {type(error).__name__} {error} in {row!r}"
-        ) from None
+        raise BaselineError(f"a row is none: {type(error).__name__} {error} in {row!r}") from None
     if not isinstance(key.topic, str):
-        raise BaselineError(f"the stored end offsets are damaged: the topic of {row!r} is no text")
+        raise BaselineError(f"a row is none: the topic of {row!r} is no text")
     return key, known
 
 

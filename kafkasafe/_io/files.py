@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-__all__ = ["IOV_MAX", "Buffer", "Files", "OsFiles"]
+__all__ = ["IOV_MAX", "Buffer", "Files", "OsFiles", "read_whole", "replace_whole"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -201,6 +201,42 @@ class OsFiles:
         """See `Files`."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+
+def read_whole(files: Files, path: Path) -> bytes | None:
+    """A small file's content; None if there is none.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    try:
+        handle = files.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return files.read(handle, 0, files.size(handle))
+    finally:
+        files.close(handle)
+
+
+def replace_whole(files: Files, path: Path, content: bytes) -> None:
+    """Gives a small file another content; durable on return. Whatever happens, it has the old one or the new one.
+
+    Raises:
+        OSError: It could not be written; the old content stands, or the new one does and may not survive a power cut.
+    """
+    beside = path.with_name(path.name + ".new")
+    handle = files.open(beside, write=True, create=True)
+    try:
+        files.truncate(handle, 0)
+        written = 0
+        while written < len(content):
+            written += files.writev(handle, [content[written:]], written)
+        files.sync_data(handle)
+    finally:
+        files.close(handle)
+    files.rename(beside, path)
+    files.sync_directory(path.parent)
 
 
 # macOS has no fdatasync; its fsync is at least as strong.

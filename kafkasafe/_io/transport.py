@@ -310,6 +310,7 @@ class TopicsListed:
 
     topics: Mapping[str, tuple[int, ...]]
     internal: Mapping[str, tuple[int, ...]]
+    error_code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -1574,14 +1575,12 @@ class Transport:
         """
 
         def parse(response: Any) -> TopicsListed:
-            if getattr(response, "error_code", 0):
-                raise _error(response.error_code, "Metadata")
             found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
             for topic in response.topics:
                 if not topic.error_code and topic.name is not None:
                     numbers = sorted(partition.partition_index for partition in topic.partitions)
                     found[bool(topic.is_internal)][topic.name] = tuple(numbers)
-            return TopicsListed(found[False], found[True])
+            return TopicsListed(found[False], found[True], getattr(response, "error_code", 0) or 0)
 
         def make() -> _KafkaCall:
             request = MetadataRequest(

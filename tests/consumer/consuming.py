@@ -13,7 +13,7 @@ from kafkasafe._core import batch
 from kafkasafe._io.transport import Failure, ProduceRequest, Transport
 from kafkasafe.consumer import SafeConsumer
 
-__all__ = ["Consumers", "Writer", "collect", "kafka_errors", "new_topic", "until"]
+__all__ = ["Consumers", "Raw", "Writer", "collect", "kafka_errors", "new_topic", "until"]
 
 
 def new_topic(cluster, partitions=1, **more):
@@ -81,6 +81,45 @@ class Writer:
 
     def __exit__(self, *_):
         self.close()
+
+
+class Raw:
+    """Asks the leader, without patience or memory."""
+
+    def __init__(self, cluster):
+        self.transport = Transport(
+            {"bootstrap_servers": cluster.bootstrap_servers, "request_timeout_ms": 2000}
+        )
+        self.transport.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.transport.close(5)
+
+    def ask(self, topic, partition=0):
+        done, box = threading.Event(), []
+
+        def reply(result):
+            box.append(result)
+            done.set()
+
+        self.transport.list_offset(topic, partition, -1, reply)
+        assert done.wait(5)
+        return box[0]
+
+    def end(self, topic, partition=0):
+        """None: no answer, or an error."""
+        answer = self.ask(topic, partition)
+        if isinstance(answer, Failure) or answer.error_code:
+            self.transport.refresh_metadata([topic], lambda _: None)
+            return None
+        return answer.offset
+
+    def code(self, topic, partition=0):
+        answer = self.ask(topic, partition)
+        return None if isinstance(answer, Failure) else answer.error_code
 
 
 class Consumers:

@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
-from consuming import Consumers, Writer, new_topic, until
+from consuming import Consumers, Raw, Writer, new_topic, until
 from kafka import TopicPartition
 
-from kafkasafe._io.transport import Failure, Transport
+from kafkasafe._io.transport import Failure
 from kafkasafe.events import OffsetLowered
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -34,37 +34,6 @@ def consumers(cluster):
     with Consumers(cluster) as opened:
         yield opened
     cluster.heal()
-
-
-class Raw:
-    """Asks the leader, without patience or memory."""
-
-    def __init__(self, cluster):
-        self.transport = Transport(
-            {"bootstrap_servers": cluster.bootstrap_servers, "request_timeout_ms": 2000}
-        )
-        self.transport.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.transport.close(5)
-
-    def ask(self, topic):
-        done, box = threading.Event(), []
-
-        def reply(result):
-            box.append(result)
-            done.set()
-
-        self.transport.list_offset(topic, 0, -1, reply)
-        assert done.wait(5)
-        return box[0]
-
-    def code(self, topic):
-        answer = self.ask(topic)
-        return None if isinstance(answer, Failure) else answer.error_code
 
 
 def counted(consumer):

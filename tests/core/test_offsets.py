@@ -26,6 +26,7 @@ from kafkasafe._core.offsets import (
     Value,
     Why,
 )
+from kafkasafe._core.sealed import seal
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing.disk import Disk
 
@@ -293,9 +294,9 @@ def test_the_next_life_remembers():
 def stored(**changed) -> str:
     tracker = EndOffsets()
     tracker.observe(KEY, 10, 0.0, topic_id=OLD)
-    data = json.loads(tracker.encode())
-    data["partitions"][0] |= changed
-    return json.dumps(data)
+    rows = json.loads(tracker.encode())["partitions"]
+    rows[0] |= changed
+    return seal("end offsets", 1, rows)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +305,12 @@ def stored(**changed) -> str:
         "",
         "[]",
         "{}",
-        '{"version": 2, "partitions": []}',
-        '{"version": 1, "partitions": [{}]}',
-        '{"version": 1, "partitions": [5]}',
+        seal("end offsets", 2, []),
+        seal("something else", 1, []),
+        seal("end offsets", 1, [{}]),
+        seal("end offsets", 1, [5]),
+        stored().replace("10", "11"),
+        '{"kafkasafe": "end offsets", "version": 1, "partitions": []}',
         stored(end=-2),
         stored(end=True),
         stored(end="5"),
@@ -545,7 +549,7 @@ def test_the_file_outlives_the_process(tmp_path):
     EndOffsetTracker().save()
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b'{"version": 9, "partitions": []}'])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{}", seal("end offsets", 9, []).encode()])
 def test_a_file_of_something_else_is_refused_and_kept(tmp_path, content):
     path = tmp_path / "ends.json"
     path.write_bytes(content)

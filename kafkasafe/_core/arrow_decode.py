@@ -1,0 +1,572 @@
+"""The records of a Fetch response → Arrow columns, many batches at once and without I/O.
+
+A response holds many batches, most of them small, and numpy costs about 100 µs before it does anything. So the batches
+are walked one by one only for what is in their headers (which of them are delivered, CRCs, decompression, where records
+begin), and the fields of all their records are then read together.
+
+How keys and values are gathered: their starts and ends, in turn, are the offsets of one Arrow array that lies over
+the records as they are, of which every second item is what stands between two fields. `take` copies the others.
+
+Which batches are delivered is decided as Kafka's consumer does: never control batches; with `read_committed` none of a
+producer whose transaction the broker lists as aborted, from the transaction's first offset to its abort marker.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafkasafe._core.batch import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    BatchHeader,
+    Buffer,
+    Compression,
+    CorruptBatchError,
+    _crc_of,
+    _decompress,
+    _read_field,
+    _read_varint,
+    _run_of_equal_lengths,
+    _varints,
+    read_header,
+)
+
+__all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode"]
+
+_arrow: Any = pa  # what it takes from its compiled modules has no types
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+
+HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
+"""Arrow type of record headers: in order, names may occur more than once, values may be null. Never null itself."""
+
+SCHEMA: Final = _arrow.schema(
+    [
+        _arrow.field("offset", _arrow.int64(), nullable=False),
+        _arrow.field("timestamp", _arrow.timestamp("ms", "UTC"), nullable=False),
+        _arrow.field("timestamp_type", _arrow.int8(), nullable=False),
+        _arrow.field("leader_epoch", _arrow.int32(), nullable=False),
+        _arrow.field("key", _arrow.binary()),
+        _arrow.field("value", _arrow.binary()),
+        _arrow.field("headers", HEADERS, nullable=False),
+    ]
+)
+"""All columns. A timestamp of -1 ms means that the record has none; `timestamp_type` is 0 for the producer's time and
+1 for the broker's; `leader_epoch` is -1 where the log has none."""
+
+COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
+
+_LOG_OVERHEAD: Final = 12
+_LENGTH: Final = struct.Struct(">i")
+_CONTROL_KEY: Final = struct.Struct(">hh")
+_LENGTH_AT: Final = 8
+_MAGIC_AT: Final = 16
+_OLDEST_MESSAGE: Final = 14  # what the smallest message of the oldest format has behind its length
+_ABORT: Final = 0
+_MIN_RECORD_BYTES: Final = 7
+
+_CHUNK_BYTES: Final = 64 * 1024 * 1024
+_STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
+_LONG_RUN: Final = 256  # and only where it pays
+_FEW: Final = 16  # from here on records are cheaper one by one
+
+
+class OldFormatError(ValueError):
+    """A message of a format before v2 (Kafka 0.10 and older), which has other fields and no epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a buffer holds.
+
+    Attributes:
+        table: A pyarrow.Table of the records, with the columns that were asked for, in the order of `SCHEMA`.
+        next_offset: Where reading goes on: behind the last whole batch, delivered or not. `from_offset` when there is
+            none.
+        partial_bytes: How much there is of a last batch that was cut. With an empty table and an unchanged
+            `next_offset`: the buffer is too small for one batch.
+    """
+
+    table: Any
+    next_offset: int
+    partial_bytes: int
+
+
+def decode(
+    buffer: Buffer,
+    *,
+    from_offset: int = 0,
+    aborted: Iterable[tuple[int, int]] = (),
+    read_committed: bool = False,
+    columns: Iterable[str] | None = None,
+    check_crcs: bool = True,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> Decoded:
+    """All records of a buffer. Arguments: see `Decoder`.
+
+    Raises:
+        CorruptBatchError: There is a damaged batch. `Decoder` gives the records in front of it.
+        OldFormatError: There is a message of an old format.
+    """
+    decoder = Decoder(
+        buffer,
+        from_offset=from_offset,
+        aborted=aborted,
+        read_committed=read_committed,
+        columns=columns,
+        check_crcs=check_crcs,
+        max_body_bytes=max_body_bytes,
+    )
+    parts = []
+    while (part := decoder.read()) is not None:
+        parts.append(part)
+    table = _arrow.Table.from_batches(parts, schema=decoder.schema)
+    return Decoded(table, decoder.next_offset, decoder.partial_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A batch to deliver."""
+
+    at: int
+    header: BatchHeader
+
+
+class Decoder:
+    """Reads a buffer of batches piece by piece; nothing is decompressed before it is asked for.
+
+    Args:
+        buffer: The records of one partition in a Fetch response: whole batches, the last one may be cut. Not changed,
+            and not needed any more once all is read: what `read` gives has its own memory.
+        from_offset: Records before it are left out (the first batch may begin before what was asked for).
+        aborted: (producer id, first offset) of the aborted transactions that the response lists.
+        read_committed: Leave out what the aborted transactions wrote.
+        columns: Names of the columns to make, default all of `SCHEMA`. What is left out costs little.
+        check_crcs: Compare each batch's CRC.
+        max_body_bytes: Bound of one batch's decompressed records.
+
+    Attributes:
+        schema: Of what `read` gives.
+        next_offset: Behind the last record that was given, or the last batch that was passed over.
+        partial_bytes: How much there is of a last batch that was cut; known when all is read.
+
+    Raises:
+        ValueError: A column has an unknown name.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        *,
+        from_offset: int = 0,
+        aborted: Iterable[tuple[int, int]] = (),
+        read_committed: bool = False,
+        columns: Iterable[str] | None = None,
+        check_crcs: bool = True,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        wanted = set(COLUMNS if columns is None else columns)
+        if unknown := wanted - set(COLUMNS):
+            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+        self.schema = _arrow.schema([field for field in SCHEMA if field.name in wanted])
+        self.next_offset = from_offset
+        self.partial_bytes = 0
+        # Single bytes of a memoryview are slow to read.
+        self._buffer = buffer if isinstance(buffer, (bytes, bytearray)) else bytes(buffer)
+        self._at = 0
+        self._end = 0
+        self._ended = False
+        self._from_offset = from_offset
+        self._aborted = deque(
+            sorted(((first, producer) for producer, first in aborted) if read_committed else ())
+        )
+        self._aborting: set[int] = set()
+        self._check_crcs = check_crcs
+        self._max_body_bytes = max_body_bytes
+        self._error: CorruptBatchError | OldFormatError | None = None
+        self._rest: Any = None
+        self._behind_rest = from_offset
+
+    def read(self, max_records: int | None = None, max_bytes: int = _CHUNK_BYTES) -> Any:
+        """The next records.
+
+        Args:
+            max_records: At most so many, default all that `max_bytes` lets pass.
+            max_bytes: Decompress no further batch when there are so many bytes of records already.
+
+        Returns:
+            A pyarrow.RecordBatch that is not empty; None: there are no more. Then `next_offset` is behind everything.
+
+        Raises:
+            CorruptBatchError: The next batch is damaged; everything before it has been given, `next_offset` is what it
+                was. Each further call raises it again.
+            OldFormatError: The next message has an old format; as above.
+            ValueError: `max_records` is not positive.
+        """
+        if max_records is not None and max_records <= 0:
+            raise ValueError(f"max_records is {max_records}, not positive")
+        while self._rest is None:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._advance(max_records, max_bytes)
+        records, offsets = self._rest
+        if max_records is None or records.num_rows <= max_records:
+            self._rest = None
+            self.next_offset = self._behind_rest
+            return records
+        self._rest = records.slice(max_records), offsets[max_records:]
+        self.next_offset = int(offsets[max_records - 1]) + 1
+        return records.slice(0, max_records)
+
+    def _advance(self, max_records: int | None, max_bytes: int) -> None:
+        """Decodes some batches into `_rest`, or notes the end, or the damage."""
+        found: list[_Found] = []
+        count = size = 0
+        behind = self.next_offset
+        while size < max_bytes and (max_records is None or count < max_records):
+            try:
+                header = self._next_header()
+                if header is None:
+                    self._ended = True
+                    break
+                deliver = self._passes(header)
+            except (CorruptBatchError, OldFormatError) as error:
+                self._error = error
+                break
+            if deliver:
+                found.append(_Found(self._at, header))
+                count += header.count
+                size += header.size_bytes
+                if header.compression is not Compression.NONE:
+                    # What is in it is not known before; a bound for the sum is what counts.
+                    size += 4 * header.size_bytes
+            self._at += header.size_bytes
+            self._end = header.last_offset + 1
+            behind = max(behind, self._end)
+        try:
+            decoded = self._decode(found)
+        except CorruptBatchError:
+            behind, decoded = self._before_damage(found)
+        if decoded[0].num_rows:
+            self._rest, self._behind_rest = decoded, behind
+        else:
+            self.next_offset = behind
+
+    def _before_damage(self, found: Sequence[_Found]) -> tuple[int, tuple[Any, _Numbers]]:
+        """What is good in front of the first batch whose records are not what its header says."""
+        good, error = next(
+            (index, its) for index, its in enumerate(map(self._damage, found)) if its is not None
+        )
+        header = found[good].header
+        self._error = CorruptBatchError(f"Offsets {header.base_offset} to {header.last_offset}: {error}")
+        # Everything before it was given, or passed over.
+        return max(self.next_offset, header.base_offset), self._decode(found[:good])
+
+    def _damage(self, batch: _Found) -> CorruptBatchError | None:
+        try:
+            self._decode([batch])
+        except CorruptBatchError as error:
+            return error
+        return None
+
+    def _next_header(self) -> BatchHeader | None:
+        left = len(self._buffer) - self._at
+        if left < _MAGIC_AT + 1:
+            self.partial_bytes = left
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._at + _LENGTH_AT)
+        if length < _OLDEST_MESSAGE:
+            raise CorruptBatchError(f"Batch at {self._at} claims a length of {length} bytes")
+        if length > left - _LOG_OVERHEAD:
+            self.partial_bytes = left
+            return None
+        magic = self._buffer[self._at + _MAGIC_AT]
+        if magic < 2:
+            raise OldFormatError(f"A message of format {magic} at byte {self._at}")
+        header = read_header(self._buffer, self._at)
+        if header.base_offset < self._end:
+            raise CorruptBatchError(
+                f"Offsets {header.base_offset} to {header.last_offset}: the batch in front goes to {self._end - 1}"
+            )
+        if self._check_crcs:
+            crc = _crc_of(self._buffer, self._at, header.size_bytes)
+            if crc != header.crc:
+                raise CorruptBatchError(
+                    f"Offsets {header.base_offset} to {header.last_offset}: their CRC is {crc:#010x}, the header of"
+                    f" their batch says {header.crc:#010x}"
+                )
+        return header
+
+    def _passes(self, header: BatchHeader) -> bool:
+        """Whether its records are delivered. Called for every batch, in order."""
+        if self._aborted or self._aborting:
+            while self._aborted and self._aborted[0][0] <= header.last_offset:
+                self._aborting.add(self._aborted.popleft()[1])
+            if header.is_control:
+                if header.producer_id in self._aborting and self._is_abort(header):
+                    self._aborting.discard(header.producer_id)
+            elif header.is_transactional and header.producer_id in self._aborting:
+                return False
+        return header.count > 0 and not header.is_control and header.last_offset >= self._from_offset
+
+    def _is_abort(self, header: BatchHeader) -> bool:
+        if header.count == 0:
+            return False  # compaction took the marker, when nothing of its transaction was left
+        body = self._body(self._at, header)
+        try:
+            length, at = _read_varint(body, 0)
+            end = at + length
+            at = _read_varint(body, at + 1)[1]
+            key = _read_field(body, _read_varint(body, at)[1], end)[0]
+        except IndexError:
+            key = None
+        if key is None or len(key) < _CONTROL_KEY.size:
+            raise CorruptBatchError(f"Offset {header.base_offset}: a control record without a type")
+        return bool(_CONTROL_KEY.unpack_from(key)[1] == _ABORT)
+
+    def _body(self, at: int, header: BatchHeader) -> bytes:
+        stored = bytes(memoryview(self._buffer)[at + HEADER_BYTES : at + header.size_bytes])
+        return _decompress(stored, header.compression, self._max_body_bytes)
+
+    def _decode(self, found: Sequence[_Found]) -> tuple[Any, _Numbers]:
+        """The records of these batches, and their offsets."""
+        if not found:
+            return _empty(self.schema), np.empty(0, np.int64)
+        source: bytes | bytearray
+        if all(batch.header.compression is Compression.NONE for batch in found):
+            source = self._buffer
+            areas = [(batch.at + HEADER_BYTES, batch.at + batch.header.size_bytes) for batch in found]
+        else:
+            bodies = [self._body(batch.at, batch.header) for batch in found]
+            source = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            areas, end = [], 0
+            for body in bodies:
+                areas.append((end, end + len(body)))
+                end += len(body)
+        try:
+            return _parse(source, areas, [batch.header for batch in found], self._from_offset, self.schema)
+        except IndexError:
+            raise CorruptBatchError("The last record runs over the end of its batch") from None
+
+
+def _empty(schema: Any) -> Any:
+    return _arrow.RecordBatch.from_arrays([_arrow.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _parse(
+    source: bytes | bytearray,
+    areas: Sequence[tuple[int, int]],
+    headers: Sequence[BatchHeader],
+    from_offset: int,
+    schema: Any,
+) -> tuple[Any, _Numbers]:
+    """Field by field, for the records of all batches at once.
+
+    Args:
+        source: Holds the records of all batches.
+        areas: Where each batch's records begin and end in it, ascending.
+        headers: Of each batch.
+        from_offset: Records before it are left out.
+        schema: Columns to make.
+
+    Returns:
+        The RecordBatch, and the records' offsets.
+
+    Raises:
+        CorruptBatchError: The records are not what the headers say.
+        IndexError: A record runs over the end of `source`.
+    """
+    counts = np.array([header.count for header in headers])
+    data = np.frombuffer(source, np.uint8)
+    starts = _starts(source, areas, [header.count for header in headers])
+    lengths, at = _varints(data, starts)
+    ends = at + lengths
+    expected = np.append(starts[1:], 0)
+    expected[np.cumsum(counts) - 1] = [end for _, end in areas]
+    # Each record ends where the next begins, so no field can lead out of its batch unseen.
+    if not np.array_equal(ends, expected):
+        raise CorruptBatchError("A record does not end where the next one begins")
+    deltas, at = _varints(data, at + 1)
+    offset_deltas, at = _varints(data, at)
+    keys, at = _field(data, at, ends)
+    values, at = _field(data, at, ends)
+    header_counts, at = _varints(data, at)
+    headed = header_counts.any()
+    if not headed:
+        if not np.array_equal(at, ends):
+            raise CorruptBatchError("A record does not fill its length exactly")
+    elif (header_counts < 0).any() or (header_counts > ends - at).any():
+        raise CorruptBatchError("A number of headers that cannot be")
+
+    offsets = np.repeat(np.array([header.base_offset for header in headers]), counts) + offset_deltas
+    last = np.repeat(np.array([header.last_offset_delta for header in headers]), counts)
+    if (offset_deltas < 0).any() or (offset_deltas > last).any() or (offsets[1:] <= offsets[:-1]).any():
+        raise CorruptBatchError("Offsets that do not ascend, or are outside of their batch")
+    first = int(np.searchsorted(offsets, from_offset))
+
+    made: dict[str, Any] = {}
+    for name in schema.names:
+        match name:
+            case "offset":
+                made[name] = _arrow.array(offsets[first:])
+            case "timestamp":
+                # The broker's time stands for all records of a batch.
+                base = [h.max_timestamp if h.is_log_append_time else h.base_timestamp for h in headers]
+                times = np.repeat(np.array(base), counts)
+                if any(header.is_log_append_time for header in headers):
+                    deltas *= np.repeat(np.array([not h.is_log_append_time for h in headers]), counts)
+                made[name] = _arrow.array((times + deltas)[first:]).view(_arrow.timestamp("ms", "UTC"))
+            case "timestamp_type":
+                types = np.array([h.is_log_append_time for h in headers], np.int8)
+                made[name] = _arrow.array(np.repeat(types, counts)[first:])
+            case "leader_epoch":
+                epochs = np.array([h.partition_leader_epoch for h in headers], np.int32)
+                made[name] = _arrow.array(np.repeat(epochs, counts)[first:])
+            case "key":
+                made[name] = _gather(source, keys[0][first:], keys[1][first:])
+            case "value":
+                made[name] = _gather(source, values[0][first:], values[1][first:])
+            case _:
+                made[name] = _headers(source, header_counts[first:], at[first:], ends[first:])
+    return _arrow.RecordBatch.from_arrays(list(made.values()), schema=schema), offsets[first:]
+
+
+def _starts(source: bytes | bytearray, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
+    """Where each record begins: each must be read to know the next, except in a run of equal lengths.
+
+    A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
+
+    Raises:
+        CorruptBatchError: Records of one batch do not end where the batch does.
+        IndexError: A record begins behind the end of `source`.
+    """
+    found: list[_Numbers] = []
+    starts: list[int] = []
+    append = starts.append
+    for (position, end), count in zip(areas, counts, strict=True):
+        if count * _MIN_RECORD_BYTES > end - position:
+            raise CorruptBatchError(f"{count} records claimed in {end - position} bytes")
+        left = count
+        while left:
+            step = left if left < _LONG_RUN else _STEP
+            begin = position
+            previous = position
+            for _ in range(step):
+                append(position)
+                previous = position
+                # The lengths of one and two bytes, written out: this loop is what decoding costs.
+                first = source[position]
+                if first < 0x80:
+                    position += 1 + (first >> 1)
+                else:
+                    second = source[position + 1]
+                    if second < 0x80:
+                        position += 2 + ((first & 0x7F) >> 1) + (second << 6)
+                    else:
+                        length, after = _read_varint(source, position)
+                        position = after + length
+            left -= step
+            stride = position - previous
+            if left and stride > 0 and begin + stride * step == position:
+                run = _run_of_equal_lengths(
+                    source,
+                    previous,
+                    stride,
+                    min(left, (end - position) // stride),
+                )
+                if run:
+                    found += (
+                        np.array(starts, np.int64),
+                        np.arange(position, position + run * stride, stride),
+                    )
+                    starts.clear()
+                    left -= run
+                    position += run * stride
+        if position != end:
+            raise CorruptBatchError(f"{count} records end at byte {position}, their batch at {end}")
+    found.append(np.array(starts, np.int64))
+    return np.concatenate(found)
+
+
+def _field(
+    data: npt.NDArray[np.uint8], at: _Numbers, ends: _Numbers
+) -> tuple[tuple[_Numbers, _Numbers], _Numbers]:
+    """Starts and lengths (-1: null) of the keys or values, and where the next field of each record begins."""
+    lengths, at = _varints(data, at)
+    if (lengths < -1).any() or (lengths > ends - at).any():
+        raise CorruptBatchError("A key or value that runs over the end of its record")
+    return (at, lengths), at + np.maximum(lengths, 0)
+
+
+def _gather(source: bytes | bytearray, starts: _Numbers, lengths: _Numbers) -> Any:
+    """A binary column; see the top of this file."""
+    count = len(starts)
+    null = lengths < 0
+    nulls = bool(null.any())
+    if not count or (nulls and null.all()):
+        return _arrow.nulls(count, _arrow.binary())
+    bounds = np.empty(2 * count, np.int32)
+    bounds[0::2] = starts
+    bounds[1::2] = starts + np.maximum(lengths, 0) if nulls else starts + lengths
+    over = _arrow.Array.from_buffers(
+        _arrow.binary(), 2 * count - 1, [None, _arrow.py_buffer(bounds), _arrow.py_buffer(source)]
+    )
+    return over.take(_arrow.array(np.arange(0, 2 * count, 2), mask=null if nulls else None))
+
+
+def _headers(source: bytes | bytearray, counts: _Numbers, at: _Numbers, ends: _Numbers) -> Any:
+    """The headers column: the first header of all records that have one, then the second, and so on.
+
+    Args:
+        source: Holds the records.
+        counts: How many headers each record has.
+        at: Where its first header begins.
+        ends: Where the record ends.
+    """
+    before = np.concatenate(([0], np.cumsum(counts)))
+    total = int(before[-1])
+    names = np.empty((2, total), np.int64)
+    values = np.empty((2, total), np.int64)
+    data = np.frombuffer(source, np.uint8)
+    records = np.flatnonzero(counts)
+    at = at[records]
+    nth = 0
+    while records.size > _FEW:
+        name, at = _field(data, at, ends[records])
+        value, at = _field(data, at, ends[records])
+        index = before[records] + nth
+        names[:, index] = name
+        values[:, index] = value
+        nth += 1
+        over = counts[records] == nth
+        if (at[over] != ends[records][over]).any():
+            raise CorruptBatchError("A record does not fill its length exactly")
+        records, at = records[~over], at[~over]
+    for record, position in zip(records.tolist(), at.tolist(), strict=True):
+        end = int(ends[record])
+        for slot in range(int(before[record]) + nth, int(before[record + 1])):
+            for column in (names, values):
+                length, position = _read_varint(source, position)
+                if length < -1 or length > end - position:
+                    raise CorruptBatchError("A header that runs over the end of its record")
+                column[:, slot] = position, length
+                position += max(0, length)
+        if position != end:
+            raise CorruptBatchError("A record does not fill its length exactly")
+    if (names[1] < 0).any():
+        raise CorruptBatchError("A header without a name")
+    try:
+        keys = _gather(source, *names).cast(_arrow.string())
+    except _arrow.ArrowInvalid:
+        raise CorruptBatchError("A header name that is not UTF-8") from None
+    pairs = _arrow.StructArray.from_arrays([keys, _gather(source, *values)], fields=list(HEADERS.value_type))
+    return _arrow.ListArray.from_arrays(_arrow.array(before.astype(np.int32)), pairs, type=HEADERS)

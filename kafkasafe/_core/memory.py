@@ -1,0 +1,92 @@
+"""What a consumer remembers of the partitions it read, as the text of a file (`SafeConsumer(lineage_path=...)`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafkasafe._core.epochs import MAX_OFFSET, BatchMark, Lineage, LineageError
+from kafkasafe._core.sealed import SealError, seal, unseal
+
+__all__ = ["Remembered", "decode", "encode"]
+
+_KIND: Final = "lineage"
+_VERSION: Final = 1
+MAX_MARKS: Final = 128
+"""Batches remembered per partition, of those without leader epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Of one partition.
+
+    Attributes:
+        topic_id: 16 bytes; None where brokers tell none (before 2.8).
+        lineage: What was handed out.
+        marks: Newest batches, oldest first, where leader epochs do not tell enough.
+    """
+
+    topic_id: bytes | None
+    lineage: Lineage
+    marks: tuple[BatchMark, ...] = ()
+
+
+def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
+    """As text, by (topic, partition)."""
+    return seal(
+        _KIND,
+        _VERSION,
+        [
+            {
+                "topic": topic,
+                "partition": partition,
+                "topic_id": None if known.topic_id is None else known.topic_id.hex(),
+                "lineage": known.lineage.encode(MAX_LINEAGE_BYTES),
+                "batches": [
+                    [mark.base_offset, mark.last_offset, mark.crc] for mark in known.marks[-MAX_MARKS:]
+                ],
+            }
+            for (topic, partition), known in sorted(partitions.items())
+        ],
+    )
+
+
+MAX_LINEAGE_BYTES: Final = 16 * 1024
+"""Room for all epochs that a `Lineage` keeps."""
+
+
+def decode(text: str) -> dict[tuple[str, int], Remembered]:
+    """Read what `encode` wrote.
+
+    Raises:
+        SealError: It is something else, was damaged, or is of a newer version.
+    """
+    return dict(_read(row) for row in unseal(_KIND, _VERSION, text))
+
+
+def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
+    # The checksum was right: what does not fit here was written by another program.
+    try:
+        topic, partition, number = row["topic"], row["partition"], row["topic_id"]
+        known = Remembered(
+            None if number is None else bytes.fromhex(number),
+            Lineage.decode(row["lineage"]),
+            tuple(BatchMark(*(_whole(value) for value in mark)) for mark in row["batches"]),
+        )
+        where = _name(topic), _whole(partition)
+    except (KeyError, TypeError, ValueError, LineageError) as error:
+        raise SealError(f"a row is none: {type(error).__name__} {error} in {row!r}") from None
+    return where, known
+
+
+def _name(topic: Any) -> str:
+    if not isinstance(topic, str):
+        raise TypeError(f"the topic {topic!r} is no text")
+    return topic
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or not 0 <= number <= MAX_OFFSET:
+        raise ValueError(f"{number!r} is no offset or number")
+    return number

@@ -1,0 +1,87 @@
+"""The file in which a consumer remembers what it read, from one life of the process to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kafkasafe._core.memory import Remembered, decode, encode
+from kafkasafe._core.sealed import SealError
+from kafkasafe._io.files import Files, OsFiles, read_whole, replace_whole
+from kafkasafe.errors import LineageFileError
+
+__all__ = ["LineageMemory"]
+
+
+class LineageMemory:
+    """What was read of partitions that are not assigned now, or were in another life. Not thread-safe.
+
+    Args:
+        path: The file; None: only this life is remembered.
+        files: The disk, for tests.
+
+    Raises:
+        LineageFileError: The file cannot be used, or another consumer has it. It was not changed.
+        OSError: It, or the lock beside it, cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, files: Files | None = None) -> None:
+        self._path = path
+        self._files = OsFiles() if files is None else files
+        self._known: dict[tuple[str, int], Remembered] = {}
+        self._saved = ""
+        self._lock: int | None = None
+        if path is None:
+            return
+        lock = path.with_name(path.name + ".lock")
+        self._lock = self._files.open(lock, write=True, create=True)
+        try:
+            self._claim(path, lock)
+            content = read_whole(self._files, path)
+            if content is not None:
+                self._saved = content.decode()
+                self._known = decode(self._saved)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SealError | UnicodeDecodeError):
+                raise LineageFileError(
+                    f"{path} cannot be used: {error}. Put a good copy in its place. Or move it away: then it cannot be"
+                    " known whether what was read before is still in the log, so compare positions that you kept with"
+                    " what they led to."
+                ) from None
+            raise
+
+    def _claim(self, path: Path, lock: Path) -> None:
+        if self._lock is None or not self._files.lock(self._lock):
+            raise LineageFileError(
+                f"{path} is in use by another consumer (who holds {lock}): give each one a file of its own"
+            )
+
+    def get(self, topic: str, partition: int) -> Remembered | None:
+        """What is remembered of a partition."""
+        return self._known.get((topic, partition))
+
+    def keep(self, topic: str, partition: int, known: Remembered) -> None:
+        """Remember this of a partition; not on disk yet."""
+        if known.lineage.entries:
+            self._known[topic, partition] = known
+
+    def save(self) -> bool:
+        """Write what is remembered; durable on return. Whether there was anything new.
+
+        Raises:
+            OSError: It could not be written; what was there before still is.
+        """
+        if self._path is None or self._lock is None:
+            return False
+        text = encode(self._known)
+        if text == self._saved or not self._known:
+            return False
+        replace_whole(self._files, self._path, text.encode())
+        self._saved = text
+        return True
+
+    def close(self) -> None:
+        """Let go of the file. Does not save; repeated calls do nothing."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            self._files.close(lock)

@@ -1,0 +1,32 @@
+"""Kafka for PySpark, without the connector jar. Needs `pip install kafkasafe[spark]`, on every node of a cluster.
+
+```python
+from kafkasafe.spark import register
+
+register(spark)
+orders = spark.read.format("kafkasafe").options(**{"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}).load()
+```
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kafkasafe.spark.source import KafkaSafeSource, register
+
+__all__ = ["KafkaSafeSource", "register"]
+
+# Name → module. Lazily, so that who uses one part does not need what the others import.
+_HOMES: Final = {
+    "KafkaSafeSource": "kafkasafe.spark.source",
+    "register": "kafkasafe.spark.source",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

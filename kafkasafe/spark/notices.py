@@ -1,0 +1,54 @@
+"""Where the Spark source tells what it noticed: the log, and a function of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+
+from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
+from kafkasafe.spark.options import error
+
+__all__ = ["Notice", "Notices"]
+
+log = logging.getLogger("kafkasafe.spark")
+
+Notice = OffsetHeld | OffsetLowered | SourceDataLost
+
+
+class Notices:
+    """Tells events. Can be pickled: tasks tell theirs in their own processes.
+
+    Args:
+        hook: `package.module:function`, called with each event; None: only the log.
+
+    Raises:
+        ConfigError: There is no such function.
+    """
+
+    def __init__(self, hook: str | None) -> None:
+        self._hook = hook
+        if hook is not None:
+            _function(hook)
+
+    def tell(self, event: Notice) -> None:
+        """One event. What the hook raises ends the query."""
+        if isinstance(event, OffsetHeld):
+            log.info("%s", event)
+        else:
+            log.warning("%s", event)
+        if self._hook is not None:
+            _function(self._hook)(event)
+
+
+def _function(name: str) -> Callable[[Notice], object]:
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[[Notice], object] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as wrong:
+        raise error(
+            "INVALID_OPTION",
+            f"onEvent is {name!r}, which cannot be imported ({wrong}): give a function of a module that is installed"
+            " on the driver and the executors.",
+        ) from None
+    return found

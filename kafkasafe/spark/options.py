@@ -1,0 +1,548 @@
+"""Options of `format("kafkasafe")`: Spark's names for them, checked before anything is opened.
+
+Spark gives options as text under names without case. `kafka.*` are Kafka's own, as for Spark's connector: those that
+concern connections are given to kafka-python under its names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from kafkasafe.errors import ConfigError
+
+__all__ = [
+    "Assign",
+    "Bound",
+    "Offsets",
+    "Pattern",
+    "ReadOptions",
+    "Subscribe",
+    "Times",
+    "check_known",
+    "kafka_options",
+    "read_options",
+]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+Converter: TypeAlias = Callable[[str, str], Any]
+"""(option's name, its text) → its value; raises ConfigError."""
+
+
+def error(kind: str, message: str) -> ConfigError:
+    """An error in the form of Spark's: `[KAFKASAFE.KIND] what is wrong; what to do.`"""
+    return ConfigError(f"[KAFKASAFE.{kind}] {message}")
+
+
+# --- single values --------------------------------------------------------------------------------------------------
+
+
+def text(name: str, value: str) -> str:
+    """Anything but nothing."""
+    if not value.strip():
+        raise error("INVALID_OPTION", f"{name} is empty: give it a value or leave it out.")
+    return value.strip()
+
+
+def boolean(name: str, value: str) -> bool:
+    """Either word, in any case."""
+    known = {"true": True, "false": False}.get(value.strip().lower())
+    if known is None:
+        raise error("INVALID_OPTION", f"{name} is {value!r}: it is true or false.")
+    return known
+
+
+def whole(least: int = 0, most: int = 2**63 - 1) -> Converter:
+    """A whole number within bounds."""
+
+    def convert(name: str, value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+        if number is None or not least <= number <= most:
+            raise error(
+                "INVALID_OPTION", f"{name} is {value!r}: it is a whole number from {least} to {most}."
+            )
+        return number
+
+    return convert
+
+
+def one_of(*choices: str) -> Converter:
+    """One of some words, in any case."""
+
+    def convert(name: str, value: str) -> str:
+        found = {choice.lower(): choice for choice in choices}.get(value.strip().lower())
+        if found is None:
+            raise error("INVALID_OPTION", f"{name} is {value!r}: it is one of {', '.join(choices)}.")
+        return found
+
+    return convert
+
+
+_milliseconds: Final = whole(0, 2**31 - 1)
+_bytes: Final = whole(1, 2**31 - 1)
+
+
+# --- kafka.* --------------------------------------------------------------------------------------------------------
+
+# Kafka's name → (kafka-python's, converter). What it has no word for is handled in `_special`.
+_CONNECTION: Final[dict[str, tuple[str, Converter]]] = {
+    "bootstrap.servers": ("bootstrap_servers", text),
+    "client.id": ("client_id", text),
+    "client.dns.lookup": ("client_dns_lookup", text),
+    "request.timeout.ms": ("request_timeout_ms", whole(1, 2**31 - 1)),
+    "reconnect.backoff.ms": ("reconnect_backoff_ms", _milliseconds),
+    "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", _milliseconds),
+    "retry.backoff.ms": ("retry_backoff_ms", _milliseconds),
+    "metadata.max.age.ms": ("metadata_max_age_ms", whole(1, 2**31 - 1)),
+    "connections.max.idle.ms": ("connections_max_idle_ms", _milliseconds),
+    "socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", whole(1, 2**31 - 1)),
+    "socket.connection.setup.timeout.max.ms": (
+        "socket_connection_setup_timeout_max_ms",
+        whole(1, 2**31 - 1),
+    ),
+    "send.buffer.bytes": ("send_buffer_bytes", _bytes),
+    "receive.buffer.bytes": ("receive_buffer_bytes", _bytes),
+    "security.protocol": ("security_protocol", one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
+    "ssl.cafile": ("ssl_cafile", text),
+    "ssl.certfile": ("ssl_certfile", text),
+    "ssl.keyfile": ("ssl_keyfile", text),
+    "ssl.password": ("ssl_password", text),
+    "ssl.key.password": ("ssl_password", text),
+    "ssl.crlfile": ("ssl_crlfile", text),
+    "ssl.check.hostname": ("ssl_check_hostname", boolean),
+    "sasl.mechanism": ("sasl_mechanism", text),
+    "sasl.plain.username": ("sasl_plain_username", text),
+    "sasl.plain.password": ("sasl_plain_password", text),
+    "sasl.kerberos.service.name": ("sasl_kerberos_service_name", text),
+    "sasl.kerberos.domain.name": ("sasl_kerberos_domain_name", text),
+    "sasl.kerberos.name": ("sasl_kerberos_name", text),
+    "proxy.url": ("proxy_url", text),
+}
+_JAVA_ONLY: Final = frozenset(
+    {
+        "sasl.jaas.config",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.truststore.location",
+        "ssl.truststore.type",
+        "ssl.keystore.location",
+        "ssl.keystore.type",
+    }
+)
+_FORBIDDEN: Final = {
+    "auto.offset.reset": "startingOffsets says where to begin",
+    "enable.auto.commit": "offsets are kept in Spark's checkpoint, nothing is committed to Kafka",
+    "key.deserializer": "keys and values are binary; cast them in the query",
+    "value.deserializer": "keys and values are binary; cast them in the query",
+    "key.serializer": "keys and values are binary or string; cast them in the query",
+    "value.serializer": "keys and values are binary or string; cast them in the query",
+    "interceptor.classes": "there is no Java client here",
+}
+_JAAS: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+def kafka_options(
+    options: Mapping[str, str], further: Mapping[str, Converter]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Kafka's own options.
+
+    Args:
+        options: All options, `kafka.*` and others.
+        further: Names without `kafka.` that the caller understands beside those of connections.
+
+    Returns:
+        Options for kafka-python's connections, by its names; and the values of `further` that were given.
+
+    Raises:
+        ConfigError: One is unknown, cannot work, or is missing.
+    """
+    given = {
+        key.lower().removeprefix("kafka.").replace("_", "."): (key, value)
+        for key, value in options.items()
+        if key.lower().startswith("kafka.")
+    }
+    if "bootstrap.servers" not in given:
+        raise error(
+            "MISSING_OPTION",
+            'kafka.bootstrap.servers is missing: add .option("kafka.bootstrap.servers", "host:9092").',
+        )
+    connection: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, (key, value) in given.items():
+        if name in _FORBIDDEN:
+            raise error("FORBIDDEN_OPTION", f"{key} cannot be set: {_FORBIDDEN[name]}.")
+        if name in further:
+            others[name] = further[name](key, value)
+        elif name in _CONNECTION:
+            ours, convert = _CONNECTION[name]
+            connection[ours] = convert(key, value)
+        elif name not in _JAVA_ONLY:
+            nearest = _nearest(name, [*_CONNECTION, *further, *_JAVA_ONLY])
+            hint = f" Did you mean kafka.{nearest}?" if nearest else ""
+            raise error("UNKNOWN_OPTION", f"{key} is no option that kafkasafe knows.{hint}")
+    _special({name: value for name, (_, value) in given.items()}, connection)
+    servers = [server.strip() for server in str(connection["bootstrap_servers"]).split(",") if server.strip()]
+    if not servers or not all(re.fullmatch(r"(\w+://)?.+:\d{1,5}", server) for server in servers):
+        raise error(
+            "INVALID_OPTION",
+            f"kafka.bootstrap.servers is {connection['bootstrap_servers']!r}: it is a list like"
+            " host1:9092,host2:9092.",
+        )
+    connection["bootstrap_servers"] = [server.split("://")[-1] for server in servers]
+    if connection.get("security_protocol", "PLAINTEXT").startswith("SASL") and not connection.get(
+        "sasl_mechanism"
+    ):
+        raise error(
+            "MISSING_OPTION",
+            "kafka.security.protocol asks for SASL: add kafka.sasl.mechanism, and kafka.sasl.plain.username"
+            " and kafka.sasl.plain.password or kafka.sasl.jaas.config.",
+        )
+    return connection, others
+
+
+def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
+    """What Java's client is told in ways of its own."""
+    if (jaas := given.get("sasl.jaas.config")) is not None:
+        fields = dict(_JAAS.findall(jaas))
+        if "username" not in fields or "password" not in fields:
+            raise error(
+                "INVALID_OPTION",
+                "kafka.sasl.jaas.config holds no username and password: give kafka.sasl.plain.username and"
+                " kafka.sasl.plain.password, or for Kerberos kafka.sasl.kerberos.service.name.",
+            )
+        connection.setdefault("sasl_plain_username", re.sub(r"\\(.)", r"\1", fields["username"]))
+        connection.setdefault("sasl_plain_password", re.sub(r"\\(.)", r"\1", fields["password"]))
+    if "ssl.endpoint.identification.algorithm" in given:
+        connection["ssl_check_hostname"] = bool(given["ssl.endpoint.identification.algorithm"].strip())
+    for store, ours in (("truststore", "ssl_cafile"), ("keystore", "ssl_certfile")):
+        location = given.get(f"ssl.{store}.location")
+        if location is None:
+            continue
+        if given.get(f"ssl.{store}.type", "JKS").upper() != "PEM":
+            raise error(
+                "INVALID_OPTION",
+                f"kafka.ssl.{store}.location is a Java key store, which Python cannot read: export it as PEM"
+                f" and give kafka.{ours.replace('_', '.')} (or kafka.ssl.{store}.type=PEM).",
+            )
+        connection.setdefault(ours, location)
+        if store == "keystore":
+            connection.setdefault("ssl_keyfile", location)
+
+
+def check_known(options: Iterable[str], known: Iterable[str], *, what: str) -> None:
+    """Every option is known, or of Kafka (`kafka.*`).
+
+    Raises:
+        ConfigError: One is not; the nearest name is in the message.
+    """
+    names = {name.lower(): name for name in known}
+    for option in options:
+        if option.lower() in names or option.lower().startswith("kafka."):
+            continue
+        nearest = _nearest(option.lower(), names)
+        hint = (
+            f" Did you mean {names[nearest]}?" if nearest else f" Known: {', '.join(sorted(names.values()))}."
+        )
+        raise error("UNKNOWN_OPTION", f"{option!r} is no option of {what}.{hint}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+
+
+# --- of the source --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """All partitions of some topics."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """All partitions of the topics whose whole name matches."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Certain partitions."""
+
+    partitions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """An offset for each partition: `EARLIEST`, `LATEST` or a number. With `everywhere`, one for all."""
+
+    everywhere: int | None = None
+    each: Mapping[tuple[str, int], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A moment for each partition, ms since the epoch: the first record at or behind it."""
+
+    everywhere: int | None = None
+    each: Mapping[tuple[str, int], int] | None = None
+
+
+Bound: TypeAlias = Offsets | Times
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Validated options of a reader. Can be pickled.
+
+    Attributes:
+        connection: kafka-python's options.
+        what: Which partitions.
+        starting: Where to begin, where there is no checkpoint.
+        ending: Where a batch query ends (exclusive).
+        time_without_record: What a start by time does where no record is that new.
+        min_partitions: At least so many tasks, by dividing ranges; 0: one for each partition.
+        max_records: At most so many records for each task; 0: any number.
+        max_offsets: At most so many records in a micro-batch, 0: any number.
+        fail_on_data_loss: Lost records end the query; else they are told, and it goes on.
+        include_headers: There is a column `headers`.
+        isolation: 1: read_committed.
+        stall_timeout_s: How long a task or a plan may get nothing new from the brokers.
+        fetch_bytes: About how much one request brings.
+        on_event: `package.module:function` that is called with each event; None: only the log.
+    """
+
+    connection: Mapping[str, Any]
+    what: Subscribe | Pattern | Assign
+    starting: Bound
+    ending: Bound
+    time_without_record: Literal["error", "latest"]
+    min_partitions: int
+    max_records: int
+    max_offsets: int
+    fail_on_data_loss: bool
+    include_headers: bool
+    isolation: int
+    stall_timeout_s: float
+    fetch_bytes: int
+    on_event: str | None
+
+
+_WHAT: Final = ("subscribe", "subscribePattern", "assign")
+_READ: Final = (
+    *_WHAT,
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "failOnDataLoss",
+    "includeHeaders",
+    "isolationLevel",
+    "kafkaConsumer.pollTimeoutMs",
+    "onEvent",
+    # The connector's: there is nothing here that they could change.
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+)
+_NOT_HERE: Final = {
+    "minoffsetspertrigger": "a micro-batch takes what there is; use trigger(processingTime=...) to wait for more",
+    "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which is not supported",
+}
+_LEVELS: Final = ("read_uncommitted", "read_committed")
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+STALL_TIMEOUT_MS: Final = 120_000
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a reader.
+
+    Args:
+        options: As the user gave them.
+        streaming: For a streaming query: it begins with "latest" and has no end.
+
+    Raises:
+        ConfigError: One is unknown, missing, contradicts another, or cannot work.
+    """
+    for name in options:
+        if name.lower() in _NOT_HERE:
+            raise error("UNSUPPORTED_OPTION", f"{name} is not supported: {_NOT_HERE[name.lower()]}.")
+    check_known(options, _READ, what='format("kafkasafe") for reading')
+    given = _Given(options)
+    connection, kafka = kafka_options(
+        options,
+        {
+            "isolation.level": one_of(*_LEVELS),
+            "max.partition.fetch.bytes": _bytes,
+            "fetch.max.bytes": _bytes,
+            "fetch.min.bytes": _bytes,
+            "fetch.max.wait.ms": _milliseconds,
+            "group.id": text,
+        },
+    )
+    level = given.get("isolationLevel", one_of(*_LEVELS), None)
+    if level is not None and kafka.get("isolation.level", level) != level:
+        raise error("INVALID_OPTION", "isolationLevel and kafka.isolation.level contradict each other.")
+    what = _what(given)
+    if streaming and (ending := given.any("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")):
+        raise error(
+            "INVALID_OPTION",
+            f"{ending} is for batch queries; for a stream that ends use trigger(availableNow=True).",
+        )
+    if not streaming and given.any("maxOffsetsPerTrigger"):
+        raise error("INVALID_OPTION", "maxOffsetsPerTrigger is for streaming queries; use endingOffsets.")
+    starting = _bound(given, "starting", LATEST if streaming else EARLIEST)
+    ending_bound = _bound(given, "ending", LATEST)
+    if not streaming:
+        _refuse(starting, LATEST, "startingOffsets", "latest", "there would be nothing to read")
+        _refuse(ending_bound, EARLIEST, "endingOffsets", "earliest", "there would be nothing to read")
+    fetch_bytes = min(
+        kafka.get("max.partition.fetch.bytes", FETCH_BYTES), kafka.get("fetch.max.bytes", 2**31 - 1)
+    )
+    strategy = given.get("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error")
+    return ReadOptions(
+        connection=connection,
+        what=what,
+        starting=starting,
+        ending=ending_bound,
+        time_without_record="latest" if strategy == "latest" else "error",
+        min_partitions=given.get("minPartitions", whole(1, 1_000_000), 0),
+        max_records=given.get("maxRecordsPerPartition", whole(1), 0),
+        max_offsets=given.get("maxOffsetsPerTrigger", whole(1), 0),
+        fail_on_data_loss=given.get("failOnDataLoss", boolean, True),
+        include_headers=given.get("includeHeaders", boolean, False),
+        isolation=int((level or kafka.get("isolation.level", _LEVELS[0])) == _LEVELS[1]),
+        stall_timeout_s=given.get("kafkaConsumer.pollTimeoutMs", whole(1, 2**31 - 1), STALL_TIMEOUT_MS)
+        / 1000,
+        fetch_bytes=fetch_bytes,
+        on_event=given.get("onEvent", _hook, None),
+    )
+
+
+class _Given:
+    """Options by name, without case."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = {name.lower(): value for name, value in options.items()}
+
+    def get(self, name: str, convert: Converter, default: Any) -> Any:
+        value = self._options.get(name.lower())
+        return default if value is None else convert(name, value)
+
+    def any(self, *names: str) -> str | None:
+        """The first that was given."""
+        return next((name for name in names if name.lower() in self._options), None)
+
+
+def _hook(name: str, value: str) -> str:
+    if not re.fullmatch(r"[\w.]+:\w+", value.strip()):
+        raise error(
+            "INVALID_OPTION", f"{name} is {value!r}: it is a function's name like package.module:function."
+        )
+    return value.strip()
+
+
+def _what(given: _Given) -> Subscribe | Pattern | Assign:
+    named = [name for name in _WHAT if given.any(name)]
+    if len(named) != 1:
+        told = f"There are {' and '.join(named)}" if named else "There is none"
+        raise error(
+            "INVALID_OPTION",
+            f"One of subscribe (topics), subscribePattern (a regular expression) and assign (partitions) says what"
+            f' to read. {told}: give exactly one, like .option("subscribe", "orders,payments").',
+        )
+    value = given.get(named[0], text, "")
+    if named[0] == "subscribe":
+        topics = tuple(dict.fromkeys(topic.strip() for topic in value.split(",") if topic.strip()))
+        if not topics:
+            raise error(
+                "INVALID_OPTION", f"subscribe is {value!r}: it is a list of topics like orders,payments."
+            )
+        return Subscribe(topics)
+    if named[0] == "subscribePattern":
+        try:
+            re.compile(value)
+        except re.error as wrong:
+            raise error(
+                "INVALID_OPTION", f"subscribePattern {value!r} is no regular expression: {wrong}."
+            ) from None
+        return Pattern(value)
+    shape = '{"orders":[0,1]}'
+    found = _json("assign", value, shape)
+    partitions: dict[tuple[str, int], None] = {}
+    for topic, numbers in found.items():
+        for number in numbers if isinstance(numbers, list) else [None]:
+            if type(number) is not int or number < 0:
+                raise error("INVALID_OPTION", f"assign is {value!r}: it is JSON like {shape}.")
+            partitions[topic, number] = None
+    if not partitions:
+        raise error("INVALID_OPTION", f"assign is {value!r}: it names no partition. It is JSON like {shape}.")
+    return Assign(tuple(partitions))
+
+
+def _bound(given: _Given, which: str, default: int) -> Bound:
+    """`starting` or `ending`: as in Spark, one moment goes before moments, and they before offsets."""
+    moment = given.get(f"{which}Timestamp", whole(), None)
+    if moment is not None:
+        return Times(everywhere=moment)
+    name = f"{which}OffsetsByTimestamp"
+    moments = given.get(name, text, None)
+    if moments is not None:
+        return Times(each=_by_partition(name, moments, '{"orders":{"0":1735689600000}}', least=0))
+    name = f"{which}Offsets"
+    value = given.get(name, text, None)
+    if value is None:
+        return Offsets(everywhere=default)
+    word = {"earliest": EARLIEST, "latest": LATEST}.get(value.lower())
+    if word is not None:
+        return Offsets(everywhere=word)
+    return Offsets(
+        each=_by_partition(name, value, '{"orders":{"0":23,"1":-1},"payments":{"0":-2}}', least=EARLIEST)
+    )
+
+
+def _refuse(bound: Bound, special: int, name: str, word: str, why: str) -> None:
+    if isinstance(bound, Offsets) and (bound.everywhere == special or special in (bound.each or {}).values()):
+        raise error("INVALID_OPTION", f"{name} cannot be {word} ({special}) in a batch query: {why}.")
+
+
+def _by_partition(name: str, value: str, shape: str, *, least: int) -> dict[tuple[str, int], int]:
+    found: dict[tuple[str, int], int] = {}
+    for topic, numbers in _json(name, value, shape).items():
+        for partition, number in numbers.items() if isinstance(numbers, dict) else [("", None)]:
+            if not (partition.isdecimal() and type(number) is int and number >= least):
+                raise error(
+                    "INVALID_OPTION",
+                    f"{name} is {value!r}: it is a word, or JSON like {shape} (-2 earliest, -1 latest).",
+                )
+            found[topic, int(partition)] = number
+    if not found:
+        raise error("INVALID_OPTION", f"{name} is {value!r}: it names no partition. It is JSON like {shape}.")
+    return found
+
+
+def _json(name: str, value: str, shape: str) -> dict[str, Any]:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise error("INVALID_OPTION", f"{name} is {value!r}: it is JSON like {shape}.")
+    return found

@@ -1,0 +1,816 @@
+"""What a query reads, decided on Spark's driver.
+
+A `Planner` asks the cluster and turns the answers into `Positions`. Its rules:
+
+- An end offset passes the tracker of `kafkasafe.offsets`, which starts from the checkpoint: the end of a range is never
+  below its begin, whatever a new leader says of its log for a moment (SPARK-26267, SPARK-27281).
+- Before a range is planned behind something that was read, under a leader that has not been asked yet, the epochs in
+  the checkpoint are compared with that leader's (KIP-279). What was read and is gone is a loss, like records that
+  retention removed before they were read. A loss ends the query, or is told and written into the checkpoint
+  (`Mark.begin`); nothing is skipped silently.
+- What is not known yet (no leader, an answer that is held) is not planned: the range is empty, the next try comes.
+
+Nothing here reads records.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
+from kafkasafe._io.inquiry import Ask, Desk, Pause, Procedure, insist, pause_s
+from kafkasafe._io.stats import ConsumerStats
+from kafkasafe._io.transport import EpochEnd, Failure, OffsetListed, Reply, TopicInfo, TopicsListed, Transport
+from kafkasafe.classification import Verdict, classify
+from kafkasafe.errors import DataLossError, KafkaSafeError
+from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
+from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
+from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.options import (
+    EARLIEST,
+    LATEST,
+    Assign,
+    Bound,
+    Offsets,
+    ReadOptions,
+    Subscribe,
+    Times,
+    error,
+)
+from kafkasafe.spark.positions import Mark, Partition, Positions, divide, ranges_between, share
+from kafkasafe.spark.positions import Why as Loss
+
+__all__ = ["Planner", "Range", "SourceUnavailableError"]
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+_UNKNOWN_TOPIC: Final = 3
+# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
+_OTHER_LEADER: Final = frozenset({6, 74, 75})
+# A broker that has just started answers UNKNOWN_TOPIC for a moment.
+_MISSING_TOPIC_S: Final = 5.0
+_METADATA_AGE_S: Final = 5.0
+_OLD_ANSWERS: Final = 3
+
+
+class SourceUnavailableError(KafkaSafeError):
+    """The brokers did not answer in time. Nothing was read or skipped: the query can be started again."""
+
+
+class _LeaderChangedError(Exception):
+    """A walk's answers must all be of one leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A part of one partition that one task reads.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        begin: First offset.
+        end: Offset behind the last.
+        epochs: Leader epochs of the records up to `end`, as far as they are known (`Lineage.encode`); "" for nothing.
+    """
+
+    topic: str
+    partition: int
+    begin: int
+    end: int
+    epochs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """An end offset that may be worked with, and under which epoch its leader leads."""
+
+    offset: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Found:
+    """Of one partition: how far it may be read now, and from where."""
+
+    begin: int
+    end: int
+    leader_epoch: int = UNDEFINED
+    why: Loss | None = None
+    lost: tuple[int, int] | None = None
+    exists: bool = True
+
+
+class Planner:
+    """Asks the cluster what there is to read. Not thread-safe; opens connections at the first question.
+
+    Args:
+        options: Of the reader.
+        notices: Gets what is to be told.
+    """
+
+    def __init__(self, options: ReadOptions, notices: Notices) -> None:
+        self._options = options
+        self._notices = notices
+        self._transport: Transport | None = None
+        self._tracker = EndOffsetTracker()
+        self._stats = ConsumerStats()
+        self._isolation: IsolationLevel = "read_committed" if options.isolation else "read_uncommitted"
+        # Leadership under which what was read was found to be there still: (topic id, leader epoch).
+        self._checked: dict[Partition, tuple[bytes | None, int]] = {}
+        # Leader epochs of a leader's log: (its epoch, [(epoch, first offset)], how far down they are known).
+        self._runs: dict[Partition, tuple[int, list[tuple[int, int]], int]] = {}
+        self._looked_at = -1e9
+        self._missing: set[str] = set()  # topics that were waited for already, in vain
+        self._gone: set[Partition] = set()  # partitions of which it was told
+        self._matching: tuple[str, ...] = ()
+        self._target: Mapping[Partition, int] | None = None
+        self.seen: Positions | None = None
+        """Ends as the last plan saw them; None before the first."""
+
+    def close(self) -> None:
+        """Closes the connections. A later question opens them again."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close(10.0)
+
+    # --- what a query asks --------------------------------------------------------------------------------------------
+
+    def first(self) -> Positions:
+        """Where a new streaming query begins.
+
+        Raises:
+            ConfigError: `startingOffsets` names other partitions than there are, or no record is that new.
+            SourceUnavailableError: The brokers do not answer.
+        """
+        partitions = self._partitions(fresh=True)
+        self._require(partitions)
+        begins = self._resolve(self._options.starting, "starting", partitions)
+        return Positions(
+            {partition: Mark(begins[partition]) for partition in partitions}, self._ids(partitions)
+        )
+
+    def batch(self) -> list[Range]:
+        """What a batch query reads."""
+        partitions = self._partitions(fresh=True)
+        self._require(partitions)
+        begins = self._resolve(self._options.starting, "starting", partitions)
+        ends = self._resolve(self._options.ending, "ending", partitions)
+        starts = self._gather({partition: self._list(partition, EARLIEST) for partition in partitions})
+        ranges = []
+        for partition in partitions:
+            begin, end, log_start = begins[partition], ends[partition], starts[partition].offset
+            if begin < log_start and begin < end:
+                lost = (begin, min(log_start, end) - 1)
+                self._lose(partition, "retention", begin, min(log_start, end), lost)
+                begin = log_start
+            ranges.append((partition, begin, max(begin, end)))
+        return self._tasks([found for found in ranges if found[1] < found[2]], {})
+
+    def latest(self, start: Positions, limit: int = 0) -> Positions:
+        """Where the next micro-batch ends.
+
+        Args:
+            start: Where it begins.
+            limit: How many offsets it may have, 0 for any number.
+
+        Returns:
+            `start` itself where there is nothing new.
+
+        Raises:
+            DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all of them.
+            SourceUnavailableError: The brokers do not answer.
+        """
+        partitions = self._partitions(fresh=False)
+        ids = {**start.topic_ids, **self._ids(partitions)}
+        procedures = {
+            partition: self._advance(partition, start.marks.get(partition), start.topic_ids.get(partition[0]))
+            for partition in {*partitions, *start.marks}
+        }
+        found = self._gather(procedures)
+        self._tell_losses(start, found)
+        self.seen = Positions({partition: Mark(state.end) for partition, state in found.items()}, ids)
+        if self._target is not None:
+            for partition, state in found.items():
+                state.end = max(state.begin, min(state.end, self._target.get(partition, state.begin)))
+        if limit:
+            sizes = {partition: state.end - state.begin for partition, state in found.items()}
+            turn = sum(mark.offset for mark in start.marks.values())
+            for partition, size in share(sizes, limit, turn).items():
+                found[partition].end = found[partition].begin + size
+        marks = {partition: self._mark(partition, start, found[partition]) for partition in found}
+        new = any(state.why is not None and state.exists for state in found.values())
+        if not new and all(start.marks.get(partition) == mark for partition, mark in marks.items()):
+            return Positions(start.marks, start.topic_ids)
+        return Positions(marks, ids)
+
+    def stop_at_latest(self) -> None:
+        """From now on nothing behind what is there at this moment is planned (Trigger.AvailableNow)."""
+        partitions = self._partitions(fresh=True)
+        ends = self._gather({partition: self._end(partition) for partition in partitions})
+        self._target = {partition: end.offset for partition, end in ends.items()}
+
+    def ends(self) -> Positions:
+        """The ends of all partitions, for reports. Nothing is planned."""
+        partitions = self._partitions(fresh=False)
+        ends = self._gather({partition: self._end(partition) for partition in partitions})
+        return Positions(
+            {partition: Mark(end.offset) for partition, end in ends.items()}, self._ids(partitions)
+        )
+
+    def ranges(self, start: Positions, end: Positions) -> list[Range]:
+        """What the tasks of a micro-batch read, also of one that is read again.
+
+        Raises:
+            DataLossError: What was planned is not in the log any more, and `failOnDataLoss` is true.
+            ConfigError: The range goes backwards.
+        """
+        wanted = [found for found in ranges_between(start, end) if found[1] < found[2]]
+        if not wanted:
+            return []
+        self._partitions(fresh=False)
+        epochs = {partition: end.marks[partition].lineage for partition, _, _ in wanted}
+        unchecked = {
+            partition: self._recheck(
+                partition, begin, last, epochs[partition], end.topic_ids.get(partition[0])
+            )
+            for partition, begin, last in wanted
+            if not self._is_checked(partition)
+        }
+        found = self._gather(unchecked)
+        self._tell_losses(start, found)
+        bounds = {partition: (state.begin, state.end) for partition, state in found.items() if state.exists}
+        tasks = []
+        for partition, begin, last in wanted:
+            if partition in found and not found[partition].exists:
+                continue
+            first, behind = bounds.get(partition, (begin, last))
+            if max(first, begin) < min(behind, last):
+                tasks.append((partition, max(first, begin), min(behind, last)))
+        return self._tasks(tasks, epochs)
+
+    def _tasks(
+        self, ranges: list[tuple[Partition, int, int]], epochs: Mapping[Partition, Lineage]
+    ) -> list[Range]:
+        options = self._options
+        pieces = divide(ranges, at_least=options.min_partitions, max_records=options.max_records)
+        told = {partition: lineage.encode() for partition, lineage in epochs.items() if lineage.entries}
+        return [Range(*partition, begin, end, told.get(partition, "")) for partition, begin, end in pieces]
+
+    # --- marks --------------------------------------------------------------------------------------------------------
+
+    def _mark(self, partition: Partition, start: Positions, found: _Found) -> Mark:
+        before = start.marks.get(partition)
+        if not found.exists:
+            return Mark(found.begin) if before is None else before
+        if before is not None and found.why is None and found.end == before.offset:
+            # Nothing new. The same text as before, or Spark would run an empty batch.
+            return before
+        told = Lineage() if before is None else before.lineage
+        moved = before is None or found.why is not None
+        lineage = self._lineage(partition, told, found)
+        return Mark(found.end, lineage, found.begin if moved else None, found.why, found.lost)
+
+    def _lineage(self, partition: Partition, told: Lineage, found: _Found) -> Lineage:
+        """The leader epochs of what lies before `found.end`; without what is not known for certain."""
+        if found.why in {"diverged", "truncated", "recreated", "retention"}:
+            told = told.copy()
+            told.truncate(found.begin)
+            if found.why in {"recreated", "retention"}:
+                told = Lineage()
+        leader_epoch, runs, down_to = self._runs.get(partition, (UNDEFINED, [], -1))
+        if leader_epoch != found.leader_epoch or not runs:
+            return told
+        if told.entries and told.end_offset < down_to:
+            return told
+        entries = [entry for entry in told.entries if entry[0] < runs[0][0] and entry[1] < runs[0][1]]
+        entries += [(epoch, max(begin, 0)) for epoch, begin in runs if begin < found.end]
+        try:
+            return Lineage(entries, found.end)
+        except LineageError:
+            # What the checkpoint tells does not fit in front of what the leader tells: only the latter is proven.
+            return Lineage([run for run in runs if run[1] < found.end], found.end)
+
+    def _tell_losses(self, start: Positions, found: Mapping[Partition, _Found]) -> None:
+        lost = {partition: state for partition, state in found.items() if state.why is not None}
+        if not lost:
+            return
+        if self._options.fail_on_data_loss:
+            raise _data_loss(start, lost)
+        for partition, state in sorted(lost.items()):
+            if not state.exists:
+                if partition in self._gone:
+                    continue
+                self._gone.add(partition)
+            before = start.marks.get(partition)
+            position = 0 if before is None else before.offset
+            assert state.why is not None  # noqa: S101  # they were chosen by it
+            self._notices.tell(SourceDataLost(*partition, state.why, position, state.begin, state.lost))
+
+    def _lose(
+        self, partition: Partition, why: Loss, position: int, resumed_at: int, lost: tuple[int, int] | None
+    ) -> None:
+        if self._options.fail_on_data_loss:
+            raise _loss_error([(partition, why, position, resumed_at, lost)])
+        self._notices.tell(SourceDataLost(*partition, why, position, resumed_at, lost))
+
+    # --- procedures: one partition ------------------------------------------------------------------------------------
+
+    def _advance(self, partition: Partition, was: Mark | None, topic_id: bytes | None) -> Procedure[_Found]:
+        """How far a partition may be read, and whether what was read is there still."""
+        info = self._info(partition[0])
+        if info is None or partition[1] not in info.partitions:
+            begin = 0 if was is None else was.offset
+            return _Found(begin, begin, why="missing", exists=False)
+        now_id = _id_of(info)
+        if was is None:
+            end = yield from self._end(partition)
+            first = (yield from self._list(partition, EARLIEST)).offset
+            found = _Found(first, max(first, end.offset), end.epoch)
+            if first > 0:
+                found.why, found.lost = "new_partition", (0, first - 1)
+        elif topic_id is not None and now_id is not None and now_id != topic_id:
+            self._checked.pop(partition, None)
+            self._runs.pop(partition, None)
+            end = yield from self._end(partition)
+            first = (yield from self._list(partition, EARLIEST)).offset
+            found = _Found(first, max(first, end.offset), end.epoch, "recreated")
+        else:
+            self._seed(partition, was, now_id)
+            end = yield from self._end(partition)
+            found = _Found(was.offset, max(was.offset, end.offset), end.epoch)
+            if self._checked.get(partition) != (now_id, end.epoch):
+                yield from self._compare(partition, was.lineage, was.offset, found)
+            if found.why is None and end.offset < was.offset:
+                # Lowered with a proof, or by decision: the tracker holds everything else.
+                found.begin = found.end = end.offset
+                found.why, found.lost = "truncated", (end.offset, was.offset - 1)
+            if found.end > found.begin:
+                first = (yield from self._list(partition, EARLIEST)).offset
+                if first > found.begin:
+                    found.lost = (found.begin, first - 1)
+                    found.begin, found.end, found.why = first, max(first, found.end), "retention"
+        if found.why is None:
+            self._checked[partition] = (now_id, end.epoch)
+        if found.end > found.begin:
+            yield from self._learn(partition, found, None if was is None else was.lineage)
+        return found
+
+    def _seed(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
+        """After a restart the checkpoint is what is known of the end."""
+        known = self._tracker.end_offset(*partition, isolation_level=self._isolation)
+        if known is None or known < was.offset:
+            self._tracker.observe(
+                *partition,
+                was.offset,
+                leader_epoch=was.lineage.newest_epoch,
+                topic_id=topic_id,
+                isolation_level=self._isolation,
+            )
+
+    def _compare(
+        self, partition: Partition, lineage: Lineage, position: int, found: _Found
+    ) -> Procedure[None]:
+        """Whether what lies before `position` is in the leader's log; a loss goes into `found`."""
+        if not lineage.entries or lineage.start_offset >= position:
+            return
+        tries = 0
+        while True:
+            try:
+                outcome = yield from self._walk(partition, lineage, position, found.leader_epoch)
+            except _LeaderChangedError:
+                self._network().refresh_metadata([partition[0]], _ignore)
+                yield Pause(pause_s(tries))
+                tries += 1
+                found.leader_epoch = (yield from self._list(partition, LATEST)).leader_epoch
+                continue
+            break
+        if isinstance(outcome, Diverged) and outcome.at < position:
+            found.why, found.lost = "diverged", outcome.rolled_back
+            found.begin = outcome.at
+            found.end = max(outcome.at, min(found.end, (yield from self._list(partition, LATEST)).offset))
+
+    def _walk(self, partition: Partition, lineage: Lineage, position: int, current: int) -> Procedure[Any]:
+        first = (yield from self._list(partition, EARLIEST)).offset
+        walk = EpochWalk(lineage, position=position, log_start_offset=first)
+        while (epoch := walk.query()) is not None:
+            answer = yield from self._epoch_end(partition, epoch, current)
+            walk.answer(answer.leader_epoch, answer.end_offset)
+        outcome = walk.outcome
+        if (
+            isinstance(outcome, Diverged)
+            and outcome.at == first
+            and first > 0
+            and outcome.common_epoch is None
+        ):
+            # Nothing of ours is left since retention removed it: that is told as what it is.
+            return None
+        return outcome
+
+    def _learn(self, partition: Partition, found: _Found, told: Lineage | None) -> Procedure[None]:
+        """The leader's epochs down to what is known already: one question for each that is new."""
+        current = found.leader_epoch
+        if current < 0:
+            return
+        known = self._runs.get(partition)
+        keep = told is not None and bool(told.entries) and found.why not in {"recreated", "retention"}
+        down_to = min(told.end_offset, found.begin) if keep and told is not None else found.begin
+        if known is not None and known[0] == current and known[2] <= down_to:
+            return
+        runs: list[tuple[int, int]] = []
+        epoch = current
+        try:
+            while True:
+                below = (
+                    yield from self._epoch_end(partition, epoch - 1, current) if epoch > 0 else _none_below()
+                )
+                begin = max(below.end_offset, 0) if below.leader_epoch >= 0 else 0
+                runs.append((epoch, begin))
+                if begin <= down_to or below.leader_epoch < 0 or below.leader_epoch >= epoch:
+                    break
+                epoch = below.leader_epoch
+        except _LeaderChangedError:
+            # The next plan asks the new one; until then nothing is claimed.
+            return
+        runs.reverse()
+        self._runs[partition] = (current, runs, max(runs[0][1], 0))
+
+    def _recheck(
+        self, partition: Partition, begin: int, last: int, lineage: Lineage, topic_id: bytes | None
+    ) -> Procedure[_Found]:
+        """A range that was planned in an earlier life, or under another leader: whether it is there still."""
+        info = self._info(partition[0])
+        if info is None or partition[1] not in info.partitions:
+            return _Found(begin, begin, why="missing", exists=False)
+        now_id = _id_of(info)
+        answer = yield from self._list(partition, LATEST)
+        found = _Found(begin, last, answer.leader_epoch)
+        if topic_id is not None and now_id is not None and topic_id != now_id:
+            return _Found(begin, begin, answer.leader_epoch, "recreated", (begin, last - 1))
+        before = found.end
+        yield from self._compare(partition, lineage, last, found)
+        if found.why is not None:
+            # The rest of the range is lost. What replaced it is read by the next batch, which finds the same.
+            lost_from = max(begin, found.begin)
+            found.begin, found.end = begin, min(before, lost_from)
+            found.lost = (lost_from, last - 1)
+        first = (yield from self._list(partition, EARLIEST)).offset
+        if first > begin:
+            found.why, found.lost = "retention", (begin, min(first, last) - 1)
+            found.begin = min(first, last)
+            found.end = max(found.begin, found.end)
+        if found.why is None:
+            self._checked[partition] = (now_id, found.leader_epoch)
+        return found
+
+    def _is_checked(self, partition: Partition) -> bool:
+        info = self._info(partition[0])
+        told = None if info is None else info.partitions.get(partition[1])
+        checked = self._checked.get(partition)
+        if info is None or told is None or checked is None:
+            return False
+        return checked[0] == _id_of(info) and checked[1] >= told.leader_epoch
+
+    def _end(self, partition: Partition) -> Procedure[_End]:
+        """The end of what may be read, as the tracker lets it pass."""
+        tries = 0
+        while True:
+            answer = yield from self._list(partition, LATEST)
+            info = self._info(partition[0])
+            result = self._tracker.observe(
+                *partition,
+                answer.offset,
+                leader_epoch=answer.leader_epoch,
+                topic_id=None if info is None else _id_of(info),
+                isolation_level=self._isolation,
+            )
+            if isinstance(result, Held) and result.ask_epoch is not None:
+                try:
+                    proof = yield from self._epoch_end(partition, result.ask_epoch, answer.leader_epoch)
+                except _LeaderChangedError:
+                    yield Pause(pause_s(tries))
+                    tries += 1
+                    continue
+                result = self._tracker.prove(
+                    *partition,
+                    requested_epoch=result.ask_epoch,
+                    reply_epoch=proof.leader_epoch,
+                    end_offset=proof.end_offset,
+                    leader_epoch=answer.leader_epoch,
+                    isolation_level=self._isolation,
+                )
+            tries += 1
+            match result:
+                case Value(offset=int(offset)):
+                    return _End(offset, answer.leader_epoch)
+                case Lowered(offset=offset, previous=previous, cause=cause):
+                    self._notices.tell(OffsetLowered(*partition, offset, previous, cause.value))
+                    return _End(offset, answer.leader_epoch)
+                case Held(offset=int(offset), why=why) if (
+                    why not in {Why.FORMER_LEADER, Why.FORMER_TOPIC} or tries >= _OLD_ANSWERS
+                ):
+                    self._notices.tell(OffsetHeld(*partition, offset, answer.offset, why.value))
+                    return _End(offset, answer.leader_epoch)
+                case Undecidable(offset=offset):
+                    self._notices.tell(OffsetHeld(*partition, offset, answer.offset, "undecidable"))
+                    return _End(offset, answer.leader_epoch)
+                case _:
+                    self._network().refresh_metadata([partition[0]], _ignore)
+                    yield Pause(pause_s(tries))
+
+    def _list(self, partition: Partition, timestamp: int) -> Procedure[OffsetListed]:
+        transport = self._network()
+
+        def send(reply: Reply) -> None:
+            transport.list_offset(*partition, timestamp, reply, isolation_level=self._options.isolation)
+
+        answer: OffsetListed = yield from insist(
+            transport, partition[0], "list_offsets", send, self._note, stats=self._stats
+        )
+        return answer
+
+    def _epoch_end(self, partition: Partition, epoch: int, current: int) -> Procedure[EpochEnd]:
+        transport = self._network()
+
+        def send(reply: Reply) -> None:
+            transport.offset_for_leader_epoch(*partition, epoch, reply, current_leader_epoch=current)
+
+        def failed(problem: Exception, verdict: Verdict) -> None:
+            self._note(problem, verdict)
+            if verdict.code in _OTHER_LEADER:
+                raise _LeaderChangedError
+
+        answer: EpochEnd = yield from insist(
+            transport, partition[0], "offset_for_leader_epoch", send, failed, stats=self._stats
+        )
+        return answer
+
+    # --- bounds that the user gave ------------------------------------------------------------------------------------
+
+    def _resolve(self, bound: Bound, which: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        partitions = list(partitions)
+        each = bound.each
+        if each is not None:
+            missing, unknown = sorted(set(partitions) - set(each)), sorted(set(each) - set(partitions))
+            if missing or unknown:
+                told = [f"names {_names(unknown)}, which there is not"] if unknown else []
+                told += [f"lacks {_names(missing)}"] if missing else []
+                name = f"{which}Offsets" + ("ByTimestamp" if isinstance(bound, Times) else "")
+                raise error(
+                    "OFFSETS_DO_NOT_MATCH",
+                    f"{name} {' and '.join(told)}: it must have every partition that is read, and no other.",
+                )
+        return self._gather(
+            {
+                partition: self._bound(partition, bound, which, each[partition] if each else bound.everywhere)
+                for partition in partitions
+            }
+        )
+
+    def _bound(self, partition: Partition, bound: Bound, which: str, value: int | None) -> Procedure[int]:
+        assert value is not None  # noqa: S101  # a bound has one or the other
+        if isinstance(bound, Offsets):
+            if value == EARLIEST:
+                return (yield from self._list(partition, EARLIEST)).offset
+            end = (yield from self._end(partition)).offset
+            if value == LATEST:
+                return end
+            if value > end:
+                raise error(
+                    "OFFSETS_DO_NOT_MATCH",
+                    f"{which}Offsets has {value} for {_names([partition])}, which ends at {end}: it cannot be"
+                    " behind the end.",
+                )
+            return value
+        found = (yield from self._list(partition, value)).offset
+        if found >= 0:
+            return found
+        if which == "starting" and self._options.time_without_record == "error":
+            raise error(
+                "NO_RECORD_THAT_NEW",
+                f"{_names([partition])} has no record at or behind {value} ms: choose an earlier moment, or"
+                ' .option("startingOffsetsByTimestampStrategy", "latest").',
+            )
+        return (yield from self._end(partition)).offset
+
+    # --- topics and partitions ----------------------------------------------------------------------------------------
+
+    def _partitions(self, *, fresh: bool) -> list[Partition]:
+        """All partitions there are to read, in order. Metadata are at most some seconds old."""
+        now = time.monotonic()
+        topics = self._topics_named()
+        if fresh or now - self._looked_at > _METADATA_AGE_S or self._transport is None:
+            if topics is None:
+                self._matching = self._match()
+            names = self._matching if topics is None else topics
+            if names:
+                self._gather({"metadata": self._refresh(names)})
+            self._looked_at = now
+        names = self._matching if topics is None else topics
+        what = self._options.what
+        found = []
+        for name in names:
+            info = self._info(name)
+            if info is not None:
+                found += [(name, number) for number in sorted(info.partitions)]
+        if isinstance(what, Assign):
+            return [partition for partition in what.partitions if partition in set(found)]
+        return found
+
+    def _topics_named(self) -> tuple[str, ...] | None:
+        what = self._options.what
+        if isinstance(what, Subscribe):
+            return what.topics
+        if isinstance(what, Assign):
+            return tuple(dict.fromkeys(topic for topic, _ in what.partitions))
+        return None
+
+    def _match(self) -> tuple[str, ...]:
+        listed: TopicsListed = self._gather({"topics": self._list_topics()})["topics"]
+        pattern = getattr(self._options.what, "pattern", "")
+        return tuple(sorted(topic for topic in listed.topics if re.fullmatch(pattern, topic)))
+
+    def _require(self, partitions: Iterable[Partition]) -> None:
+        """What was named is there: a query that begins with nothing is a mistake."""
+        found = list(partitions)
+        what = self._options.what
+        if isinstance(what, Assign):
+            missing = [_names([partition]) for partition in what.partitions if partition not in set(found)]
+        elif isinstance(what, Subscribe):
+            missing = [topic for topic in what.topics if topic not in {name for name, _ in found}]
+        else:
+            missing = [] if found else [f"any topic that matches {what.pattern!r}"]
+        if missing:
+            raise error(
+                "TOPIC_NOT_FOUND",
+                f"The cluster at {self._servers} has not {', '.join(missing)}: create it, or correct subscribe,"
+                " subscribePattern or assign.",
+            )
+
+    def _refresh(self, names: tuple[str, ...]) -> Procedure[None]:
+        transport = self._network()
+        began = time.monotonic()
+        tries = 0
+        while True:
+            answer = yield Ask(lambda reply: transport.refresh_metadata(names, reply))
+            if isinstance(answer, Failure):
+                problem: Any = answer.error
+                self._note(problem, classify(problem, "metadata"))
+                if not classify(problem, "metadata").retriable and not isinstance(problem, OSError):
+                    raise problem
+            else:
+                infos = [transport.topic(name) for name in names]
+                waiting = [info for info in infos if info is None or info.error_code]
+                for info in waiting:
+                    if info is not None and info.error_code != _UNKNOWN_TOPIC:
+                        verdict = classify(info.error_code, "metadata")
+                        if not verdict.retriable:
+                            raise _topic_error(info.name, verdict)
+                missing = {info.name for info in waiting if info is not None}
+                if not waiting or missing == self._missing or time.monotonic() - began > _MISSING_TOPIC_S:
+                    # What a topic's absence means, who asked knows.
+                    self._missing = missing
+                    return
+            yield Pause(pause_s(tries))
+            tries += 1
+
+    def _list_topics(self) -> Procedure[TopicsListed]:
+        transport = self._network()
+        answer: TopicsListed = yield from insist(
+            transport, "", "metadata", transport.list_topics, self._note, stats=self._stats
+        )
+        return answer
+
+    def _info(self, topic: str) -> TopicInfo | None:
+        """What is known of a topic that is there."""
+        info = self._network().topic(topic)
+        return None if info is None or info.error_code == _UNKNOWN_TOPIC else info
+
+    def _ids(self, partitions: Iterable[Partition]) -> dict[str, bytes]:
+        infos = {topic: self._info(topic) for topic in {topic for topic, _ in partitions}}
+        ids = {topic: _id_of(info) for topic, info in infos.items() if info is not None}
+        return {topic: number for topic, number in ids.items() if number is not None}
+
+    # --- the network --------------------------------------------------------------------------------------------------
+
+    @property
+    def _servers(self) -> str:
+        return ",".join(self._options.connection["bootstrap_servers"])
+
+    def _network(self) -> Transport:
+        if self._transport is None:
+            self._transport = Transport({**self._options.connection, "allow_auto_create_topics": False})
+            self._transport.start()
+        return self._transport
+
+    def _note(self, problem: Exception, verdict: Verdict) -> None:
+        self._last_problem = f"{type(problem).__name__}: {problem}", verdict
+
+    _last_problem: tuple[str, Verdict] | None = None
+
+    def _gather(self, procedures: Mapping[K, Procedure[T]]) -> dict[K, T]:
+        """Runs them side by side.
+
+        Raises:
+            SourceUnavailableError: They did not come to an end in time.
+        """
+        desk = Desk()
+        self._last_problem = None
+        deadline = time.monotonic() + self._options.stall_timeout_s
+        inquiries = {key: desk.begin(procedure) for key, procedure in procedures.items()}
+        while any(not inquiry.done for inquiry in inquiries.values()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                open_keys = [str(key) for key, inquiry in inquiries.items() if not inquiry.done]
+                for inquiry in inquiries.values():
+                    inquiry.cancel()
+                raise self._too_late(open_keys)
+            desk.wait(min(left, 1.0))
+            desk.work()
+        for inquiry in inquiries.values():
+            if inquiry.error is not None:
+                raise inquiry.error
+        results: Any = {key: inquiry.result for key, inquiry in inquiries.items()}
+        found: dict[K, T] = results
+        return found
+
+    def _too_late(self, waiting: list[str]) -> SourceUnavailableError:
+        told = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
+        last = f" The last answer was {self._last_problem[0]}." if self._last_problem else ""
+        connected = self._transport is not None and self._transport.connected
+        if connected:
+            return SourceUnavailableError(
+                f"[KAFKASAFE.NO_ANSWER] No usable answer about {told} within"
+                f" {self._options.stall_timeout_s:g} s.{last} Look whether these partitions have leaders, or raise"
+                " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
+            )
+        return SourceUnavailableError(
+            f"[KAFKASAFE.BROKERS_UNREACHABLE] No broker at {self._servers} answered within"
+            f" {self._options.stall_timeout_s:g} s.{last} Check kafka.bootstrap.servers, kafka.security.protocol and"
+            " the network between Spark's driver and the brokers' advertised listeners. Nothing was skipped."
+        )
+
+
+def _none_below() -> Procedure[EpochEnd]:
+    """Epoch 0 has none before it."""
+    yield from ()
+    return EpochEnd(0, UNDEFINED, UNDEFINED)
+
+
+def _id_of(info: TopicInfo) -> bytes | None:
+    return info.topic_id if any(info.topic_id) else None
+
+
+def _ignore(_: object) -> None:
+    """The answer is in the metadata."""
+
+
+def _names(partitions: Iterable[Partition]) -> str:
+    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
+
+
+def _topic_error(topic: str, verdict: Verdict) -> Exception:
+    return error("TOPIC_REFUSED", f"The cluster refuses topic {topic}: {verdict.explanation}")
+
+
+_WORDS: Final[Mapping[Loss, str]] = {
+    "retention": "was read to {was}, and its log begins at {now} now: retention or DeleteRecords removed {lost} unread",
+    "diverged": "was read to {was}, and the log differs from {now} on: {lost} are not in it any more (unclean leader"
+    " election)",
+    "truncated": "was read to {was}, and the log ends at {now} now: {lost} are gone",
+    "recreated": "was read to {was}, and the topic was deleted and created again since; it begins at {now}",
+    "new_partition": "is new, and its first records are gone already: {lost}",
+    "missing": "was read to {was}, and is not there any more",
+}
+
+
+def _data_loss(start: Positions, lost: Mapping[Partition, _Found]) -> DataLossError:
+    told = []
+    for partition, state in sorted(lost.items()):
+        before = start.marks.get(partition)
+        assert state.why is not None  # noqa: S101  # they were chosen by it
+        told.append((partition, state.why, 0 if before is None else before.offset, state.begin, state.lost))
+    return _loss_error(told)
+
+
+def _loss_error(
+    lost: list[tuple[Partition, Loss, int, int, tuple[int, int] | None]],
+) -> DataLossError:
+    sentences = []
+    for partition, why, was, now, gone in lost:
+        offsets = "some records" if gone is None else f"offsets {gone[0]} to {gone[1]}"
+        sentences.append(f"{_names([partition])} {_WORDS[why].format(was=was, now=now, lost=offsets)}.")
+    partition, _, _, _, gone = lost[0]
+    return DataLossError(
+        f"[KAFKASAFE.DATA_LOSS] {' '.join(sentences)} To go on with what is there, start the query again with"
+        ' .option("failOnDataLoss", "false"): each loss is then logged, given to onEvent, and written into the'
+        " checkpoint.",
+        topic=partition[0],
+        partition=partition[1],
+        first_offset=-1 if gone is None else gone[0],
+        last_offset=-1 if gone is None else gone[1],
+    )

@@ -1,0 +1,225 @@
+"""What a streaming query's checkpoint says of each partition, as JSON.
+
+```json
+{"kafkasafe": 1, "topics": {"orders": {"id": "5f…", "partitions": {"0": {"offset": 42, "epochs": "ks1.…"}}}}}
+```
+
+`offset` is the next to be read. `epochs` is the history of leader epochs of what was read before it
+(`kafkasafe._core.epochs.Lineage`), by which the next plan knows whether that is still in the log. Where records were
+lost before a micro-batch, its end says so: `begin` is where its range begins instead of where the one before ended,
+with `why` and the lost range (`lost_first` to `lost_last`, inclusive). So a batch read again has the same range.
+
+Checkpoints of Spark's own Kafka source, `{"orders": {"0": 42}}`, are read as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from kafkasafe._core.epochs import Lineage, LineageError
+from kafkasafe.errors import ConfigError
+from kafkasafe.spark.options import error
+
+__all__ = ["Mark", "Partition", "Positions", "Why", "divide", "share"]
+
+Partition: TypeAlias = tuple[str, int]
+Why: TypeAlias = Literal["retention", "diverged", "truncated", "recreated", "new_partition", "missing"]
+
+_VERSION: Final = 1
+_EPOCH_BYTES: Final = 256
+_WHY: Final = frozenset({"retention", "diverged", "truncated", "recreated", "new_partition", "missing"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Of one partition.
+
+    Attributes:
+        offset: Next offset to be read.
+        lineage: Leader epochs of what was read before it; empty where nothing is known.
+        begin: Where the range that ends here begins; None: where the range before it ended.
+        why: Why that is elsewhere.
+        lost: First and last offset (inclusive) of what is gone, as far as that is known.
+    """
+
+    offset: int
+    lineage: Lineage = field(default_factory=Lineage)
+    begin: int | None = None
+    why: Why | None = None
+    lost: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Of all partitions of a query.
+
+    Attributes:
+        marks: By partition.
+        topic_ids: Id of each topic, as far as it is known.
+    """
+
+    marks: Mapping[Partition, Mark]
+    topic_ids: Mapping[str, bytes] = field(default_factory=dict)
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON. Equal positions give equal JSON, in the same order."""
+        topics: dict[str, Any] = {}
+        for topic, partition in sorted(self.marks):
+            mark = self.marks[topic, partition]
+            if topic not in topics:
+                number = self.topic_ids.get(topic)
+                topics[topic] = {**({} if number is None else {"id": number.hex()}), "partitions": {}}
+            entry: dict[str, Any] = {"offset": mark.offset}
+            if mark.lineage.entries:
+                entry["epochs"] = mark.lineage.encode(_EPOCH_BYTES)
+            if mark.begin is not None:
+                entry["begin"] = mark.begin
+            if mark.why is not None:
+                entry["why"] = mark.why
+            if mark.lost is not None:
+                entry["lost_first"], entry["lost_last"] = mark.lost
+            topics[topic]["partitions"][str(partition)] = entry
+        return {"kafkasafe": _VERSION, "topics": topics}
+
+    @classmethod
+    def decode(cls, data: Mapping[str, Any]) -> Positions:
+        """Of JSON.
+
+        Raises:
+            ConfigError: It is another source's, or of a newer version.
+        """
+        version = data.get("kafkasafe")
+        try:
+            if not isinstance(version, int):
+                return cls(
+                    {
+                        (topic, int(partition)): Mark(_offset(offset))
+                        for topic, offsets in data.items()
+                        for partition, offset in offsets.items()
+                    }
+                )
+            if version != _VERSION:
+                raise error(
+                    "CHECKPOINT_VERSION",
+                    f"The checkpoint has version {version}, this kafkasafe reads {_VERSION}: use the newer one.",
+                )
+            marks, ids = {}, {}
+            for topic, of_topic in data["topics"].items():
+                if "id" in of_topic:
+                    ids[topic] = bytes.fromhex(of_topic["id"])
+                for partition, entry in of_topic["partitions"].items():
+                    marks[topic, int(partition)] = _mark(entry)
+        except (AttributeError, KeyError, TypeError, ValueError, LineageError) as wrong:
+            if isinstance(wrong, ConfigError):
+                raise
+            raise error(
+                "CHECKPOINT_OF_ANOTHER_SOURCE",
+                f"The checkpoint's offsets are not of format kafkasafe or kafka ({type(wrong).__name__}: {wrong}):"
+                " was the checkpointLocation of another query given?",
+            ) from None
+        return cls(marks, ids)
+
+
+def _mark(entry: Mapping[str, Any]) -> Mark:
+    epochs = entry.get("epochs")
+    why = entry.get("why")
+    return Mark(
+        _offset(entry["offset"]),
+        Lineage() if epochs is None else Lineage.decode(epochs),
+        None if entry.get("begin") is None else _offset(entry["begin"]),
+        why if why in _WHY else None,
+        (_offset(entry["lost_first"]), _offset(entry["lost_last"])) if "lost_first" in entry else None,
+    )
+
+
+def _offset(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no offset")
+    return number
+
+
+# --- dividing work --------------------------------------------------------------------------------------------------
+
+
+def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partition, int]:
+    """How many records of each partition come into a micro-batch.
+
+    Proportional, but at least one of each where that is possible, so that a small partition beside a large one does
+    not wait for ever.
+
+    Args:
+        sizes: How many there are.
+        limit: How many there may be altogether, at least 1.
+        turn: Any number that differs from batch to batch: who is first when there are more partitions than `limit`.
+    """
+    waiting = sorted(partition for partition, size in sizes.items() if size > 0)
+    total = sum(sizes[partition] for partition in waiting)
+    if total <= limit:
+        return dict(sizes)
+    shares = dict.fromkeys(sizes, 0)
+    if len(waiting) >= limit:
+        first = turn % len(waiting)
+        for partition in (waiting[first:] + waiting[:first])[:limit]:
+            shares[partition] = 1
+        return shares
+    left = limit - len(waiting)
+    for partition in waiting:
+        # One record is given already; rounding down cannot exceed the limit.
+        shares[partition] = 1 + (sizes[partition] - 1) * left // (total - len(waiting))
+    spare = limit - sum(shares.values())
+    for partition in sorted(waiting, key=lambda partition: shares[partition] - sizes[partition]):
+        given = min(spare, sizes[partition] - shares[partition])
+        shares[partition] += given
+        spare -= given
+    return shares
+
+
+def divide(
+    ranges: Sequence[tuple[Partition, int, int]], *, at_least: int = 0, max_records: int = 0
+) -> Iterator[tuple[Partition, int, int]]:
+    """Ranges (partition, begin, end) cut into pieces for tasks, each without holes and in order.
+
+    Args:
+        ranges: None of them is empty.
+        at_least: How many pieces there are to be altogether, where there are records enough.
+        max_records: How many offsets a piece may have; 0: any number.
+    """
+    total = sum(end - begin for _, begin, end in ranges)
+    for partition, begin, end in ranges:
+        size = end - begin
+        pieces = 1
+        if at_least > len(ranges):
+            pieces = -(-at_least * size // total)
+        if max_records:
+            pieces = max(pieces, -(-size // max_records))
+        pieces = min(pieces, size)
+        for number in range(pieces):
+            yield partition, begin + size * number // pieces, begin + size * (number + 1) // pieces
+
+
+def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition, int, int]]:
+    """What a micro-batch reads: (partition, begin, end), begin ≤ end.
+
+    Raises:
+        ConfigError: A range goes backwards: such offsets were not planned by `kafkasafe`.
+    """
+    for partition in sorted(end.marks):
+        mark = end.marks[partition]
+        before = start.marks.get(partition)
+        topic = partition[0]
+        if mark == before and start.topic_ids.get(topic) == end.topic_ids.get(topic):
+            # Nothing new: where the range of an earlier batch began says nothing of this one.
+            yield partition, mark.offset, mark.offset
+            continue
+        # A partition that no plan has told the begin of is read from its first record.
+        begin = mark.begin if mark.begin is not None else 0 if before is None else before.offset
+        if begin > mark.offset:
+            raise error(
+                "OFFSETS_GO_BACK",
+                f"{partition[0]}-{partition[1]} was read to {begin}, and the checkpoint asks for a batch that ends at"
+                f" {mark.offset}: reading it would repeat records. Was the checkpoint changed by hand, or the topic"
+                " created again?",
+            )
+        yield partition, begin, mark.offset

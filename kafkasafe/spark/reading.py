@@ -1,0 +1,323 @@
+"""What a task does: reads one range of one partition as Arrow batches.
+
+One request is always under way while the answer before it is decoded and given to Spark, so a task holds two answers
+(`ReadOptions.fetch_bytes` each, or one batch of the log where that is larger) and one decoded piece.
+
+What is read is compared with what was planned: a batch of another leader epoch than the plan knows for its offset is
+another record than the one that was counted, so the log was cut meanwhile. Then nothing from there on is given; the
+next plan finds the same and says where to go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from kafkasafe._core.arrow_decode import HEADERS, Decoder
+from kafkasafe._core.epochs import UNDEFINED, Lineage
+from kafkasafe._io.inquiry import pause_s
+from kafkasafe._io.transport import Failure, RecordsFetched, Transport
+from kafkasafe.classification import classify
+from kafkasafe.errors import DataLossError
+from kafkasafe.events import SourceDataLost
+from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.options import ReadOptions
+from kafkasafe.spark.planner import Range, SourceUnavailableError
+
+__all__ = ["COLUMNS", "read"]
+
+_arrow: Any = pa  # what it takes from its compiled modules has no types
+_compute: Any = pyarrow.compute
+
+_OUT_OF_RANGE: Final = 1
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_WAIT_MS: Final = 500
+_PIECE_BYTES: Final = 8 * 1024 * 1024
+
+COLUMNS: Final[Mapping[str, Any]] = {
+    "key": _arrow.binary(),
+    "value": _arrow.binary(),
+    "topic": _arrow.string(),
+    "partition": _arrow.int32(),
+    "offset": _arrow.int64(),
+    "timestamp": _arrow.timestamp("us", "UTC"),
+    "timestampType": _arrow.int32(),
+    "headers": HEADERS,
+}
+"""Spark's columns, and their types in Arrow."""
+
+_DECODED: Final = {"timestampType": "timestamp_type"}
+
+
+def read(options: ReadOptions, piece: Range, schema: Any, notices: Notices) -> Iterator[Any]:
+    """The records of a range.
+
+    Args:
+        options: Of the reader.
+        piece: What to read.
+        schema: pyarrow.Schema of what is wanted, with names of `COLUMNS`.
+        notices: Gets what is to be told.
+
+    Yields:
+        pyarrow.RecordBatch, none of them empty.
+
+    Raises:
+        DataLossError: Records of the range are gone, and `failOnDataLoss` is true.
+        SourceUnavailableError: Nothing new came for `kafkaConsumer.pollTimeoutMs`.
+    """
+    columns = {_DECODED.get(name, name) for name in schema.names} - {"topic", "partition"}
+    constants = _Constants(piece, schema)
+    for records in _Fetching(options, piece, columns | {"offset", "leader_epoch"}, notices).run():
+        arrays = []
+        for field in schema:
+            if field.name in constants.names:
+                arrays.append(constants.column(field.name, records.num_rows))
+            else:
+                column = records.column(_DECODED.get(field.name, field.name))
+                if field.name == "headers":
+                    column = _null_where_empty(column)
+                arrays.append(column if column.type == field.type else column.cast(field.type))
+        yield _arrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _null_where_empty(headers: Any) -> Any:
+    """As Spark's own source has it."""
+    lengths = _compute.list_value_length(headers)
+    mask = _compute.equal(lengths, 0)
+    return _arrow.ListArray.from_arrays(headers.offsets, headers.values, type=headers.type, mask=mask)
+
+
+class _Constants:
+    """Columns that are the same for all records."""
+
+    def __init__(self, piece: Range, schema: Any) -> None:
+        values = {"topic": piece.topic, "partition": piece.partition}
+        self.names = {name for name in schema.names if name in values}
+        self._scalars = {name: _arrow.scalar(values[name], schema.field(name).type) for name in self.names}
+        self._made: dict[str, Any] = {}
+
+    def column(self, name: str, rows: int) -> Any:
+        made = self._made.get(name)
+        if made is None or len(made) < rows:
+            made = self._made[name] = _arrow.repeat(self._scalars[name], rows)
+        return made.slice(0, rows)
+
+
+class _Fetching:
+    """Gets a range from the brokers."""
+
+    def __init__(self, options: ReadOptions, piece: Range, columns: set[str], notices: Notices) -> None:
+        self._options = options
+        self._piece = piece
+        self._columns = columns
+        self._notices = notices
+        self._transport = _shared(options.connection)
+        self._lineage = Lineage.decode(piece.epochs) if piece.epochs else Lineage()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._progress_at = time.monotonic()
+        self._last_problem = ""
+
+    def run(self) -> Iterator[Any]:
+        piece = self._piece
+        position = piece.begin
+        self._ask(position)
+        failures = 0
+        while position < piece.end:
+            answer = self._answers.get()
+            if isinstance(answer, Failure) or answer.error_code:
+                position = self._after_error(answer, position, failures)
+                failures += 1
+                self._ask(position)
+                continue
+            if answer.diverging is not None:
+                self._diverged(position, "the leader says so")
+                return
+            failures = 0
+            if answer.next_offset <= position:
+                # The leader does not have it yet, or not up to the high watermark.
+                self._last_problem = f"its end is {answer.high_watermark} for now"
+                self._check_stall(position)
+                self._ask(position)
+                continue
+            self._progress_at = time.monotonic()
+            if answer.next_offset < piece.end:
+                self._ask(answer.next_offset)
+            for records in self._decoded(answer, position):
+                if records is None:
+                    return
+                yield records
+                # Who is slow behind us is no stall of the brokers.
+                self._progress_at = time.monotonic()
+            position = answer.next_offset
+
+    def _ask(self, position: int) -> None:
+        epoch = self._lineage.epoch_at(position - 1) if position else None
+        self._transport.fetch_records(
+            self._piece.topic,
+            self._piece.partition,
+            position,
+            self._options.fetch_bytes,
+            self._answers.put,
+            isolation_level=self._options.isolation,
+            max_wait_ms=_WAIT_MS,
+            last_fetched_epoch=UNDEFINED if epoch is None else epoch,
+        )
+
+    def _decoded(self, answer: RecordsFetched, position: int) -> Iterator[Any]:
+        """Pieces of an answer, up to the end of the range; None: the log is another one from here on."""
+        decoder = Decoder(
+            answer.records,
+            from_offset=position,
+            aborted=answer.aborted,
+            read_committed=bool(self._options.isolation),
+            columns=self._columns,
+        )
+        while (records := decoder.read(max_bytes=_PIECE_BYTES)) is not None:
+            offsets = records.column("offset").to_numpy()
+            wanted = records
+            if offsets[-1] >= self._piece.end:
+                wanted = records.slice(0, int(np.searchsorted(offsets, self._piece.end)))
+            good = self._same(wanted)
+            if good:
+                yield wanted.slice(0, good) if good < wanted.num_rows else wanted
+            if good < wanted.num_rows:
+                self._diverged(int(offsets[good]), "records of another leader epoch stand there")
+                yield None
+                return
+            if wanted.num_rows < records.num_rows:
+                return
+
+    def _same(self, records: Any) -> int:
+        """How many of the records are of the epochs that were planned."""
+        if not self._lineage.entries or not records.num_rows:
+            return int(records.num_rows)
+        epochs = records.column("leader_epoch").to_numpy()
+        offsets = records.column("offset").to_numpy()
+        begins = [0, *(np.flatnonzero(epochs[1:] != epochs[:-1]) + 1).tolist(), len(epochs)]
+        for begin, end in itertools.pairwise(begins):
+            for at in {begin, end - 1}:
+                planned = self._lineage.epoch_at(int(offsets[at]))
+                if planned not in {None, UNDEFINED, int(epochs[at])} and int(epochs[at]) != UNDEFINED:
+                    return begin
+        return int(records.num_rows)
+
+    def _diverged(self, at: int, evidence: str) -> None:
+        piece = self._piece
+        lost = (at, piece.end - 1)
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"[KAFKASAFE.DATA_LOSS] {piece.topic}-{piece.partition} was planned to be read to {piece.end}, and"
+                f" from {at} on its log is another one by now ({evidence}): an unclean leader election. Start the"
+                ' query again with .option("failOnDataLoss", "false") to go on with what stands there.',
+                topic=piece.topic,
+                partition=piece.partition,
+                first_offset=lost[0],
+                last_offset=lost[1],
+            )
+        # The next plan compares epochs as well, and goes on where the logs part.
+        self._notices.tell(SourceDataLost(piece.topic, piece.partition, "diverged", piece.begin, at, lost))
+
+    def _after_error(self, answer: Any, position: int, failures: int) -> int:
+        """Waits, or finds out; where to go on."""
+        problem: Any = answer.error if isinstance(answer, Failure) else answer.error_code
+        if answer_code(answer) == _OUT_OF_RANGE:
+            position = self._out_of_range(position)
+        else:
+            verdict = classify(problem, "fetch")
+            self._last_problem = f"{verdict.name}: {verdict.explanation}"
+            if not verdict.retriable and not isinstance(answer, Failure):
+                raise SourceUnavailableError(
+                    f"[KAFKASAFE.FETCH_REFUSED] {self._piece.topic}-{self._piece.partition} cannot be read:"
+                    f" {self._last_problem}"
+                )
+        self._check_stall(position)
+        time.sleep(pause_s(failures))
+        return position
+
+    def _out_of_range(self, position: int) -> int:
+        piece = self._piece
+        start = self._bound(_EARLIEST)
+        if start is None or start <= position:
+            end = self._bound(_LATEST)
+            self._last_problem = (
+                f"offset {position} is out of range, though the log reaches from {start} to {end}"
+            )
+            return position
+        lost = (position, min(start, piece.end) - 1)
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"[KAFKASAFE.DATA_LOSS] {piece.topic}-{piece.partition}: retention or DeleteRecords removed offsets"
+                f" {lost[0]} to {lost[1]} before they were read. Give the topic a longer retention, or start the"
+                ' query again with .option("failOnDataLoss", "false") to go on behind them.',
+                topic=piece.topic,
+                partition=piece.partition,
+                first_offset=lost[0],
+                last_offset=lost[1],
+            )
+        resumed_at = lost[1] + 1
+        self._notices.tell(
+            SourceDataLost(piece.topic, piece.partition, "retention", position, resumed_at, lost)
+        )
+        return resumed_at
+
+    def _bound(self, which: int) -> int | None:
+        replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._transport.list_offset(self._piece.topic, self._piece.partition, which, replies.put)
+        answer = replies.get()
+        return None if isinstance(answer, Failure) or answer.error_code else int(answer.offset)
+
+    def _check_stall(self, position: int) -> None:
+        if time.monotonic() - self._progress_at < self._options.stall_timeout_s:
+            return
+        piece = self._piece
+        raise SourceUnavailableError(
+            f"[KAFKASAFE.NO_RECORDS] {piece.topic}-{piece.partition} gave nothing at offset {position} (to be read to"
+            f" {piece.end}) for {self._options.stall_timeout_s:g} s: {self._last_problem}. Look whether the partition"
+            " has a leader that the executors reach, or raise kafkaConsumer.pollTimeoutMs. Nothing was skipped."
+        )
+
+
+def answer_code(answer: Any) -> int | None:
+    """Kafka's error code of an answer or failure."""
+    code: int | None = answer.code if isinstance(answer, Failure) else answer.error_code
+    return code
+
+
+# --- connections, kept from task to task ----------------------------------------------------------------------------
+
+_transports: dict[tuple[int, str], Transport] = {}
+_transports_lock: Final = threading.Lock()
+
+
+def _shared(connection: Mapping[str, Any]) -> Transport:
+    """Spark uses a Python worker for many tasks: connecting in each would cost more than a small range."""
+    key = os.getpid(), repr(sorted(connection.items()))
+    with _transports_lock:
+        transport = _transports.get(key)
+        if transport is None or transport.closed:
+            transport = _transports[key] = Transport({**connection, "allow_auto_create_topics": False})
+            transport.start()
+        return transport
+
+
+def close_connections() -> None:
+    """Closes what this process keeps open. The next task opens it again."""
+    with _transports_lock:
+        mine = [key for key in _transports if key[0] == os.getpid()]
+        transports: Sequence[Transport] = [_transports.pop(key) for key in mine]
+    for transport in transports:
+        transport.close(5.0)
+
+
+atexit.register(close_connections)

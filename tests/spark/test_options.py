@@ -1,0 +1,134 @@
+"""Options of the source: what is understood, and what the errors say."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkasafe.errors import ConfigError
+from kafkasafe.spark.options import Assign, Offsets, Pattern, Subscribe, Times, read_options
+
+BASE = {"kafka.bootstrap.servers": "one:9092, two:9093", "subscribe": "orders"}
+
+
+def of(streaming: bool = True, **given: str) -> object:
+    return read_options({**BASE, **given}, streaming=streaming)
+
+
+def test_defaults_are_those_of_sparks_source() -> None:
+    stream = read_options(BASE, streaming=True)
+    assert stream.connection == {"bootstrap_servers": ["one:9092", "two:9093"]}
+    assert stream.what == Subscribe(("orders",))
+    assert stream.starting == Offsets(everywhere=-1)
+    assert stream.fail_on_data_loss
+    assert not stream.include_headers
+    assert stream.isolation == 0
+    batch = read_options(BASE, streaming=False)
+    assert (batch.starting, batch.ending) == (Offsets(everywhere=-2), Offsets(everywhere=-1))
+
+
+def test_names_have_no_case() -> None:
+    found = read_options(
+        {
+            "KAFKA.BOOTSTRAP.SERVERS": "one:9092",
+            "subscribepattern": "or.*",
+            "STARTINGOFFSETS": "Earliest",
+            "failondataloss": "FALSE",
+            "includeheaders": "true",
+            "kafka.isolation.level": "read_committed",
+            "maxoffsetspertrigger": "10",
+            "minpartitions": "3",
+        },
+        streaming=True,
+    )
+    assert found.what == Pattern("or.*")
+    assert found.starting == Offsets(everywhere=-2)
+    assert (found.fail_on_data_loss, found.include_headers, found.isolation) == (False, True, 1)
+    assert (found.max_offsets, found.min_partitions) == (10, 3)
+
+
+def test_bounds_by_partition_and_by_time() -> None:
+    found = read_options({**BASE, "startingOffsets": '{"orders":{"0":23,"1":-1}}'}, streaming=True)
+    assert found.starting == Offsets(each={("orders", 0): 23, ("orders", 1): -1})
+    found = read_options({**BASE, "startingOffsetsByTimestamp": '{"orders":{"0":5}}'}, streaming=True)
+    assert found.starting == Times(each={("orders", 0): 5})
+    found = read_options({**BASE, "startingTimestamp": "7", "startingOffsets": "latest"}, streaming=True)
+    assert found.starting == Times(everywhere=7)
+    found = read_options({**BASE, "endingTimestamp": "9"}, streaming=False)
+    assert found.ending == Times(everywhere=9)
+
+
+def test_assign() -> None:
+    given = {"kafka.bootstrap.servers": "one:9092", "assign": '{"orders":[0,2],"payments":[1]}'}
+    found = read_options(given, streaming=True)
+    assert found.what == Assign((("orders", 0), ("orders", 2), ("payments", 1)))
+
+
+def test_security_is_told_in_kafkas_words() -> None:
+    given = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-256",
+        "kafka.sasl.jaas.config": 'x.ScramLoginModule required username="al\\"ice" password="s3cret";',
+        "kafka.ssl.endpoint.identification.algorithm": "",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.request.timeout.ms": "5000",
+    }
+    assert read_options({**BASE, **given}, streaming=True).connection == {
+        "bootstrap_servers": ["one:9092", "two:9093"],
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "sasl_plain_username": 'al"ice',
+        "sasl_plain_password": "s3cret",
+        "ssl_check_hostname": False,
+        "ssl_cafile": "/ca.pem",
+        "request_timeout_ms": 5000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"startingOffset": "latest"}, "Did you mean startingOffsets?"),
+        ({"kafka.security.protocl": "SSL"}, "Did you mean kafka.security.protocol?"),
+        ({"kafka.auto.offset.reset": "latest"}, "startingOffsets says where to begin"),
+        ({"kafka.ssl.truststore.location": "/x.jks"}, "export it as PEM"),
+        ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.mechanism"),
+        ({"kafka.bootstrap.servers": "nowhere"}, "host1:9092,host2:9092"),
+        ({"subscribePattern": "x"}, "There are subscribe and subscribePattern"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"minPartitions": "none"}, "a whole number from 1"),
+        ({"startingOffsets": "newest"}, "it is JSON like"),
+        ({"startingOffsets": '{"orders":5}'}, "it is a word, or JSON like"),
+        ({"startingOffsets": '{"orders":{"0":-3}}'}, "-2 earliest, -1 latest"),
+        ({"endingOffsets": "latest"}, "trigger(availableNow=True)"),
+        ({"minOffsetsPerTrigger": "5"}, "not supported"),
+        ({"isolationLevel": "read_committed", "kafka.isolation.level": "read_uncommitted"}, "contradict"),
+        ({"isolationLevel": "serializable"}, "one of read_uncommitted, read_committed"),
+        ({"onEvent": "print"}, "package.module:function"),
+    ],
+)
+def test_wrong_options_name_the_fix(given: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=r"\[KAFKASAFE\.[A-Z_]+\] ") as raised:
+        read_options({**BASE, **given}, streaming=True)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"startingOffsets": "latest"}, "there would be nothing to read"),
+        ({"endingOffsets": '{"orders":{"0":-2}}'}, "there would be nothing to read"),
+        ({"maxOffsetsPerTrigger": "5"}, "use endingOffsets"),
+    ],
+)
+def test_what_a_batch_query_cannot_do(given: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_options({**BASE, **given}, streaming=False)
+    assert told in str(raised.value)
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"add \.option"):
+        read_options({"subscribe": "orders"}, streaming=True)
+    with pytest.raises(ConfigError, match="There is none: give exactly one"):
+        read_options({"kafka.bootstrap.servers": "one:9092"}, streaming=True)

@@ -1,0 +1,111 @@
+"""Offsets as JSON, and how ranges are divided."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkasafe._core.epochs import Lineage
+from kafkasafe.errors import ConfigError
+from kafkasafe.spark.positions import Mark, Positions, divide, ranges_between, share
+
+marks = st.builds(
+    lambda offset, lineage, loss: Mark(offset, lineage, *loss),
+    st.integers(0, 2**62),
+    st.sampled_from([Lineage(), Lineage([(0, 0), (3, 7)], 12), Lineage([(9, 4)], 4_000_000_000)]),
+    st.sampled_from([(None, None, None), (5, "retention", (1, 4)), (0, "recreated", None)]),
+)
+partitions = st.tuples(st.sampled_from(["orders", "version", "kafkasafe", "ä"]), st.integers(0, 300))
+
+
+def same(one: Positions, other: Positions) -> bool:
+    return (dict(one.marks), dict(one.topic_ids)) == (dict(other.marks), dict(other.topic_ids))
+
+
+@given(st.dictionaries(partitions, marks, max_size=8))
+def test_positions_survive_sparks_json(found: dict[Any, Mark]) -> None:
+    positions = Positions(found, {topic: b"\x01\xff" for topic, _ in found})
+    written = json.dumps(positions.encode())
+    read = Positions.decode(json.loads(written))
+    assert same(read, positions)
+    assert json.dumps(read.encode()) == written
+
+
+def test_the_connectors_checkpoints_are_read() -> None:
+    read = Positions.decode({"orders": {"0": 42, "11": 0}})
+    assert same(read, Positions({("orders", 0): Mark(42), ("orders", 11): Mark(0)}))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kafkasafe": 2, "topics": {}},
+        {"index": 5},
+        {"orders": {"0": "x"}},
+        {"orders": {"a": 5}},
+        {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": -1}}}}},
+        {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": 1, "epochs": "?"}}}}},
+    ],
+)
+def test_other_checkpoints_are_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"KAFKASAFE\.CHECKPOINT"):
+        Positions.decode(other)
+
+
+def test_a_range_never_goes_back() -> None:
+    start = Positions({("t", 0): Mark(10), ("t", 1): Mark(10), ("t", 3): Mark(1)})
+    end = Positions({("t", 0): Mark(10), ("t", 1): Mark(8, begin=5), ("t", 2): Mark(4, begin=1)})
+    assert list(ranges_between(start, end)) == [(("t", 0), 10, 10), (("t", 1), 5, 8), (("t", 2), 1, 4)]
+    # What an earlier batch skipped or went back to is not read again by the next one.
+    assert [begin == last for _, begin, last in ranges_between(end, end)] == [True] * 3
+    assert list(ranges_between(Positions(end.marks, {"t": b"1"}), Positions(end.marks, {"t": b"2"})))[1][
+        1:
+    ] == (5, 8)
+    with pytest.raises(ConfigError, match="OFFSETS_GO_BACK"):
+        list(ranges_between(start, Positions({("t", 0): Mark(9)})))
+
+
+@given(
+    st.dictionaries(partitions, st.integers(0, 10**12), min_size=1, max_size=9),
+    st.integers(1, 10**6),
+    st.integers(0, 100),
+)
+def test_shares_keep_the_limit_and_leave_nothing_over(sizes: dict[Any, int], limit: int, turn: int) -> None:
+    shares = share(sizes, limit, turn)
+    assert shares.keys() == sizes.keys()
+    assert all(0 <= shares[partition] <= size for partition, size in sizes.items())
+    assert sum(shares.values()) == min(limit, sum(sizes.values()))
+    if limit >= sum(size > 0 for size in sizes.values()):
+        assert all(shares[partition] > 0 for partition, size in sizes.items() if size)
+
+
+def test_everybody_has_his_turn() -> None:
+    sizes = {("t", number): 100 for number in range(5)}
+    served = {partition for turn in range(5) for partition, n in share(sizes, 2, turn).items() if n}
+    assert served == set(sizes)
+
+
+@given(
+    st.dictionaries(
+        partitions, st.tuples(st.integers(0, 10**9), st.integers(1, 10**4)), min_size=1, max_size=6
+    ),
+    st.integers(0, 40),
+    st.integers(0, 5000),
+)
+def test_pieces_are_the_ranges(found: dict[Any, tuple[int, int]], at_least: int, most: int) -> None:
+    ranges = [(partition, begin, begin + size) for partition, (begin, size) in found.items()]
+    if most and any(size // most > 300 for _, size in found.values()):
+        most = 0
+    pieces = list(divide(ranges, at_least=at_least, max_records=most))
+    for partition, begin, end in ranges:
+        mine = [(first, last) for where, first, last in pieces if where == partition]
+        assert mine[0][0] == begin
+        assert mine[-1][1] == end
+        assert all(one[1] == two[0] for one, two in pairwise(mine))
+        assert all(first < last for first, last in mine)
+        assert not most or all(last - first <= most for first, last in mine)

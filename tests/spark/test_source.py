@@ -1,0 +1,317 @@
+"""`format("kafkasafe")` in a real Spark, on real brokers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sourcing
+from noting import events_of
+from sourcing import new_topic, until, write
+
+from kafkasafe.events import SourceDataLost
+from kafkasafe.testing.broker import KafkaCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+def numbered(first: int, behind: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, behind)]
+
+
+@pytest.fixture
+def options(kafka_cluster: KafkaCluster) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": ",".join(kafka_cluster.bootstrap_servers),
+        "startingOffsets": "earliest",
+    }
+
+
+@pytest.fixture
+def load(spark: SparkSession, options: dict[str, str]) -> Callable[..., DataFrame]:
+    def load(topic: str, **more: str) -> DataFrame:
+        return spark.read.format("kafkasafe").options(**options, subscribe=topic, **more).load()
+
+    return load
+
+
+@pytest.fixture
+def stream(spark: SparkSession, options: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts a query that appends values to a Parquet directory, which Spark writes exactly once."""
+    queries: list[StreamingQuery] = []
+
+    def start(topic: str, *, available_now: bool = True, **more: str) -> StreamingQuery:
+        frame = spark.readStream.format("kafkasafe").options(**options, subscribe=topic, **more).load()
+        writer = (
+            frame.selectExpr("CAST(value AS STRING) AS value", "partition", "offset")
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        )
+        writer = (
+            writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")
+        )
+        queries.append(writer.start())
+        return queries[-1]
+
+    yield start
+    for query in queries:
+        query.stop()
+
+
+@pytest.fixture
+def written(spark: SparkSession, tmp_path: Path) -> Callable[[], list[bytes]]:
+    """What the stream has written, by offset."""
+
+    def rows() -> list[bytes]:
+        found = spark.read.schema("value STRING, partition INT, offset LONG").parquet(str(tmp_path / "out"))
+        return [row.value.encode() for row in found.orderBy("partition", "offset").collect()]
+
+    return rows
+
+
+def finish(query: StreamingQuery) -> None:
+    assert query.awaitTermination(120)
+    assert query.exception() is None, query.exception()
+
+
+def failure(query: StreamingQuery) -> str:
+    until(lambda: not query.isActive)
+    return str(query.exception())
+
+
+# --- batch ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_query_sees_what_sparks_own_source_would(
+    load: Callable[..., DataFrame], kafka_cluster: KafkaCluster
+) -> None:
+    topic = new_topic(kafka_cluster, 3)
+    with sourcing.producing(kafka_cluster) as producer:
+        for number in range(300):
+            headers = [("h", b"%d" % number)] if number % 2 else None
+            producer.produce(
+                topic, b"%d" % number, key=b"k%d" % (number % 7), partition=number % 3, headers=headers
+            )
+    frame = load(topic)
+    assert [(field.name, field.dataType.simpleString()) for field in frame.schema] == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+    ]
+    frame = load(topic, includeHeaders="true", minPartitions="7")
+    assert frame.schema["headers"].dataType.simpleString() == "array<struct<key:string,value:binary>>"
+    assert frame.rdd.getNumPartitions() >= 7
+    rows = {bytes(row.value): row for row in frame.collect()}
+    assert set(rows) == set(numbered(0, 300))
+    row = rows[b"5"]
+    assert (bytes(row.key), row.topic, row.partition, row.offset, row.timestampType) == (
+        b"k5",
+        topic,
+        2,
+        1,
+        0,
+    )
+    assert [(header.key, bytes(header.value)) for header in row.headers] == [("h", b"5")]
+    assert rows[b"4"].headers is None
+    assert abs(row.timestamp.timestamp() - time.time()) < 600
+
+
+def test_columns_that_are_not_wanted_are_not_read(
+    spark: SparkSession, options: dict[str, str], kafka_cluster: KafkaCluster
+) -> None:
+    topic = new_topic(kafka_cluster)
+    write(kafka_cluster, topic, numbered(0, 50))
+    reader = spark.read.format("kafkasafe").options(**options, subscribe=topic)
+    frame = reader.schema("offset LONG, value BINARY").load()
+    assert [(row.offset, bytes(row.value)) for row in frame.collect()] == list(enumerate(numbered(0, 50)))
+
+
+def test_an_empty_topic_and_an_empty_range(
+    load: Callable[..., DataFrame], kafka_cluster: KafkaCluster
+) -> None:
+    topic = new_topic(kafka_cluster, 2)
+    assert load(topic, includeHeaders="true").collect() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"startingOffset": "latest"}, "Did you mean startingOffsets?"),
+        ({"subscribePattern": "x"}, "give exactly one"),
+        (
+            {"kafka.bootstrap.servers": "127.0.0.1:1", "kafkaConsumer.pollTimeoutMs": "500"},
+            "No broker at 127.0.0.1:1",
+        ),
+        ({"subscribe": "not-there"}, "has not not-there: create it"),
+        ({"onEvent": "nowhere.to.be:found"}, "cannot be imported"),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_fix(
+    spark: SparkSession, options: dict[str, str], given: dict[str, str], told: str
+) -> None:
+    with pytest.raises(Exception, match=r"KAFKASAFE\.") as raised:
+        spark.read.format("kafkasafe").options(**{**options, "subscribe": "x", **given}).load().collect()
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [("valu BINARY", "it has key, value, topic"), ("value STRING", "Column value is binary, not string")],
+)
+def test_a_schema_that_cannot_be(
+    spark: SparkSession, options: dict[str, str], schema: str, told: str
+) -> None:
+    reader = spark.read.format("kafkasafe").schema(schema).options(**options, subscribe="x")
+    with pytest.raises(Exception, match=told):
+        reader.load().collect()
+
+
+def test_the_types_are_those_that_spark_expects_of_arrow() -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from kafkasafe.spark.source import KafkaSafeSource, _arrow_schema
+
+    schema = KafkaSafeSource({"includeHeaders": "true"}).schema()
+    assert _arrow_schema(schema).equals(to_arrow_schema(schema, timezone="UTC"), check_metadata=True)
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_goes_on_from_its_checkpoint(
+    stream: Callable[..., StreamingQuery], written: Callable[[], list[bytes]], kafka_cluster: KafkaCluster
+) -> None:
+    topic = new_topic(kafka_cluster)
+    write(kafka_cluster, topic, numbered(0, 100))
+    query = stream(topic, maxOffsetsPerTrigger="30")
+    finish(query)
+    assert [progress.numInputRows for progress in query.recentProgress] == [30, 30, 30, 10]
+    assert written() == numbered(0, 100)
+    write(kafka_cluster, topic, numbered(100, 140))
+    query = stream(topic)
+    finish(query)
+    assert written() == numbered(0, 140)
+    # Nothing new: nothing is run.
+    finish(stream(topic))
+    assert written() == numbered(0, 140)
+
+
+def test_a_stream_under_load_while_leaders_move_and_a_broker_dies(
+    stream: Callable[..., StreamingQuery], written: Callable[[], list[bytes]], kafka_cluster: KafkaCluster
+) -> None:
+    topic = new_topic(kafka_cluster)
+    stop = threading.Event()
+    count = 0
+
+    def load() -> None:
+        nonlocal count
+        with sourcing.producing(kafka_cluster) as producer:
+            while not stop.is_set():
+                producer.produce(topic, b"%d" % count, partition=0)
+                count += 1
+                producer.poll(0)
+                stop.wait(0.001)
+
+    writer = threading.Thread(target=load)
+    writer.start()
+    try:
+        query = stream(topic, available_now=False)
+
+        def batches(more: int) -> None:
+            before = query.lastProgress.batchId if query.lastProgress else 0
+            until(
+                lambda: (
+                    not query.isActive or (query.lastProgress and query.lastProgress.batchId >= before + more)
+                )
+            )
+            assert query.isActive, query.exception()
+
+        batches(1)
+        for _ in range(2):
+            state = kafka_cluster.wait_in_sync(topic, 0)
+            kafka_cluster.move_leader(topic, 0, to=next(n for n in state.replicas if n != state.leader))
+            batches(2)
+        leader = kafka_cluster.leader(topic)
+        kafka_cluster.kill(leader)
+        batches(2)
+        kafka_cluster.start(leader)
+        # Another life of the query, in the middle.
+        query.stop()
+        query = stream(topic, available_now=False)
+        batches(2)
+        stop.set()
+        writer.join(120)
+        query.stop()
+        finish(stream(topic))
+        assert written() == numbered(0, count)
+    finally:
+        stop.set()
+        writer.join(120)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_records_that_are_gone_before_a_stream_read_them(
+    stream: Callable[..., StreamingQuery],
+    written: Callable[[], list[bytes]],
+    kafka_cluster: KafkaCluster,
+    fail: str,
+) -> None:
+    topic = new_topic(kafka_cluster)
+    write(kafka_cluster, topic, numbered(0, 20))
+    finish(stream(topic))
+    write(kafka_cluster, topic, numbered(20, 40))
+    sourcing.delete_before(kafka_cluster, topic, 30)
+    query = stream(topic, failOnDataLoss=fail, onEvent="noting:note")
+    if fail == "true":
+        told = failure(query)
+        assert "KAFKASAFE.DATA_LOSS" in told
+        assert "removed offsets 20 to 29 unread" in told
+        assert written() == numbered(0, 20)
+        return
+    finish(query)
+    assert written() == numbered(0, 20) + numbered(30, 40)
+    entry = query.lastProgress.sources[0].endOffset
+    assert '"why": "retention", "lost_first": 20, "lost_last": 29' in str(entry)
+    told = events_of(topic).read_text()
+    events_of(topic).unlink()
+    assert told == f"{SourceDataLost(topic, 0, 'retention', 20, 30, (20, 29))}\n"
+
+
+def test_the_checkpoint_of_something_else(
+    stream: Callable[..., StreamingQuery], kafka_cluster: KafkaCluster, tmp_path: Path
+) -> None:
+    topic = new_topic(kafka_cluster)
+    write(kafka_cluster, topic, numbered(0, 3))
+    finish(stream(topic))
+    offsets = next(path for path in (tmp_path / "checkpoint" / "offsets").iterdir() if path.name == "0")
+    lines = offsets.read_text().splitlines()
+    offsets.write_text("\n".join([*lines[:-1], '{"rows": 17}']))
+    (tmp_path / "checkpoint" / "offsets" / ".0.crc").unlink()
+    for commit in (tmp_path / "checkpoint" / "commits").glob("*0*"):
+        commit.unlink()
+    for commit in (tmp_path / "checkpoint" / "commits").glob(".0*"):
+        commit.unlink()
+    assert "CHECKPOINT_OF_ANOTHER_SOURCE" in failure(stream(topic))
+
+
+def test_a_committed_reader_streams_only_what_was_committed(
+    stream: Callable[..., StreamingQuery], written: Callable[[], list[bytes]], kafka_cluster: KafkaCluster
+) -> None:
+    topic = new_topic(kafka_cluster)
+    sourcing.transact(kafka_cluster, topic, [b"gone"] * 5, commit=False)
+    sourcing.transact(kafka_cluster, topic, numbered(0, 5), commit=True)
+    given = {"kafka.isolation.level": "read_committed"}
+    until(lambda: [finish(stream(topic, **given)), written()][1] == numbered(0, 5))
