@@ -80,6 +80,7 @@ __all__ = ["Offsets", "SafeConsumer"]
 log = logging.getLogger(__name__)
 
 EARLIEST: Final = -2
+LOCAL_START: Final = -4
 LATEST: Final = -1
 _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
 
@@ -90,11 +91,14 @@ _TOPIC_AUTHORIZATION_FAILED: Final = 29
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 # What remote storage that is not ready looks like (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, REPLICA_NOT_
-# AVAILABLE. An offset that is in the log and out of range is the fourth.
+# AVAILABLE, and OFFSET_OUT_OF_RANGE of an offset that the log has. Each of them has other causes too: where the
+# leader's own part of the log begins tells.
 _REMOTE: Final = frozenset({-1, 7, 9})
 # Each round of asking about an offset out of range is three requests: so ten a second.
 _RANGE_PAUSE_S: Final = 0.3
 _OLD_ANSWERS: Final = 3
+# How long a broker may take to read one remote batch. It answers with nothing when it takes longer.
+_REMOTE_READ_MS: Final = 1000
 # While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
 _REMINDER_MS: Final = 1000
 
@@ -160,6 +164,15 @@ class _Ranged:
         self.walked = walked
 
 
+class _Local:
+    """Where the leader's own part of the log begins; None: it has no other."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, start: int | None) -> None:
+        self.start = start
+
+
 class _ResetTo:
     """Where a reset leads."""
 
@@ -198,7 +211,11 @@ class _Part:
         reset: Why the position is about to be reset; None: the application asked for it.
         failures: Fetches that failed one after the other.
         failing_since: When the first of them did.
+        failing_code: Error code of the last one.
+        failing_reason: What that means.
         code: Error code that was told of last, 0: none.
+        overdue_since: When fetches began to fail, or `poll` last said that it takes too long.
+        remote: Whether the position lies in remote storage; None: not known yet. Only looked at when a fetch failed.
     """
 
     __slots__ = (
@@ -207,13 +224,17 @@ class _Part:
         "diverged",
         "doubted",
         "error",
+        "failing_code",
+        "failing_reason",
         "failing_since",
         "failures",
         "former_ids",
         "inquiry",
         "lineage",
         "marks",
+        "overdue_since",
         "position",
+        "remote",
         "reset",
         "state",
         "suspected",
@@ -237,8 +258,11 @@ class _Part:
         self.told = 0.0
         self.reset: _ResetReason | None = None
         self.failures = 0
-        self.failing_since = 0.0
+        self.failing_code = 0
+        self.failing_reason = ""
+        self.failing_since = self.overdue_since = 0.0
         self.code = 0
+        self.remote: bool | None = None
 
     def cancel(self) -> None:
         if self.inquiry is not None:
@@ -568,10 +592,51 @@ class SafeConsumer(KafkaConsumer):
     def _at_time(
         self, tp: TopicPartition, timestamp: int, note: Callable[[Exception], None]
     ) -> Procedure[OffsetAndTimestamp | None]:
-        answer = yield from self._list(tp, timestamp, note)
-        if answer.offset < 0:
-            return None
+        tries = 0
+        while True:
+            answer = yield from self._list(tp, timestamp, note)
+            if answer.offset < 0:
+                return None
+            if (yield from self._is_whole(tp, answer.offset, note)):
+                break
+            yield Pause(pause_s(tries))
+            tries += 1
         return OffsetAndTimestamp(answer.offset, answer.timestamp, answer.leader_epoch)
+
+    def _is_whole(
+        self, tp: TopicPartition, offset: int, note: Callable[[Exception], None]
+    ) -> Procedure[bool]:
+        """Whether the answer to a look-up by time took remote storage into account.
+
+        A leader that does not find its remote segments answers with the first such record on its own disk, and no error
+        (KIP-1007). Whether it does find them, a fetch of the offset before tells.
+        """
+        local = (yield from self._local(tp)).start
+        if local is None or offset < local or (yield from self._start(tp, note)) >= local:
+            return True
+        transport = self._network()
+        answer = yield Ask(
+            functools.partial(
+                transport.fetch_records, tp.topic, tp.partition, local - 1, 1, max_wait_ms=_REMOTE_READ_MS
+            )
+        )
+        if not isinstance(answer, Failure) and not answer.error_code and answer.records:
+            return True
+        error: Any = (
+            answer.error if isinstance(answer, Failure) else _code_error(answer.error_code or 7, tp.topic)
+        )
+        note(error)
+        return False
+
+    def _local(self, tp: TopicPartition) -> Procedure[_Local]:
+        """Where the leader's own part of the log begins. An answer at any time: remote storage is not asked."""
+        try:
+            answer = yield from self._list(tp, LOCAL_START, _ignore)
+        except kafka_errors.IllegalStateError:  # closed meanwhile
+            raise
+        except kafka_errors.KafkaError:
+            return _Local(None)  # brokers before 3.4, which have no remote storage
+        return _Local(answer.offset if answer.offset >= 0 else None)
 
     def _end(self, tp: TopicPartition, note: Callable[[Exception], None]) -> Procedure[int]:
         topic, partition = tp
@@ -727,7 +792,7 @@ class SafeConsumer(KafkaConsumer):
         if part is None:
             return
         part.cancel()
-        part.reset = part.error = part.checked = None
+        part.reset = part.error = part.checked = part.remote = None
         part.suspected = False
         if part.diverged is not None:
             # It knows what is gone. Whatever it chose, this is not to be told again.
@@ -1080,6 +1145,8 @@ class SafeConsumer(KafkaConsumer):
             self._apply_reset(tp, part, result)
         elif part.state.position is None or part.state.position.offset != part.position:
             part.checked = None  # it was about another position
+        elif isinstance(result, _Local):
+            self._apply_local(tp, part, result)
         elif isinstance(result, _Ranged):
             self._apply_range(tp, part, result)
         elif isinstance(result, _Walked):
@@ -1146,6 +1213,11 @@ class SafeConsumer(KafkaConsumer):
                 part.marks.truncate(ranged.end)
         part.reset = (why, part.position)
         self._subscription.request_offset_reset(tp, strategy)
+
+    def _apply_local(self, tp: TopicPartition, part: _Part, local: _Local) -> None:
+        part.remote = local.start is not None and part.position < local.start
+        if part.remote and part.failures and part.code != part.failing_code:
+            self._emit_not_ready(tp, part)
 
     def _apply_walk(self, tp: TopicPartition, part: _Part, walked: _Walked) -> None:
         outcome = walked.outcome
@@ -1222,6 +1294,7 @@ class SafeConsumer(KafkaConsumer):
                 tp.topic, tp.partition, time.monotonic() - part.failing_since, part.failures
             )
             part.failures = part.code = 0
+            part.remote = None
             self._emit(event)
         diverging = data.diverging_epoch
         if diverging is not None and diverging.end_offset >= 0:
@@ -1292,29 +1365,40 @@ class SafeConsumer(KafkaConsumer):
         now = time.monotonic()
         pause = _RANGE_PAUSE_S if code == _OUT_OF_RANGE else pause_s(part.failures)
         self._resting[tp] = now + pause
-        position = part.state.position.offset
         if part.failures == 0:
-            part.failing_since = now
+            part.failing_since = part.overdue_since = now
         part.failures += 1
+        part.failing_code, part.failing_reason = code, reason
         self._stats.retries["fetch", name] += 1
         self._stats.backoff_s["fetch"] += pause
-        remote = code in _REMOTE or code == _OUT_OF_RANGE
+        maybe_remote = code in _REMOTE or code == _OUT_OF_RANGE
+        if maybe_remote and part.remote is None and part.inquiry is None:
+            part.position = part.state.position.offset
+            part.inquiry = self._desk.begin(self._local(tp))
+        remote = maybe_remote and bool(part.remote)
         if part.code != code and (remote or part.failures > 1 or code in _OTHER_TOPIC):
             # An ordinary change of leaders is over with the first pause.
-            part.code = code
-            self._emit(PartitionNotReady(tp.topic, tp.partition, position, code, reason))
+            self._emit_not_ready(tp, part)
         timeout_s = self._safe.remote_storage_timeout_s
-        if remote and timeout_s is not None and now - part.failing_since >= timeout_s:
-            part.failures = 0
-            self._stats.not_ready_s[tp.topic] += now - part.failing_since
+        if remote and timeout_s is not None and now - part.overdue_since >= timeout_s:
+            part.overdue_since = now
             self._stats.exhausted["fetch"] += 1
             raise RemoteStorageNotReadyError(
-                f"{tp.topic}-{tp.partition} cannot be read at {position} for {timeout_s:g} s (error code {code}):"
-                f" {reason}. Its position stays; poll again to wait on.",
+                f"{tp.topic}-{tp.partition} cannot be read at {part.state.position.offset} for"
+                f" {now - part.failing_since:.3g} s (error code {code}): {reason}. Its position stays; poll again to"
+                " wait on.",
                 topic=tp.topic,
                 partition=tp.partition,
                 code=code,
             )
+
+    def _emit_not_ready(self, tp: TopicPartition, part: _Part) -> None:
+        part.code = part.failing_code
+        position = part.state.position.offset
+        remote = bool(part.remote)
+        self._emit(
+            PartitionNotReady(tp.topic, tp.partition, position, part.code, part.failing_reason, remote)
+        )
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -1664,7 +1748,7 @@ def _too_late(tp: TopicPartition, timeout_s: float, last: Exception | None) -> E
     code = getattr(last, "errno", None)
     said = "no answer" if last is None else repr(last)
     message = f"No offset of {tp.topic}-{tp.partition} within {timeout_s:g} s; at last: {said}"
-    if isinstance(last, kafka_errors.BrokerResponseError) and code in _REMOTE:
+    if isinstance(last, kafka_errors.BrokerResponseError) and code in {*_REMOTE, _OUT_OF_RANGE}:
         return RemoteStorageNotReadyError(
             f"{message}. Remote storage may not be ready; nothing was concluded, call again.",
             topic=tp.topic,

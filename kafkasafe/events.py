@@ -227,6 +227,7 @@ class PartitionNotReady:
         position: What was to be read.
         code: Kafka's error code: 9, -1, 7, or 1 for an offset that the log does have (remote storage, KIP-1007) ...
         reason: What it means.
+        remote: The position lies before what the leader has on its own disk: remote storage it is.
     """
 
     topic: str
@@ -234,6 +235,7 @@ class PartitionNotReady:
     position: int
     code: int
     reason: str
+    remote: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ _MAX_PRODUCE: Final = 12
 _MAX_FETCH: Final = 12
 # Oldest versions that carry RecordBatch v2 (brokers from 0.11).
 _MIN_PRODUCE: Final = 3
+# Versions of ListOffsets from which on a broker knows these (KIP-405, KIP-1005); older ones take them for a time.
+_LIST_OFFSETS: Final = {-4: 8, -5: 9}
 _MIN_FETCH: Final = 4
 _FLEXIBLE_PRODUCE: Final = 9
 
@@ -1604,7 +1606,9 @@ class Transport:
         Args:
             topic: Topic name.
             partition: Partition number.
-            timestamp: -1 for the end (the high watermark), -2 for the start of the log, else ms since the epoch.
+            timestamp: -1 for the end (the high watermark), -2 for the start of the log, -4 for the start of what the
+                leader has on its own disk (Kafka 3.4 and later, else UnsupportedVersionError), -5 for the last offset
+                in remote storage (3.9 and later), else ms since the epoch.
             reply: Gets `OffsetListed` or `Failure`.
             isolation_level: 1 (read_committed): the end is the last stable offset.
         """
@@ -1658,7 +1662,7 @@ class Transport:
                     topics=topics,
                     timeout_ms=timeout_ms,
                 ),
-                2 if isolation_level else 1,
+                _LIST_OFFSETS.get(timestamp, 2 if isolation_level else 1),
                 10,
             )
 

@@ -73,20 +73,66 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
     assert again.failures >= 3
 
 
+def tier(proxy, topic, local_start):
+    """The leader says that it has on its own disk only what is behind an offset."""
+
+    def edit(exchange):
+        for partition in exchange.response.topics[0].partitions:
+            partition.offset = local_start
+
+    rule = proxy.on("ListOffsets", topic=topic)
+    return rule.when(lambda exchange: exchange.request.topics[0].partitions[0].timestamp == -4).edit(edit)
+
+
 def test_poll_says_so_only_when_the_deadline_ends(cluster, proxy, consumers):
     topic = new_topic(cluster)
     tp = TopicPartition(topic, 0)
     consuming.produce(cluster, topic, [b"x"] * 4)
     consumer = consumers.assigned(topic, auto_offset_reset="latest", remote_storage_timeout_ms=700)
     consumer.seek(tp, 0)
+    tier(proxy, topic, 2)
     rule = proxy.on("Fetch", topic=topic, partition=0).answer(code=9, high_watermark=-1, records=None)
-    began = time.monotonic()
-    with pytest.raises(RemoteStorageNotReadyError) as told:
-        consumer.poll(10_000)
-    assert 0.7 <= time.monotonic() - began < 2.0
+    for _ in range(2):  # told again each time that it passes
+        began = time.monotonic()
+        with pytest.raises(RemoteStorageNotReadyError) as told:
+            consumer.poll(30_000)
+        assert time.monotonic() - began >= 0.6
+    (waiting,) = consumers.of(PartitionNotReady)
+    assert waiting.remote
     assert (told.value.topic, told.value.code, told.value.retriable) == (topic, 9, True)
     rule.remove()
     assert [record.offset for record in collect(consumer, 4)] == list(range(4))
+    (again,) = consumers.of(PartitionReady)
+    assert again.after_s >= 1.3
+
+
+@pytest.mark.parametrize("code", [9, -1])
+def test_the_same_codes_are_not_remote_storage_where_the_leader_has_it_all(cluster, proxy, consumers, code):
+    topic = new_topic(cluster)
+    consuming.produce(cluster, topic, [b"x"] * 4)
+    consumer = consumers.assigned(topic, auto_offset_reset="earliest", remote_storage_timeout_ms=200)
+    rule = proxy.on("Fetch", topic=topic, partition=0).answer(code=code, high_watermark=-1, records=None)
+    until(lambda: not consumer.poll(100) and rule.hits >= 6)
+    assert {event.remote for event in consumers.of(PartitionNotReady)} == {False}
+    rule.remove()
+    collect(consumer, 4)
+
+
+def test_a_look_up_by_time_that_missed_remote_storage_is_not_believed(cluster, proxy, consumers):
+    """The leader answers 0 and the first record that it has itself."""
+    topic = new_topic(cluster)
+    tp = TopicPartition(topic, 0)
+    consuming.produce(cluster, topic, [b"x"] * 4)
+    consumer = consumers()
+    tier(proxy, topic, 2)
+    rule = proxy.on("ListOffsets", topic=topic)
+    rule.when(lambda exchange: exchange.request.topics[0].partitions[0].timestamp == 0).set(offset=2)
+    proxy.on("Fetch", topic=topic).answer(code=1, high_watermark=-1, records=None)
+    with pytest.raises(kafka_errors.KafkaTimeoutError):
+        consumer.offsets_for_times({tp: 0}, timeout_ms=700)
+    proxy.clear()
+    tier(proxy, topic, 2)  # there, and readable
+    assert consumer.offsets_for_times({tp: 0})[tp].offset == 0
 
 
 @pytest.mark.parametrize("code", [9, -1, 7])
