@@ -261,7 +261,17 @@ def empty_response(request: Request) -> Response:
     header = struct.pack(">i", request.correlation_id)
     if _tagged_header(known, request.version):
         header += b"\0"
-    return Response(header, known.response(version=request.version))
+    return Response(header, _made(known.response, request.version))
+
+
+def _made(data_class: Any, version: int, **values: Any) -> Any:
+    """A struct whose lists are its own: kafka-python gives the same empty list to all."""
+    made = data_class(version=version, **values)
+    for field in made._struct.fields.values():
+        value = getattr(made, field.name)
+        if isinstance(value, list):
+            setattr(made, field.name, list(value))
+    return made
 
 
 def _tagged_header(known: Api, version: int) -> bool:
@@ -436,10 +446,10 @@ def assign_outside(message: Any, fields: Mapping[str, Any]) -> None:
 
 def _built(field: Any, value: Any, version: int) -> Any:
     if isinstance(value, Mapping) and field.is_struct():
-        return field.data_class(version=version, **value)
+        return _made(field.data_class, version, **value)
     if isinstance(value, list) and field.is_struct_array():
         return [
-            field.data_class(version=version, **entry) if isinstance(entry, Mapping) else entry
+            _made(field.data_class, version, **entry) if isinstance(entry, Mapping) else entry
             for entry in value
         ]
     return value
@@ -486,7 +496,7 @@ def put(
         setattr(message, field.name, topics)
     found = next((value for value in topics if _topic_name(value, names) == topic), None)
     if found is None or partition is None:
-        found = field.data_class(version=version)
+        found = _made(field.data_class, version)
         for name in _TOPIC_NAMES:
             if name in field.fields:
                 setattr(found, name, topic)
@@ -497,7 +507,7 @@ def put(
         topics.append(found)
     if partition is None or inner is None or number is None:
         return found
-    entry = field.fields[inner].data_class(version=version)
+    entry = _made(field.fields[inner].data_class, version)
     setattr(entry, number, partition)
     getattr(found, inner).append(entry)
     return entry

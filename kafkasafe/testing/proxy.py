@@ -406,6 +406,7 @@ class _Connection:
         self.muted = False
         self.ending = False  # the client is hung up on when it has what is queued for it
         self.target_ended = False
+        self.client_ended = False  # what it had sent still goes to the broker, as it would without a proxy
 
 
 class FaultProxy(Relay[_Connection]):
@@ -602,6 +603,7 @@ class FaultProxy(Relay[_Connection]):
             client = target = 0
             if (
                 not connection.ending
+                and not connection.client_ended
                 and connection.to_target_bytes < _MAX_BUFFERED_BYTES
                 and len(connection.pending) < _MAX_PENDING
             ):
@@ -643,7 +645,10 @@ class FaultProxy(Relay[_Connection]):
             return
         if not data:
             if of_client:
-                self._close(connection, reset_only=(connection.target,))
+                connection.client_ended = connection.muted = True
+                connection.to_client.clear()
+                connection.to_client_bytes = 0
+                self._end_target(connection)
             else:
                 connection.target_ended = True
             return
@@ -666,7 +671,13 @@ class FaultProxy(Relay[_Connection]):
         del buffer[:at]
 
     @staticmethod
-    def _write(connection: _Connection, *, to_client: bool) -> None:
+    def _end_target(connection: _Connection) -> None:
+        """Nothing more comes from the client: the broker is told, once it has everything."""
+        if connection.client_ended and not connection.to_target:
+            connection.target.shutdown(socket.SHUT_WR)
+
+    @classmethod
+    def _write(cls, connection: _Connection, *, to_client: bool) -> None:
         queue = connection.to_client if to_client else connection.to_target
         sock = connection.client if to_client else connection.target
         while queue:
@@ -682,6 +693,8 @@ class FaultProxy(Relay[_Connection]):
                 queue.popleft()
             else:
                 queue[0] = queue[0][sent:]
+        if not to_client:
+            cls._end_target(connection)
 
     # -- The proxy's thread: frames ------------------------------------------------------------------------------
 
