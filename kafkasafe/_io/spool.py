@@ -40,6 +40,9 @@ Sync = Literal["group", "each", "os"]
 
 _RESERVE_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps: a lane that is hardly used should not occupy a whole segment."""
+_SPARE: Final = "reserve"
+_SPARE_BYTES: Final = 64 * 1024
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _READERS: Final = 16  # files kept open for reading
 
 
@@ -75,6 +78,7 @@ class Spool:
         self._reserved = 0
         self._readers: dict[Path, int] = {}
         self._repair = False
+        self._spare: bool | None = None  # whether the reserve is there; None: nobody looked yet
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._closed = False
         self.next_position = found.next_position
@@ -167,12 +171,17 @@ class Spool:
         if self._closed:
             raise SpoolError(f"{self._lane} is closed")
         positions: list[int] = []
+        if batches and not atomic and not self._keep_spare():
+            # What is left is for marks.
+            raise self._failed("written to", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         try:
             if self._repair:
                 self._put_back()
             for some_marks, some in self._portions(marks, batches, atomic=atomic):
                 positions += self._write(some_marks, some, atomic=atomic, closed=closed)
         except OSError as error:
+            if not batches:
+                self._give_spare(error)
             raise self._failed("written to", error) from error
         return positions
 
@@ -192,6 +201,8 @@ class Spool:
                 try:
                     self._to_disk()
                 except OSError as error:
+                    # Where space is found only when it is written back.
+                    self._give_spare(error)
                     raise self._failed("synced", error) from error
             self.synced_position = self.next_position
             self._promised_bytes = self._segments[-1].size_bytes
@@ -272,6 +283,8 @@ class Spool:
             del self._segments[0]
             self._used -= segment.size_bytes
             freed += segment.size_bytes
+        if freed and self._spare is False:
+            self._keep_spare()
         return freed
 
     def close(self, *, closed_mark: bool = True) -> None:
@@ -450,6 +463,54 @@ class Spool:
                 finally:
                     self._files.close(handle)
         self._repair = False
+
+    # -- the reserve -------------------------------------------------------------------------------------------------
+
+    def _keep_spare(self) -> bool:
+        """See that the reserve is there; False where there is no room for it, and so none for data."""
+        if self._spare:
+            return True
+        path = self._lane / _SPARE
+        try:
+            if self._spare is None and _SPARE in self._files.list(self._lane):
+                handle = self._files.open(path)
+                try:
+                    self._spare = self._files.size(handle) >= _SPARE_BYTES
+                finally:
+                    self._files.close(handle)
+                if self._spare:
+                    return True
+            handle = self._files.open(path, write=True, create=True)
+            try:
+                self._files.truncate(handle, 0)
+                # Twice as much: what is there for marks must not be taken for room. Random: a file system that
+                # compresses must not make nothing of it.
+                _write_all(self._files, handle, [os.urandom(2 * _SPARE_BYTES)], 0)
+                self._files.sync_data(handle)
+                self._files.truncate(handle, _SPARE_BYTES)
+            finally:
+                self._files.close(handle)
+        except OSError as error:
+            self._spare = False
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+            # A disk with other troubles tells of them when data is written.
+            return error.errno not in _NO_ROOM
+        self._spare = True
+        return True
+
+    def _give_spare(self, error: OSError) -> None:
+        """There is no room for a decision: what was kept for that is given back to the disk."""
+        if error.errno not in _NO_ROOM or self._spare is False:
+            return
+        self._spare = False
+        with contextlib.suppress(OSError):
+            self._files.unlink(self._lane / _SPARE)
+            # Space is free only when the deletion is durable.
+            self._files.sync_directory(self._lane)
+            log.warning(
+                "%s: the disk is full to the last byte; the reserve was given up for marks", self._lane
+            )
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,160 @@
+"""A disk that others filled to the last byte: decisions go into the reserve, and what they let go makes room again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from kafkasafe._core import marks as m
+from kafkasafe._io import spool as spool_module
+from kafkasafe._io.spool import Spool
+from kafkasafe.errors import SpoolWriteError
+from kafkasafe.testing.disk import Disk, ProcessKilled
+
+from .model import LANE, Group, Owner, encode, open_lane, recover
+
+RESERVE = LANE / "reserve"
+SEGMENT = 150_000
+DECLARED = m.Destination(1, "topic", 0)
+
+
+@pytest.fixture
+def _real_size(monkeypatch):
+    monkeypatch.setattr(spool_module, "_SPARE_BYTES", 65_536)
+
+
+def opened(disk):
+    lock, spool, _ = open_lane(disk.process(), lambda: [DECLARED], segment_bytes=SEGMENT)
+    return lock, spool
+
+
+def filled(disk, spool):
+    """Data until there is no room left for any; positions of what was written."""
+    positions = spool.write_group([DECLARED], [(1, bytearray(encode(1, 1, 40_000)))])
+    spool.sync()
+    with contextlib.suppress(SpoolWriteError):
+        for number in range(2, 100):
+            positions += spool.write_group((), [(1, bytearray(encode(number, 1, 40_000)))])
+            spool.sync()
+    assert 10 < len(positions) < 90
+    return positions
+
+
+def committed(positions):
+    return m.Committed(1, 0, tuple((position, number) for number, position in enumerate(positions)))
+
+
+@pytest.mark.usefixtures("_real_size")
+def test_marks_are_written_on_a_full_disk_and_room_is_made_again():
+    disk = Disk(capacity_bytes=1_000_000)
+    lock, spool = opened(disk)
+    assert RESERVE not in disk.files()  # nothing was written yet
+    positions = filled(disk, spool)
+    assert len(disk.files()[RESERVE]) == 65_536
+    with contextlib.suppress(SpoolWriteError):
+        spool.write_group([m.Rejected(positions[0], 1, "")], ())  # what was written half is cut off by now
+        spool.sync()
+    disk.capacity_bytes = disk.used_bytes
+    mark = [committed(positions)]
+    with pytest.raises(SpoolWriteError):
+        spool.write_group(mark, ())
+    assert RESERVE not in disk.files()
+    # The smallest batch would fit now: it must not.
+    with pytest.raises(SpoolWriteError, match="No space left"):
+        spool.write_group((), [(1, bytearray(encode(7, 1, 1)))])
+    spool.write_group(mark, ())
+    spool.sync()
+    assert spool.release(spool.next_position) > 500_000
+    assert len(disk.files()[RESERVE]) == 65_536
+    spool.write_group((), [(1, bytearray(encode(7, 1, 40_000)))])
+    spool.sync()
+    spool.close()
+    lock.release()
+    found = recover(disk, segment_bytes=SEGMENT)
+    assert found.items[-1][1][0] == "batch"
+    found.close()
+
+
+@pytest.mark.usefixtures("_real_size")
+@pytest.mark.parametrize("left", [b"", b"x" * 100])
+def test_a_reserve_that_is_short_is_none(left):
+    disk = Disk()
+    lock, spool = opened(disk)
+    spool.close()
+    lock.release()
+    disk.put(RESERVE, left)
+    lock, spool = opened(disk)
+    spool.write_group([DECLARED], [(1, bytearray(encode(1, 1, 10)))])
+    assert len(disk.files()[RESERVE]) == 65_536
+    spool.close()
+    lock.release()
+
+
+@pytest.mark.usefixtures("_real_size")
+@pytest.mark.parametrize("operation", ["open", "writev", "sync_data", "truncate"])
+def test_a_disk_that_cannot_make_the_reserve_for_another_reason_still_takes_data(operation):
+    disk = Disk()
+    lock, spool = opened(disk)
+    disk.fail(operation, times=1)
+    spool.write_group([DECLARED], [(1, bytearray(encode(1, 1, 10)))])
+    spool.sync()
+    assert RESERVE not in disk.files()
+    spool.write_group((), [(1, bytearray(encode(2, 1, 10)))])
+    spool.sync()
+    assert len(disk.files()[RESERVE]) == 65_536
+    spool.close()
+    lock.release()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_crash_on_a_full_disk_recovers_to_what_was_promised(seed):
+    """Histories in which others take and give back the rest of the disk, with deaths in between."""
+    rng = random.Random(seed)
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1500)
+    for _ in range(9):
+        full = rng.random() < 0.6
+        disk.capacity_bytes = disk.used_bytes + rng.choice((0, 0, 300)) if full else None
+        dies = rng.random() < 0.3
+        if dies:
+            disk.fail(call=rng.randrange(10), kill=True)
+        try:
+            decision = Group((m.Rejected(owner.number, 7, "x"),), ())
+            if full:
+                # Marks get through by themselves; then there is room again.
+                with contextlib.suppress(AssertionError):
+                    owner.commit([decision], tries=3)
+                    owner.release(rng.randint(0, owner.spool.next_position))
+                disk.capacity_bytes = None
+                for _ in range(5):
+                    if not owner.waiting or (owner.rewrite() and owner.sync()):
+                        break
+            owner.commit([owner.group(rng, batches=rng.randint(1, 3), size=300)])
+        except ProcessKilled:
+            owner.note()
+        while dies:
+            disk.heal()
+            disk.capacity_bytes = None
+            owner.files.kill()
+            try:
+                owner.open()
+                dies = False
+            except ProcessKilled:
+                pass
+    assert owner.check_crashes(seed=seed) > 30
+
+
+@pytest.mark.usefixtures("_real_size")
+def test_without_the_reserve_a_full_disk_stays_full(monkeypatch):
+    monkeypatch.setattr(Spool, "_give_spare", lambda *_: None)
+    with pytest.raises((AssertionError, SpoolWriteError)):
+        test_marks_are_written_on_a_full_disk_and_room_is_made_again()
+
+
+@pytest.mark.usefixtures("_real_size")
+def test_if_data_took_the_reserve_a_full_disk_would_stay_full(monkeypatch):
+    monkeypatch.setattr(Spool, "_keep_spare", lambda _: True)
+    with pytest.raises((AssertionError, SpoolWriteError, KeyError)):
+        test_marks_are_written_on_a_full_disk_and_room_is_made_again()
