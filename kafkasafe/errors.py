@@ -11,6 +11,7 @@ from typing import Any
 from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 
 __all__ = [
+    "CheckpointMismatchError",
     "ConfigError",
     "DataLossError",
     "DeliveryTimeoutError",
@@ -43,6 +44,10 @@ class UsageError(KafkaSafeError):
 
 class ConfigError(UsageError, ValueError):
     """An option is unknown or has a value that cannot work. Nothing was opened."""
+
+
+class CheckpointMismatchError(UsageError):
+    """A Spark query's checkpoint and the marker of its batches in Kafka do not belong together. Nothing was written."""
 
 
 class ProducerClosedError(UsageError, IllegalStateError):

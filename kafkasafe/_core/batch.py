@@ -42,10 +42,12 @@ __all__ = [
     "decode",
     "encode",
     "encode_control",
+    "frame",
     "iter_headers",
     "read_header",
     "stamp_address",
     "stamp_identity",
+    "varint",
     "verify",
 ]
 
@@ -293,7 +295,14 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
         at += _LOG_OVERHEAD + length
 
 
-def stamp_identity(buf: bytearray, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+def stamp_identity(
+    buf: bytearray,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    *,
+    transactional: bool = False,
+) -> None:
     """Writes the batch id into a whole batch, in place, and computes its CRC again.
 
     Args:
@@ -301,11 +310,14 @@ def stamp_identity(buf: bytearray, producer_id: int, producer_epoch: int, base_s
         producer_id: Producer id, -1 for none.
         producer_epoch: Its epoch, -1 for none.
         base_sequence: Sequence of the first record, -1 for none.
+        transactional: The batch belongs to a transaction; else its attributes stay as they are.
 
     Raises:
         CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
     """
     _check_whole(buf)
+    if transactional:
+        buf[_ATTRIBUTES_AT + 1] |= _TRANSACTIONAL
     _IDENTITY.pack_into(buf, _IDENTITY_AT, producer_id, producer_epoch, base_sequence)
     _stamp_crc(buf)
 
@@ -410,6 +422,40 @@ def encode(
     else:
         buf = bytearray(_BLANK_HEADER)
         buf += _compress(b"".join(pieces), compression, compression_level)
+    return _finish(buf, count, base_timestamp, max_timestamp, compression)
+
+
+def frame(
+    body: Buffer,
+    count: int,
+    *,
+    base_timestamp: int,
+    max_timestamp: int,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+) -> bytearray:
+    """One whole batch around a records section that is there already: as `encode`.
+
+    Args:
+        body: The records section, not compressed.
+        count: Number of its records, ≥ 1.
+        base_timestamp: What their timestamp deltas are relative to, ms since the epoch.
+        max_timestamp: Their largest timestamp.
+        compression: How to compress them.
+        compression_level: As for `encode`.
+
+    Raises:
+        ValueError: A level that the codec does not have; a batch above 2 GiB.
+    """
+    buf = bytearray(_BLANK_HEADER)
+    buf += body if compression is Compression.NONE else _compress(body, compression, compression_level)
+    return _finish(buf, count, base_timestamp, max_timestamp, compression)
+
+
+def _finish(
+    buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, compression: Compression
+) -> bytearray:
+    """Fills the header in front of the records."""
     if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
         raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
     _HEADER.pack_into(
@@ -455,7 +501,7 @@ _CACHED: Final = 1 << 14
 _BYTES_TYPES: Final = frozenset({bytes, bytearray, type(None)})
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     """Zigzag varint of an int64."""
     rest = (number << 1) ^ (number >> 63)
     out = bytearray()
@@ -483,7 +529,7 @@ class _Cache(dict[int, _T]):
         return made
 
 
-_VARINTS: Final = _Cache(_varint)
+_VARINTS: Final = _Cache(varint)
 
 
 def _field_bytes(length: int) -> int:
@@ -569,7 +615,7 @@ _CACHED_COUNT: Final = 1 << 16
 
 def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
     """The offset delta of each record, between two constants."""
-    return [before + _varint(index) + after for index in range(count)]
+    return [before + varint(index) + after for index in range(count)]
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
@@ -954,7 +1000,7 @@ _DEFAULT_LEVELS: Final = {Compression.ZSTD: 3}
 _GZIP_WINDOW: Final = 31  # the largest window, with gzip's header and trailer
 
 
-def _compress(body: bytes, compression: Compression, level: int | None) -> bytes:
+def _compress(body: Buffer, compression: Compression, level: int | None) -> bytes:
     name = _CODECS[compression]
     level = _DEFAULT_LEVELS.get(compression) if level is None else level
     if level is not None and compression is not Compression.SNAPPY:
@@ -975,20 +1021,20 @@ def _compress(body: bytes, compression: Compression, level: int | None) -> bytes
             return cast("bytes", _arrow.Codec(name, compression_level=level).compress(body, asbytes=True))
 
 
-def _compress_snappy(body: bytes) -> bytes:
+def _compress_snappy(body: Buffer) -> bytes:
     """Xerial's framing, which Kafka's Java clients write: they take a raw block too, but others do not."""
     codec = _arrow.Codec("snappy")
-    pieces = [_XERIAL_HEADER]
+    pieces: list[Buffer] = [_XERIAL_HEADER]
     for start in range(0, len(body), _XERIAL_BLOCK_BYTES):
         block = codec.compress(body[start : start + _XERIAL_BLOCK_BYTES], asbytes=True)
         pieces += (_LENGTH.pack(len(block)), block)
     return b"".join(pieces)
 
 
-def _compress_lz4(body: bytes, codec: Any) -> bytes:
+def _compress_lz4(body: Buffer, codec: Any) -> bytes:
     """An LZ4 frame of independent blocks: pyarrow's own frames link them."""
     block_bytes, frame_header = next((f for f in _LZ4_FRAMES if len(body) <= f[0]), _LZ4_FRAMES[-1])
-    pieces = [frame_header]
+    pieces: list[Buffer] = [frame_header]
     for start in range(0, len(body), block_bytes):
         plain = body[start : start + block_bytes]
         block = codec.compress(plain, asbytes=True)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["murmur2", "partition_for_key", "partitions_for_keys"]
+__all__ = ["murmur2", "partition_for_key", "partitions_for_buffer", "partitions_for_keys"]
 
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
@@ -59,12 +59,33 @@ def partitions_for_keys(keys: Sequence[bytes], n: int) -> npt.NDArray[np.int64]:
     if len(keys) <= _FEW:
         return np.array([partition_for_key(key, n) for key in keys], np.int64)
     sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-    at = np.cumsum(sizes) - sizes
-    # Padded, so that a whole word can be read at the end of the last key.
-    data = b"".join((*keys, bytes(_WORD_BYTES)))
+    return _partitions(b"".join((*keys, bytes(_WORD_BYTES))), np.cumsum(sizes) - sizes, sizes, n)
+
+
+def partitions_for_buffer(
+    data: bytes | memoryview, offsets: npt.NDArray[np.int64], n: int
+) -> npt.NDArray[np.int64]:
+    """`partition_for_key` of each key in a buffer.
+
+    Args:
+        data: The keys.
+        offsets: Key *i* lies from `offsets[i]` to `offsets[i + 1]`; one more than there are keys.
+        n: Number of partitions of the topic, ≥ 1.
+    """
+    begin = int(offsets[0])
+    with memoryview(data) as view:
+        padded = bytes(view[begin : int(offsets[-1])]) + bytes(_WORD_BYTES)
+    return _partitions(padded, offsets[:-1] - begin, np.diff(offsets), n)
+
+
+def _partitions(
+    data: bytes, at: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], n: int
+) -> npt.NDArray[np.int64]:
+    """Of the keys of these sizes at these places. Padded: a whole word can be read at the end of the last one."""
     # The little-endian word at every byte, aligned or not.
     words = np.ndarray((len(data) - _WORD_BYTES + 1,), np.dtype("<u4"), data, strides=(1,))
     h = _SEED ^ sizes.astype(np.uint32)
+    at = at.copy()
     ends = at + sizes // _WORD_BYTES * _WORD_BYTES
     rest = np.flatnonzero(at < ends)
     while rest.size:

@@ -612,6 +612,7 @@ def encode_produce(
     acks: int,
     timeout_ms: int,
     batches: Sequence[tuple[str, int, Buffer]],
+    transactional_id: str | None = None,
 ) -> list[Buffer]:
     """A Produce request as a list of buffers, of which the batches are not copies.
 
@@ -622,6 +623,7 @@ def encode_produce(
         acks: -1 or 1.
         timeout_ms: How long the broker may wait for replicas.
         batches: (topic, partition, batch), at most one for each partition.
+        transactional_id: Of the transaction that the batches belong to.
 
     Returns:
         The frame, size field included. Joined it is what kafka-python's `ProduceRequest` encodes.
@@ -634,10 +636,14 @@ def encode_produce(
     head = bytearray(4)  # the size, known at the end
     head += struct.pack(">hhih", KafkaProduceRequest.API_KEY, version, correlation_id, len(name)) + name
     if flexible:
-        # No tagged fields; transactional id null.
-        head += b"\x00\x00" + struct.pack(">hi", acks, timeout_ms) + _uvarint(len(topics) + 1)
+        head += b"\x00"  # no tagged fields
+        transaction = b"" if transactional_id is None else transactional_id.encode()
+        head += (b"\x00" if transactional_id is None else _uvarint(len(transaction) + 1)) + transaction
+        head += struct.pack(">hi", acks, timeout_ms) + _uvarint(len(topics) + 1)
     else:
-        head += struct.pack(">hhii", -1, acks, timeout_ms, len(topics))
+        transaction = b"" if transactional_id is None else transactional_id.encode()
+        head += struct.pack(">h", -1 if transactional_id is None else len(transaction)) + transaction
+        head += struct.pack(">hii", acks, timeout_ms, len(topics))
     parts: list[Buffer] = []
     for topic, partitions in topics.items():
         encoded = topic.encode()
@@ -778,7 +784,7 @@ class _KafkaCall(_Call):
 class _ProduceCall(_Call):
     """A Produce request: at most one batch for each partition."""
 
-    __slots__ = ("acks", "hub", "reply", "requests", "timeout_ms", "views")
+    __slots__ = ("acks", "hub", "reply", "requests", "timeout_ms", "transactional_id", "views")
 
     def __init__(
         self,
@@ -788,6 +794,7 @@ class _ProduceCall(_Call):
         acks: int,
         timeout_ms: int,
         reply: ProduceCallback,
+        transactional_id: str | None = None,
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
         # The broker must be able to say that its replicas were too slow before the connection is given up.
@@ -799,6 +806,7 @@ class _ProduceCall(_Call):
         self.acks = acks
         self.timeout_ms = timeout_ms
         self.reply = reply
+        self.transactional_id = transactional_id
         for target in targets:
             hub._enter(target, node_id)
 
@@ -830,7 +838,15 @@ class _ProduceCall(_Call):
                 correlation_id=correlation_id,
                 client_id=client_id,
             )
-            parts = encode_produce(version, correlation_id, client_id, self.acks, self.timeout_ms, batches)
+            parts = encode_produce(
+                version,
+                correlation_id,
+                client_id,
+                self.acks,
+                self.timeout_ms,
+                batches,
+                self.transactional_id,
+            )
             batches.clear()
             return header, parts
 
@@ -1384,7 +1400,13 @@ class Transport:
         )
 
     def produce(
-        self, requests: Sequence[ProduceRequest], acks: int, timeout_ms: int, reply: ProduceCallback
+        self,
+        requests: Sequence[ProduceRequest],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback,
+        *,
+        transactional_id: str | None = None,
     ) -> None:
         """Appends batches to their partitions.
 
@@ -1396,6 +1418,7 @@ class Transport:
             acks: -1 (all in-sync replicas) or 1 (the leader).
             timeout_ms: How long the broker may wait for its replicas.
             reply: Gets (token, `ProduceReply`) or (token, `Failure`), once for each request.
+            transactional_id: Of the transaction that the batches belong to, if they do.
 
         Raises:
             ValueError: `acks` is neither -1 nor 1. Nothing was accepted.
@@ -1408,7 +1431,47 @@ class Transport:
             for request in batches:
                 _safely(reply, request.token, Failure(error, sent=False))
 
-        self._post(lambda: self._route_produce(batches, acks, timeout_ms, reply, final=False), fail)
+        self._post(
+            lambda: self._route_produce(
+                batches, acks, timeout_ms, reply, final=False, transactional_id=transactional_id
+            ),
+            fail,
+        )
+
+    def ask(
+        self,
+        request: Any,
+        parse: Callable[[Any], Any],
+        reply: Reply,
+        *,
+        node: tuple[int, str, int] | None = None,
+        minimum: int = 0,
+        maximum: int = 32767,
+    ) -> None:
+        """Sends any request of kafka-python's to a certain broker, or to whichever one is there.
+
+        Args:
+            request: The request; not to be used again.
+            parse: Makes the result of the response; what it raises is the `Failure`.
+            reply: Gets that result or `Failure`.
+            node: (node id, host, port) of the broker, as another broker said; None: any.
+            minimum: Oldest version of the request that will do.
+            maximum: Newest version to speak.
+        """
+
+        def make() -> _KafkaCall:
+            return _KafkaCall(
+                request, parse, reply, timeout_s=self._request_timeout_s, minimum=minimum, maximum=maximum
+            )
+
+        def run() -> None:
+            if node is None:
+                self._route_any(make, final=False, reply=reply)
+            else:
+                self._learn_broker(_Endpoint(*node))
+                self._link(node[0]).submit(make())
+
+        self._post(run, lambda error: _safely(reply, Failure(error, sent=False)))
 
     def describe_producers(self, topic: str, partition: int, reply: Reply) -> None:
         """Asks the leader which producers it remembers (KIP-664).
@@ -1890,6 +1953,7 @@ class Transport:
         reply: ProduceCallback,
         *,
         final: bool,
+        transactional_id: str | None,
     ) -> None:
         groups: dict[int, _Group] = {}
         parked: list[ProduceRequest] = []
@@ -1926,7 +1990,7 @@ class Transport:
         for leader, group in groups.items():
             link = self._link(leader)
             for entries in group.frames:
-                link.submit(_ProduceCall(self, leader, entries, acks, timeout_ms, reply))
+                link.submit(_ProduceCall(self, leader, entries, acks, timeout_ms, reply, transactional_id))
         if parked:
 
             def fail(error: BaseException) -> None:
@@ -1935,7 +1999,9 @@ class Transport:
 
             self._parked.append(
                 (
-                    lambda final: self._route_produce(parked, acks, timeout_ms, reply, final=final),
+                    lambda final: self._route_produce(
+                        parked, acks, timeout_ms, reply, final=final, transactional_id=transactional_id
+                    ),
                     fail,
                 )
             )
@@ -2207,6 +2273,16 @@ class Transport:
 
     def _broker_class(self) -> Any:
         return type(self._manager.cluster.bootstrap_brokers()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """A broker's address, as FindCoordinator gives it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
 
 
 class _Group:

@@ -26,6 +26,8 @@ def spark_session(**settings: str) -> Iterator[SparkSession]:
 
     from kafkasafe.spark import register
 
+    # Workers of an environment that is not activated would be another Python.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("kafkasafe-tests")
     for key, value in {
         "spark.ui.enabled": "false",

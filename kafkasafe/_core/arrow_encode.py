@@ -1,0 +1,269 @@
+"""Arrow columns → RecordBatch v2, without a Python object for any record.
+
+The varints in front of the keys and values are made for all records at once (numpy), and one join of Arrow's puts
+everything in a row: the data buffer of the joined array *is* the records section of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafkasafe._core import batch
+from kafkasafe._core.batch import Compression
+from kafkasafe._core.partition import partitions_for_buffer
+
+__all__ = ["encode_columns", "partitions_of", "record_sizes", "split"]
+
+# pyarrow ships no types.
+_arrow: Any = pa
+_compute: Any = pc
+_Numbers = npt.NDArray[np.int64]
+
+_BINARY: Final = _arrow.binary()
+_NOTHING: Final = _arrow.scalar(b"", _BINARY)
+_MAX_VARINT: Final = 10
+# Length (≤ 5), attributes, timestamp delta (≤ 10), offset delta (≤ 5), lengths of key and value (≤ 5 each), number of
+# headers (≤ 5): what a record needs at most beside its bytes.
+_OVERHEAD_BYTES: Final = 36
+_NO_HEADERS: Final = _arrow.scalar(b"\0", _BINARY)
+
+
+def as_binary(column: Any) -> Any:
+    """A column of strings or bytes as one array of bytes with 32-bit offsets.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: More than 2 GiB: pass fewer rows.
+    """
+    if isinstance(column, _arrow.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if kind == _BINARY:
+        return column
+    types = _arrow.types
+    if types.is_null(kind):
+        return _arrow.nulls(len(column), _BINARY)
+    if types.is_string(kind):
+        return column.view(_BINARY)
+    known = (types.is_large_string, types.is_large_binary, types.is_fixed_size_binary)
+    if not any(is_kind(kind) for is_kind in known) and str(kind) not in {"string_view", "binary_view"}:
+        raise TypeError(f"A column of {kind}: keys and values are strings or bytes")
+    try:
+        return column.cast(_BINARY)
+    except _arrow.ArrowInvalid as error:
+        raise ValueError(str(error)) from error
+
+
+def _lengths(column: Any) -> _Numbers:
+    """Bytes of each entry, -1 for null."""
+    lengths = _compute.binary_length(column)
+    if lengths.null_count:
+        lengths = lengths.fill_null(-1)
+    return np.asarray(lengths, dtype=np.int64)
+
+
+def _varints(numbers: _Numbers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """Zigzag varints, one row each, and which of a row's bytes count."""
+    rest = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+    width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
+    shifts = (7 * np.arange(width)).astype(np.uint64)
+    shifted = rest[:, None] >> shifts
+    more = shifted > 0x7F
+    digits: npt.NDArray[np.uint8] = (shifted & np.uint64(0x7F)).astype(np.uint8)
+    digits |= more.view(np.uint8) << np.uint8(7)
+    used = np.ones((len(numbers), width), np.bool_)
+    used[:, 1:] = shifted[:, 1:] > 0
+    return digits, used
+
+
+def _varint_sizes(numbers: _Numbers) -> _Numbers:
+    rest = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+    sizes = np.ones(len(numbers), np.int64)
+    for shift in range(7, 7 * _MAX_VARINT, 7):
+        longer = rest >> np.uint64(shift) > 0
+        if not longer.any():
+            break
+        sizes += longer
+    return sizes
+
+
+def _binary(data: npt.NDArray[np.uint8], ends: _Numbers) -> Any:
+    """An Arrow array of these bytes, entry *i* ending at `ends[i]`."""
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends
+    buffers = [None, _arrow.py_buffer(offsets), _arrow.py_buffer(data)]
+    return _arrow.Array.from_buffers(_BINARY, len(ends), buffers)
+
+
+def _row_bytes(*parts: tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]) -> Any:
+    """The used bytes of each row, parts side by side."""
+    digits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts], axis=1)
+    used = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
+    return _binary(digits[used], np.cumsum(used.sum(axis=1)))
+
+
+def _join(*columns: Any) -> Any:
+    return _compute.binary_join_element_wise(
+        *columns, _NOTHING, null_handling="replace", null_replacement=b""
+    )
+
+
+def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
+    """Per record: its headers, encoded, and how many there are; None when there are none at all.
+
+    Raises:
+        TypeError: Not lists of structs with `key` and `value`.
+        ValueError: A header without a key.
+    """
+    if isinstance(headers, _arrow.ChunkedArray):
+        headers = headers.combine_chunks()
+    kind = headers.type
+    types = _arrow.types
+    if types.is_null(kind):
+        return None
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    if not is_list or not types.is_struct(kind.value_type):
+        raise TypeError(f"Headers of {kind}: they are array<struct<key: string, value: binary>>")
+    counts = _compute.list_value_length(headers).fill_null(0)
+    counts = np.asarray(counts, dtype=np.int64)
+    if not counts.any():
+        return None
+    flat = headers.flatten()  # without those of lists that are null
+    if flat.null_count:
+        raise ValueError("A header that is null")
+    names = {flat.type.field(index).name for index in range(flat.type.num_fields)}
+    if names != {"key", "value"}:
+        raise TypeError(f"Headers of {kind}: they are array<struct<key: string, value: binary>>")
+    keys, values = (as_binary(_compute.struct_field(flat, name)) for name in ("key", "value"))
+    if keys.null_count:
+        raise ValueError("A header without a key")
+    joined = _join(_row_bytes(_varints(_lengths(keys))), keys, _row_bytes(_varints(_lengths(values))), values)
+    # A record's headers lie side by side: the same bytes, cut at the records' ends.
+    offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
+    ends = offsets[np.cumsum(counts)].astype(np.int64)
+    return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts
+
+
+def record_sizes(keys: Any | None, values: Any, headers: Any | None = None) -> _Numbers:
+    """Bytes that each record takes at most in a batch, before compression."""
+    sizes = _OVERHEAD_BYTES + np.maximum(_lengths(as_binary(values)), 0)
+    if keys is not None:
+        sizes += np.maximum(_lengths(as_binary(keys)), 0)
+    if headers is not None and (fields := _header_fields(headers)) is not None:
+        sizes += _lengths(fields[0])
+    return sizes
+
+
+def split(sizes: _Numbers, max_bytes: int) -> list[int]:
+    """Where to end batches, so that each has at most `max_bytes`, or one record.
+
+    Args:
+        sizes: Of `record_sizes`.
+        max_bytes: Bound of a batch's records.
+
+    Returns:
+        Ends (exclusive), ascending, the last one is the number of records.
+    """
+    total = np.cumsum(sizes)
+    ends: list[int] = []
+    at = 0
+    while at < len(sizes):
+        before = int(total[at - 1]) if at else 0
+        at = max(at + 1, int(np.searchsorted(total, before + max_bytes, side="right")))
+        ends.append(at)
+    return ends
+
+
+def partitions_of(keys: Any, n: int) -> _Numbers:
+    """The partition of each key by Kafka's murmur2, -1 where the key is null.
+
+    Args:
+        keys: A column of strings or bytes.
+        n: Number of partitions of the topic, ≥ 1.
+    """
+    keys = as_binary(keys)
+    if keys.null_count == len(keys):
+        return np.full(len(keys), -1, np.int64)
+    _, offsets, data = keys.buffers()
+    ends = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    found = partitions_for_buffer(b"" if data is None else data, ends, n)
+    if keys.null_count:
+        found[np.asarray(keys.is_null())] = -1
+    return found
+
+
+def encode_columns(
+    keys: Any | None,
+    values: Any,
+    *,
+    timestamp: int,
+    headers: Any | None = None,
+    base_timestamp: int | None = None,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+) -> bytearray:
+    """One whole batch, as `batch.encode` makes it of Python objects: no identity, CRC right.
+
+    Args:
+        keys: Strings or bytes, one per value; None when no record has a key.
+        values: At least one.
+        timestamp: Of all records, ms since the epoch.
+        headers: A list of (key, value) structs per value.
+        base_timestamp: What the header says the timestamps are relative to; None: `timestamp`. Readers see no
+            difference.
+        compression: How to compress the records.
+        compression_level: The codec's own level, None for its default.
+
+    Raises:
+        TypeError: A column has another type.
+        ValueError: No values, columns of different lengths, a header without a key, a batch above 2 GiB.
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("A batch needs at least one record")
+    values = as_binary(values)
+    keys = None if keys is None else as_binary(keys)
+    for what, column in (("keys", keys), ("headers", headers)):
+        if column is not None and len(column) != count:
+            raise ValueError(f"{len(column)} {what} for {count} values")
+    fields = None if headers is None else _header_fields(headers)
+    base = timestamp if base_timestamp is None else base_timestamp
+    delta = batch.varint(timestamp - base)
+
+    value_lengths = _lengths(values)
+    key_lengths = np.full(count, -1, np.int64) if keys is None else _lengths(keys)
+    offsets = np.arange(count)
+    sizes = 1 + len(delta) + _varint_sizes(offsets)
+    for lengths in (key_lengths, value_lengths):
+        sizes += _varint_sizes(lengths) + np.maximum(lengths, 0)
+    sizes += 1 if fields is None else _varint_sizes(fields[1]) + _lengths(fields[0])
+
+    # Attributes and timestamp delta are the same for all.
+    constant = np.broadcast_to(np.frombuffer(b"\0" + delta, np.uint8), (count, 1 + len(delta)))
+    parts = [
+        _varints(sizes),
+        (constant, np.ones(constant.shape, np.bool_)),
+        _varints(offsets),
+        _varints(key_lengths),
+    ]
+    if keys is None:
+        columns = [_row_bytes(*parts, _varints(value_lengths)), values]
+    else:
+        columns = [_row_bytes(*parts), keys, _row_bytes(_varints(value_lengths)), values]
+    columns += [_NO_HEADERS] if fields is None else [_row_bytes(_varints(fields[1])), fields[0]]
+    joined = _join(*columns)
+    # Fresh from the kernel: it begins at 0, and its data is nothing but the records.
+    body = memoryview(joined.buffers()[2])[: int(sizes.sum() + _varint_sizes(sizes).sum())]
+    return batch.frame(
+        body,
+        count,
+        base_timestamp=base,
+        max_timestamp=timestamp,
+        compression=compression,
+        compression_level=compression_level,
+    )

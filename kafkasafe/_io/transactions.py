@@ -1,0 +1,465 @@
+"""A Kafka transaction, request by request: one method for each, which blocks until there is an answer.
+
+KafkaProducer's own transactions live and die with one process. Here every step can be made by whoever knows the
+transactional id, the producer id and the epoch: a driver opens and ends what tasks on other machines fill.
+
+Each method repeats its request for as long as the verdict on the error is to try again (`kafkasafe.classify`) and the
+deadline has not passed. All of them may be repeated: the coordinator answers a request that was carried out before as
+it did then, until a newer epoch is granted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from kafka.errors import KafkaTimeoutError, for_code
+from kafka.protocol.admin import CreateTopicsRequest, DescribeTransactionsRequest
+from kafka.protocol.consumer import OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+from kafkasafe._core.txn import Grant
+from kafkasafe._io.inquiry import pause_s
+from kafkasafe._io.transport import (
+    Failure,
+    MetadataRefreshed,
+    ProducersDescribed,
+    Reply,
+    TopicInfo,
+    Transport,
+)
+from kafkasafe.classification import classify
+
+__all__ = ["Coordinator", "TopicPartition", "call", "insist"]
+
+TopicPartition: TypeAlias = tuple[str, int]
+T = TypeVar("T")
+
+_GROUP: Final = 0
+_TRANSACTION: Final = 1
+_NOT_COORDINATOR: Final = frozenset({15, 16})
+_TOPIC_ALREADY_EXISTS: Final = 36
+_NO_OFFSET: Final = -1
+_CONCURRENT: Final = 51
+_SOON_S: Final = 0.005
+
+
+def _error(code: int, message: str) -> Exception:
+    error: Any = for_code(code)(message)
+    error.errno = code  # codes that kafka-python has no class for keep their number
+    told: Exception = error
+    return told
+
+
+def call(send: Callable[[Reply], None], timeout_s: float) -> Any:
+    """The answer to one request.
+
+    Raises:
+        KafkaError: The `Failure`'s; KafkaTimeoutError when there was no answer in time.
+    """
+    arrived = threading.Event()
+    answers: list[Any] = []
+
+    def reply(answer: Any) -> None:
+        answers.append(answer)
+        arrived.set()
+
+    send(reply)
+    if not arrived.wait(max(0.0, timeout_s)):
+        raise KafkaTimeoutError(f"No answer within {timeout_s:.1f} s")
+    answer = answers[0]
+    if isinstance(answer, Failure):
+        raise answer.error
+    return answer
+
+
+def insist(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
+    """What `attempt` returns, tried until the verdict on its error is another than to try again.
+
+    Args:
+        attempt: Makes one try; gets the seconds that are left.
+        deadline: When to give up, as `time.monotonic` counts.
+        what: For the message, "InitProducerId of x".
+        api: Request kind, for the verdict.
+
+    Raises:
+        KafkaError: One that no retry helps, or the last one when the deadline has passed.
+    """
+    failures = 0
+    while True:
+        try:
+            return attempt(deadline - time.monotonic())
+        except Exception as error:
+            verdict = classify(error, api)
+            rest_s = pause_s(failures)
+            if getattr(error, "errno", None) == _CONCURRENT:
+                # The coordinator ends the transaction before: a matter of milliseconds.
+                rest_s = min(_SOON_S * 2**failures, rest_s)
+            if not verdict.retriable:
+                raise
+            if time.monotonic() + rest_s > deadline:
+                error.add_note(f"kafkasafe: {what} was tried {failures + 1} times and given up")
+                raise
+        time.sleep(rest_s)
+        failures += 1
+
+
+class Coordinator:
+    """The requests of one transactional id, with a group of the same name for its marker.
+
+    Not thread-safe: one thread at a time.
+
+    Args:
+        transport: Started; stays the caller's.
+        transactional_id: Of the transactions, and the name of the group.
+        timeout_s: How long one method may take, in seconds.
+    """
+
+    def __init__(self, transport: Transport, transactional_id: str, *, timeout_s: float) -> None:
+        self._transport = transport
+        self._id = transactional_id
+        self._timeout_s = timeout_s
+        self._nodes: dict[int, tuple[int, str, int]] = {}
+
+    # --- finding and asking ---
+
+    def _find(self, kind: int, left_s: float) -> tuple[int, str, int]:
+        known = self._nodes.get(kind)
+        if known is not None:
+            return known
+
+        def parse(response: Any) -> tuple[int, str, int]:
+            answer = response.coordinators[0] if response.API_VERSION >= 4 else response
+            if answer.error_code:
+                raise _error(answer.error_code, f"FindCoordinator of {self._id}")
+            return answer.node_id, answer.host, answer.port
+
+        request = FindCoordinatorRequest(key=self._id, key_type=kind, coordinator_keys=[self._id])
+        node: tuple[int, str, int] = call(
+            lambda reply: self._transport.ask(request, parse, reply, minimum=1, maximum=4), left_s
+        )
+        self._nodes[kind] = node
+        return node
+
+    def _ask(
+        self,
+        kind: int,
+        make: Callable[[], Any],
+        parse: Callable[[Any], T],
+        *,
+        api: str,
+        minimum: int = 0,
+        maximum: int = 32767,
+        timeout_s: float | None = None,
+    ) -> T:
+        def attempt(left_s: float) -> T:
+            try:
+                node = self._find(kind, left_s)
+                result: T = call(
+                    lambda reply: self._transport.ask(
+                        make(), parse, reply, node=node, minimum=minimum, maximum=maximum
+                    ),
+                    left_s,
+                )
+            except Exception as error:
+                code = getattr(error, "errno", None)
+                # A coordinator that answers nothing may have moved as well.
+                if code in _NOT_COORDINATOR or code is None or code < 0 or classify(error).refresh_metadata:
+                    self._nodes.pop(kind, None)
+                raise
+            return result
+
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        return insist(attempt, deadline=deadline, what=f"{api} of {self._id}", api=api)
+
+    def _checked(self, api: str) -> Callable[[Any], None]:
+        def parse(response: Any) -> None:
+            if response.error_code:
+                raise _error(response.error_code, f"{api} of {self._id}")
+
+        return parse
+
+    # --- the transaction ---
+
+    def fence(self, transaction_timeout_ms: int) -> Grant:
+        """Shuts out every older holder of the transactional id and ends its transaction; returns when it is ended.
+
+        Args:
+            transaction_timeout_ms: After how long the cluster aborts a transaction that nobody ends.
+        """
+
+        def parse(response: Any) -> Grant:
+            if response.error_code:
+                raise _error(response.error_code, f"InitProducerId of {self._id}")
+            if response.producer_id < 0 or response.producer_epoch < 0:
+                raise _error(14, "InitProducerId answered no id")
+            return Grant(self._id, response.producer_id, response.producer_epoch)
+
+        return self._ask(
+            _TRANSACTION,
+            lambda: InitProducerIdRequest(
+                transactional_id=self._id,
+                transaction_timeout_ms=transaction_timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+            ),
+            parse,
+            api="InitProducerId",
+            maximum=5,
+        )
+
+    def add_partitions(self, grant: Grant, partitions: Iterable[TopicPartition]) -> None:
+        """Makes partitions part of the transaction, which begins with the first one."""
+        topics: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            topics.setdefault(topic, []).append(partition)
+
+        def make() -> Any:
+            request = AddPartitionsToTxnRequest
+            return request(
+                v3_and_below_transactional_id=grant.transactional_id,
+                v3_and_below_producer_id=grant.producer_id,
+                v3_and_below_producer_epoch=grant.epoch,
+                v3_and_below_topics=[
+                    request.AddPartitionsToTxnTopic(name=topic, partitions=numbers)
+                    for topic, numbers in topics.items()
+                ],
+            )
+
+        def parse(response: Any) -> None:
+            codes = {
+                (topic.name, answer.partition_index): answer.partition_error_code
+                for topic in response.results_by_topic_v3_and_below
+                for answer in topic.results_by_partition
+            }
+            # 55 OPERATION_NOT_ATTEMPTED stands at those that only suffer from another one's error.
+            for (topic, partition), code in sorted(codes.items(), key=lambda item: item[1] == 55):
+                if code:
+                    raise _error(code, f"AddPartitionsToTxn of {self._id}, {topic}-{partition}")
+
+        self._ask(_TRANSACTION, make, parse, api="AddPartitionsToTxn", maximum=3)
+
+    def partitions(self, grant: Grant) -> set[TopicPartition] | None:
+        """The partitions that the coordinator knows to be in the transaction; None: brokers before 2.8 (KIP-664)."""
+
+        def parse(response: Any) -> set[TopicPartition]:
+            state = response.transaction_states[0]
+            if state.error_code:
+                raise _error(state.error_code, f"DescribeTransactions of {self._id}")
+            if (state.producer_id, state.producer_epoch) != (grant.producer_id, grant.epoch):
+                raise _error(90, f"{self._id} is in other hands (epoch {state.producer_epoch})")
+            if state.transaction_state != "Ongoing":
+                raise _error(48, f"The transaction of {self._id} is {state.transaction_state}")
+            return {(topic.topic, number) for topic in state.topics for number in topic.partitions}
+
+        try:
+            return self._ask(
+                _TRANSACTION,
+                lambda: DescribeTransactionsRequest(transactional_ids=[self._id]),
+                parse,
+                api="DescribeTransactions",
+            )
+        except Exception as error:
+            if getattr(error, "errno", None) == 35:
+                return None
+            raise
+
+    def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> None:
+        """Commits or aborts. Once it was sent only a later `fence` tells whether an unanswered one was carried out."""
+        self._ask(
+            _TRANSACTION,
+            lambda: EndTxnRequest(
+                transactional_id=grant.transactional_id,
+                producer_id=grant.producer_id,
+                producer_epoch=grant.epoch,
+                committed=commit,
+            ),
+            self._checked("EndTxn"),
+            api="EndTxn",
+            maximum=5,
+            timeout_s=timeout_s,
+        )
+
+    # --- the marker: an offset of a group without members ---
+
+    def commit_offset(self, grant: Grant, place: TopicPartition, offset: int, metadata: str) -> None:
+        """Writes the group's offset of a partition, as part of the transaction."""
+        self._ask(
+            _TRANSACTION,
+            lambda: AddOffsetsToTxnRequest(
+                transactional_id=grant.transactional_id,
+                producer_id=grant.producer_id,
+                producer_epoch=grant.epoch,
+                group_id=self._id,
+            ),
+            self._checked("AddOffsetsToTxn"),
+            api="AddOffsetsToTxn",
+            maximum=3,
+        )
+
+        def make() -> Any:
+            request = TxnOffsetCommitRequest
+            topic = request.TxnOffsetCommitRequestTopic
+            return request(
+                transactional_id=grant.transactional_id,
+                group_id=self._id,
+                producer_id=grant.producer_id,
+                producer_epoch=grant.epoch,
+                generation_id=-1,
+                member_id="",
+                group_instance_id=None,
+                topics=[
+                    topic(
+                        name=place[0],
+                        partitions=[
+                            topic.TxnOffsetCommitRequestPartition(
+                                partition_index=place[1],
+                                committed_offset=offset,
+                                committed_leader_epoch=-1,
+                                committed_metadata=metadata,
+                            )
+                        ],
+                    )
+                ],
+            )
+
+        def parse(response: Any) -> None:
+            for topic in response.topics:
+                for answer in topic.partitions:
+                    if answer.error_code:
+                        raise _error(answer.error_code, f"TxnOffsetCommit of {self._id}")
+
+        self._ask(_GROUP, make, parse, api="TxnOffsetCommit", maximum=4)
+
+    def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
+        """The group's offset of a partition and its metadata, no transaction being open that would change it."""
+
+        def make() -> Any:
+            request = OffsetFetchRequest
+            old, group = request.OffsetFetchRequestTopic, request.OffsetFetchRequestGroup
+            new = group.OffsetFetchRequestTopics
+            name, number = place
+            return request(
+                group_id=self._id,
+                topics=[old(name=name, partition_indexes=[number])],
+                groups=[group(group_id=self._id, topics=[new(name=name, partition_indexes=[number])])],
+                require_stable=True,
+            )
+
+        def parse(response: Any) -> tuple[int, str] | None:
+            answer = response.groups[0] if response.API_VERSION >= 8 else response
+            if answer.error_code:
+                raise _error(answer.error_code, f"OffsetFetch of {self._id}")
+            found = answer.topics[0].partitions[0]
+            if found.error_code:
+                raise _error(found.error_code, f"OffsetFetch of {self._id}")
+            if found.committed_offset == _NO_OFFSET:
+                return None
+            return found.committed_offset, found.metadata or ""
+
+        # v7 is the first that can wait for open transactions (KIP-447, Kafka 2.5).
+        return self._ask(_GROUP, make, parse, api="OffsetFetch", minimum=7, maximum=9)
+
+    # --- topics ---
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
+        """Metadata of topics, all of which are there and have leaders known.
+
+        Raises:
+            KafkaError: One is still missing when the time is over (UnknownTopicOrPartitionError).
+        """
+
+        def attempt(left_s: float) -> Mapping[str, TopicInfo]:
+            told: MetadataRefreshed = call(
+                lambda reply: self._transport.refresh_metadata(list(names), reply), left_s
+            )
+            for name in names:
+                info = told.topics.get(name)
+                if info is None:
+                    raise _error(3, name)
+                if info.error_code:
+                    raise _error(info.error_code, name)
+            return {name: told.topics[name] for name in names}
+
+        deadline = time.monotonic() + self._timeout_s
+        return insist(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")
+
+    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
+        """Creates a topic with the brokers' default replication, unless it is there already."""
+
+        def parse(response: Any) -> None:
+            answer = response.topics[0]
+            if answer.error_code not in (0, _TOPIC_ALREADY_EXISTS):
+                raise _error(answer.error_code, f"{name}: {answer.error_message or 'CreateTopics'}")
+
+        def attempt(left_s: float) -> None:
+            request = CreateTopicsRequest
+            topic = request.CreatableTopic
+            made = request(
+                topics=[
+                    topic(
+                        name=name,
+                        num_partitions=partitions,
+                        replication_factor=-1,
+                        assignments=[],
+                        configs=[
+                            topic.CreatableTopicConfig(name=key, value=value) for key, value in config.items()
+                        ],
+                    )
+                ],
+                timeout_ms=int(min(30.0, left_s) * 1000),
+                validate_only=False,
+            )
+            call(lambda reply: self._transport.ask(made, parse, reply, minimum=4), left_s)
+
+        deadline = time.monotonic() + self._timeout_s
+        insist(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
+
+    def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
+        """What the leaders of partitions remember of their producers, asked side by side."""
+        left = set(places)
+        found: dict[TopicPartition, ProducersDescribed] = {}
+
+        def attempt(left_s: float) -> None:
+            arrived: dict[TopicPartition, Any] = {}
+            all_there = threading.Event()
+            wanted = set(left)
+
+            def reply(place: TopicPartition, answer: Any) -> None:
+                arrived[place] = answer
+                if len(arrived) == len(wanted):
+                    all_there.set()
+
+            for place in wanted:
+                self._transport.describe_producers(
+                    *place,
+                    lambda answer, place=place: reply(place, answer),  # type: ignore[misc]
+                )
+            if wanted and not all_there.wait(max(0.0, left_s)):
+                raise KafkaTimeoutError(
+                    f"DescribeProducers: {len(arrived)} of {len(wanted)} leaders answered"
+                )
+            failed: Exception | None = None
+            for place, answer in arrived.items():
+                if isinstance(answer, ProducersDescribed) and not answer.error_code:
+                    found[place] = answer
+                    left.discard(place)
+                elif isinstance(answer, Failure):
+                    failed = answer.error if isinstance(answer.error, Exception) else None
+                else:
+                    failed = _error(answer.error_code, f"DescribeProducers of {place[0]}-{place[1]}")
+            if failed is not None:
+                raise failed
+
+        deadline = time.monotonic() + self._timeout_s
+        insist(attempt, deadline=deadline, what="DescribeProducers", api="DescribeProducers")
+        return found

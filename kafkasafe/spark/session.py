@@ -1,0 +1,428 @@
+"""The driver's side of the protocol: one Kafka transaction per micro-batch. Knows nothing of Spark.
+
+What follows what, and why, is in `kafkasafe._core.txn`; here each step is carried out. Who has another way to run the
+tasks (a data source's writer) calls the steps one by one: `fence`, `judge`, `open`, then `verify`, `mark`, `commit`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from kafka import KafkaConsumer
+from kafka import TopicPartition as KafkaPartition
+from kafka.errors import KafkaError, KafkaTimeoutError, for_code
+
+from kafkasafe._core import batch
+from kafkasafe._core.txn import (
+    Appended,
+    Event,
+    Grant,
+    Marker,
+    MarkerVerdict,
+    MicroBatch,
+    Report,
+    Step,
+    judge_marker,
+    judge_partitions,
+)
+from kafkasafe._io.appender import FencedError, RestartError
+from kafkasafe._io.transactions import Coordinator, call, insist
+from kafkasafe._io.transport import Failure, OffsetListed, ProduceReply, ProduceRequest, Transport
+from kafkasafe.classification import classify
+from kafkasafe.errors import CheckpointMismatchError
+from kafkasafe.spark.options import error
+from kafkasafe.spark.sink_options import SinkOptions
+
+__all__ = ["Outcome", "Session"]
+
+log = logging.getLogger(__name__)
+
+OutcomeName: TypeAlias = Literal["written", "duplicate", "resumed"]
+
+_MARKER_PARTITIONS: Final = 8
+_FENCED: Final = frozenset({47, 90})
+_SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
+_BRIEF_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a micro-batch.
+
+    Attributes:
+        name: `written`; `resumed`: written, with more than one transaction, or found committed after its commit had not
+            been answered; `duplicate`: an earlier run had committed it, nothing was written.
+        rows: Rows that this call committed.
+        restarts: How often the transaction was begun again.
+        seconds: How long it took.
+    """
+
+    name: OutcomeName
+    rows: int
+    restarts: int
+    seconds: float
+
+
+class Session:
+    """Writes micro-batches of one application id. One thread at a time.
+
+    Args:
+        options: Of the sink.
+        app_id: Under which markers are kept.
+    """
+
+    def __init__(self, options: SinkOptions, app_id: str) -> None:
+        self._options = options
+        self._app_id = app_id
+        self._id = f"kafkasafe-spark-{app_id}"
+        self._transport = Transport(
+            {**options.connection, "client_id": options.connection.get("client_id", "kafkasafe-spark-driver")}
+        )
+        self._coordinator = Coordinator(self._transport, self._id, timeout_s=options.api_timeout_s)
+        self._started = False
+        self._marker_partition = 0
+        self._opened_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Session {self._id}>"
+
+    def close(self) -> None:
+        """Closes the connections; an open transaction stays open until the next driver, or its time-out, ends it."""
+        self._transport.close(_BRIEF_S)
+
+    # --- the whole ---
+
+    def write(
+        self,
+        batch_id: int,
+        query_id: str,
+        work: Callable[[Grant], Sequence[Report]],
+        *,
+        strict: bool | None = None,
+    ) -> Outcome:
+        """Writes one micro-batch, unless it is committed already.
+
+        Args:
+            batch_id: Spark's.
+            query_id: Spark's, empty in batch use.
+            work: Has tasks append under a grant and returns what they report. It is called again for each new
+                transaction. RestartError and FencedError out of it mean what they say; anything else ends the batch.
+            strict: Instead of the option.
+
+        Raises:
+            CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.
+            FencedError: Another driver has taken over. Nothing of this call is visible, or what is, is committed.
+            KafkaError: A step failed for good.
+            Exception: What `work` raised. Its transaction is aborted.
+        """
+        began = time.monotonic()
+        machine = MicroBatch(self._options.max_restarts)
+        is_strict = self._options.strict if strict is None else strict
+        grant: Grant | None = None
+        reports: Sequence[Report] = ()
+        failure: BaseException = KafkaTimeoutError("No transaction could be begun")
+        while not machine.over:
+            step = machine.step
+            try:
+                event = Event.DONE
+                match step:
+                    case Step.FENCE:
+                        grant = None
+                        grant = self.fence()
+                    case Step.READ_MARKER:
+                        # What an unanswered commit of this very call wrote is no mismatch.
+                        if not self.judge(batch_id, query_id, strict=is_strict):
+                            event = Event.KNOWN
+                    case _:
+                        assert grant is not None  # noqa: S101  # FENCE comes before
+                        match step:
+                            case Step.OPEN:
+                                self.open(grant)
+                            case Step.WRITE:
+                                reports = work(grant)
+                            case Step.VERIFY:
+                                self.verify(grant, reports)
+                            case Step.MARK:
+                                self.mark(grant, Marker(batch_id + 1, query_id))
+                            case _:
+                                self.commit(grant)
+            except BaseException as raised:
+                failure = raised
+                event = self._event(step, raised)
+                if event is Event.REFUSED and grant is not None and step is not Step.COMMIT:
+                    self.abort(grant)
+            if machine.on(event) is Step.FENCE:
+                log.warning("Batch %d of %s is begun again: %r", batch_id, self._app_id, failure)
+        if machine.step is Step.FAILED:
+            if machine.restarts > self._options.max_restarts > 0 and isinstance(failure, Exception):
+                failure.add_note(
+                    f"kafkasafe: batch {batch_id} of {self._app_id} was begun {machine.restarts} times (maxRestarts)"
+                )
+            raise failure
+        seconds = time.monotonic() - began
+        if machine.step is Step.DUPLICATE and not machine.committed_by_us:
+            return Outcome("duplicate", 0, machine.restarts, seconds)
+        rows = sum(report.rows for report in reports)
+        return Outcome("resumed" if machine.resumed else "written", rows, machine.restarts, seconds)
+
+    def _event(self, step: Step, failure: BaseException) -> Event:
+        code = getattr(failure, "errno", None)
+        if isinstance(failure, FencedError) or code in _FENCED:
+            # The coordinator locks out a driver whose transaction timed out in the same way as one that was replaced.
+            timed_out = time.monotonic() - self._opened_at > 0.9 * self._options.transaction_timeout_ms / 1000
+            return Event.BROKEN if timed_out and step is not Step.FENCE else Event.REFUSED
+        if step is Step.FENCE or not isinstance(failure, Exception):
+            return Event.REFUSED
+        if isinstance(failure, RestartError) or code in _SPOILT:
+            return Event.BROKEN
+        if step is Step.COMMIT and (isinstance(failure, KafkaTimeoutError) or classify(failure).retriable):
+            return Event.UNKNOWN
+        return Event.REFUSED
+
+    # --- the steps ---
+
+    def fence(self) -> Grant:
+        """FENCE: after it no older driver or task can append, and no older transaction is open."""
+        self._start()
+        try:
+            return self._coordinator.fence(self._options.transaction_timeout_ms)
+        except KafkaError as failed:
+            if getattr(failed, "errno", None) == 50:
+                raise error(
+                    "INVALID_OPTION",
+                    f"kafka.transaction.timeout.ms is {self._options.transaction_timeout_ms}, more than the brokers'"
+                    " transaction.max.timeout.ms: lower it, or raise theirs.",
+                ) from failed
+            raise
+
+    def judge(self, batch_id: int, query_id: str, *, strict: bool) -> bool:
+        """READ_MARKER: whether the batch is to be written.
+
+        Raises:
+            CheckpointMismatchError: Nobody can say; the message names the ways out.
+        """
+        marker = self.marker()
+        verdict = judge_marker(marker, batch_id, query_id, strict=strict)
+        if verdict in {MarkerVerdict.WRITE, MarkerVerdict.DUPLICATE}:
+            return verdict is MarkerVerdict.WRITE
+        fix = (
+            "If this checkpoint is to go on with this topic all the same, set onMarkerMismatch=accept for one start:"
+            " then a batch is skipped if the marker is beyond it, and written otherwise."
+        )
+        what = {
+            MarkerVerdict.MISSING: f"There is no marker for txnAppId {self._app_id!r}, but batches before {batch_id}"
+            " must have written one: another sink wrote them, txnAppId was changed, or the marker topic"
+            f" {self._options.marker_topic!r} was deleted.",
+            MarkerVerdict.OTHER_QUERY: f"The marker of txnAppId {self._app_id!r} belongs to query"
+            f" {marker.query_id if marker else ''!r}, this is {query_id!r}: the checkpoint was deleted or is another"
+            " query's. Give a new checkpoint a new txnAppId.",
+            MarkerVerdict.GAP: f"The marker says that batch {marker.next_batch_id if marker else 0} comes next, Spark"
+            f" runs {batch_id}: those between were never written by this sink. Call it for empty ones too.",
+            MarkerVerdict.ROLLED_BACK: f"Batches up to {marker.next_batch_id - 1 if marker else 0} are committed,"
+            f" Spark runs {batch_id}: the checkpoint is older than the topic (restored from a copy?), and its"
+            " batches may hold other rows than those that were written under these numbers.",
+        }[verdict]
+        raise CheckpointMismatchError(f"[KAFKASAFE.CHECKPOINT_MISMATCH] {what} {fix}")
+
+    def open(self, grant: Grant) -> None:
+        """OPEN: begins the transaction."""
+        self._opened_at = time.monotonic()
+        places = {(self._options.marker_topic, self._marker_partition)}
+        if self._options.topic is not None:
+            places |= {
+                (self._options.topic, number) for number in range(self.partition_count(self._options.topic))
+            }
+        self.add(grant, places)
+
+    def add(self, grant: Grant, places: Collection[tuple[str, int]]) -> None:
+        """Adds partitions to the transaction; more than once does no harm."""
+        self._coordinator.add_partitions(grant, places)
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has.
+
+        Raises:
+            ConfigError: It is not there.
+        """
+        self._start()
+        try:
+            return len(self._coordinator.topics([topic])[topic].partitions)
+        except KafkaError as failed:
+            if getattr(failed, "errno", None) == 3:
+                raise error(
+                    "UNKNOWN_TOPIC",
+                    f"Topic {topic!r} is not there and is not created by the brokers: create it.",
+                ) from failed
+            raise
+
+    def verify(self, grant: Grant, reports: Sequence[Report]) -> None:
+        """VERIFY: what the leaders hold is what the tasks reported.
+
+        Raises:
+            RestartError: It is not. Nothing of it is visible.
+        """
+        places = {(report.topic, report.partition) for report in reports}
+        known = self._coordinator.partitions(grant)
+        if known is not None:
+            if missing := places - known:
+                raise RestartError(f"{sorted(missing)} are not in the transaction")
+            places |= {place for place in known if place[0] != "__consumer_offsets"}
+        places.discard((self._options.marker_topic, self._marker_partition))
+        answers = self._coordinator.producers(places)
+        appended: dict[tuple[str, int], Appended | None] = {}
+        for place, answer in answers.items():
+            state = answer.producers.get(grant.producer_id)
+            appended[place] = None if state is None else Appended(state.epoch, state.last_sequence)
+        if wrong := judge_partitions(grant, reports, appended):
+            raise RestartError(wrong)
+
+    def mark(self, grant: Grant, marker: Marker) -> None:
+        """MARK: writes the marker, visible if and only if the transaction is committed."""
+        topic, number = self._options.marker_topic, self._marker_partition
+        data = batch.encode(
+            [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)
+        )
+        batch.stamp_identity(data, grant.producer_id, grant.epoch, 0, transactional=True)
+
+        def append(left_s: float) -> None:
+            answer: ProduceReply | Failure = call(
+                lambda reply: self._transport.produce(
+                    [ProduceRequest(None, topic, number, data)],
+                    -1,
+                    self._options.request_timeout_ms,
+                    lambda _, answer: reply(answer),
+                    transactional_id=self._id,
+                ),
+                left_s,
+            )
+            if isinstance(answer, ProduceReply) and answer.error_code:
+                raise _coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
+
+        deadline = time.monotonic() + self._options.delivery_timeout_s
+        insist(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
+        self._coordinator.commit_offset(grant, (topic, 0), marker.next_batch_id, marker.encode())
+
+    def commit(self, grant: Grant) -> None:
+        """COMMIT. When it raises, only FENCE and the marker tell whether it was carried out."""
+        self._coordinator.end(grant, commit=True)
+
+    def abort(self, grant: Grant) -> None:
+        """Ends a transaction that came to nothing, so that it does not hold up readers. Tries only briefly."""
+        try:
+            self._coordinator.end(grant, commit=False, timeout_s=_BRIEF_S)
+        except Exception as failed:
+            log.warning("The transaction of %s stays open until its time-out: %r", self._app_id, failed)
+
+    # --- the marker ---
+
+    def marker(self) -> Marker | None:
+        """What is known of the last committed batch. Only after `fence`: before it may still change.
+
+        Raises:
+            CheckpointMismatchError: It cannot be read.
+        """
+        self._start()
+        found = self._coordinator.committed_offset((self._options.marker_topic, 0))
+        # Offsets of groups without members expire (offsets.retention.minutes): then the topic still knows.
+        content = self._from_topic() if found is None else found[1]
+        if content is None:
+            return None
+        try:
+            return Marker.decode(content)
+        except ValueError as failed:
+            raise CheckpointMismatchError(
+                f"[KAFKASAFE.CHECKPOINT_MISMATCH] The marker of txnAppId {self._app_id!r} cannot be read: {failed}. Was"
+                " it written by a newer kafkasafe, or did others commit offsets under this group's name?"
+            ) from failed
+
+    def _from_topic(self) -> str | None:
+        """The newest committed marker in the marker topic."""
+        topic, key, number = self._options.marker_topic, self._id.encode(), self._marker_partition
+        end = self._end_of_markers()
+        if not end:
+            return None
+        options: Mapping[str, Any] = {
+            name: value
+            for name, value in self._options.connection.items()
+            if name in KafkaConsumer.DEFAULT_CONFIG
+        }
+        make: Any = KafkaConsumer
+        consumer = make(
+            **options,
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+        )
+        content: str | None = None
+        deadline = time.monotonic() + self._options.api_timeout_s
+        try:
+            place = KafkaPartition(topic, number)
+            consumer.assign([place])
+            consumer.seek_to_beginning(place)
+            while consumer.position(place) < end:
+                for record in consumer.poll(timeout_ms=200).get(place, ()):
+                    if record.key == key and record.value is not None:
+                        content = record.value.decode()
+                if time.monotonic() > deadline:
+                    raise KafkaTimeoutError(
+                        f"{topic}-{number} could not be read to its end within {self._options.api_timeout_s:g} s:"
+                        " another query's transaction is open on it. Try again when that is over."
+                    )
+        finally:
+            consumer.close()
+        return content
+
+    def _end_of_markers(self) -> int:
+        def attempt(left_s: float) -> int:
+            answer: OffsetListed = call(
+                lambda reply: self._transport.list_offset(
+                    self._options.marker_topic, self._marker_partition, -1, reply
+                ),
+                left_s,
+            )
+            if answer.error_code:
+                raise _coded(answer.error_code, f"ListOffsets of {self._options.marker_topic}")
+            return answer.offset
+
+        deadline = time.monotonic() + self._options.api_timeout_s
+        return insist(attempt, deadline=deadline, what="The end of the marker topic", api="ListOffsets")
+
+    def _start(self) -> None:
+        """Finds the cluster and the marker topic, once."""
+        if self._started:
+            return
+        self._transport.start()
+        topic = self._options.marker_topic
+        try:
+            self._coordinator.create_topic(
+                topic, partitions=_MARKER_PARTITIONS, config={"cleanup.policy": "compact"}
+            )
+            count = len(self._coordinator.topics([topic])[topic].partitions)
+        except KafkaError as failed:
+            code = getattr(failed, "errno", None)
+            if isinstance(code, int) and code > 0 and not classify(failed).retriable:
+                raise error(
+                    "MARKER_TOPIC",
+                    f"The marker topic {topic!r} cannot be made or seen ({failed}): create it by hand, with"
+                    " cleanup.policy=compact, or name another one by markerTopic.",
+                ) from failed
+            raise error(
+                "NO_BROKER",
+                f"No broker of kafka.bootstrap.servers={self._options.servers} answered within"
+                f" {self._options.api_timeout_s:g} s ({failed}): check host and port, that the driver can reach them,"
+                " and kafka.security.protocol.",
+            ) from failed
+        self._marker_partition = zlib.crc32(self._id.encode()) % count
+        self._started = True
+
+
+def _coded(code: int, message: str) -> KafkaError:
+    made: Any = for_code(code)(message)
+    made.errno = code
+    coded: KafkaError = made
+    return coded

@@ -1,0 +1,44 @@
+"""What the sinks of this process did, for `kafkasafe.spark.MetricsListener`: Spark's own progress does not tell.
+
+Spark reports -1 rows for a foreachBatch sink, and knows nothing of duplicates that were skipped.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkasafe.spark.session import Outcome
+
+__all__ = ["batches", "done", "failed", "restarts", "rows"]
+
+_lock = threading.Lock()
+batches: collections.Counter[tuple[str, str]] = collections.Counter()
+"""(query id, outcome) → micro-batches. Outcomes: written, resumed, duplicate, failed."""
+rows: collections.Counter[str] = collections.Counter()
+"""Query id → rows committed."""
+restarts: collections.Counter[str] = collections.Counter()
+"""Query id → transactions begun again."""
+retries: collections.Counter[str] = collections.Counter()
+"""Query id → requests that tasks sent again."""
+sent_bytes: collections.Counter[str] = collections.Counter()
+"""Query id → bytes of batches that tasks sent."""
+
+
+def done(query_id: str, outcome: Outcome, totals: Mapping[str, int]) -> None:
+    """A micro-batch ended."""
+    with _lock:
+        batches[query_id, outcome.name] += 1
+        rows[query_id] += outcome.rows
+        restarts[query_id] += outcome.restarts
+        retries[query_id] += totals.get("retries", 0)
+        sent_bytes[query_id] += totals.get("bytes", 0)
+
+
+def failed(query_id: str, _error: BaseException, _seconds: float) -> None:
+    """A micro-batch ended by an error."""
+    with _lock:
+        batches[query_id, "failed"] += 1

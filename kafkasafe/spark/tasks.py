@@ -1,0 +1,455 @@
+"""What Spark's workers run for the sink: Arrow batches in, records in Kafka, a report out.
+
+Two shapes of a job:
+
+- *direct*, when any row may go to any partition: each task sends what it reads to the one partition that is its own.
+- *with an exchange*, when rows are bound to partitions (by key or by the column `partition`): tasks only encode (what
+  fails there has no effect and is Spark's to repeat), whole encoded batches change places, and each partition's
+  are sent by one task.
+
+Objects here are pickled by name: workers need kafkasafe installed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import TaskContext
+
+from kafkasafe._core import arrow_encode, batch
+from kafkasafe._core.txn import Grant, Report
+from kafkasafe._io.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
+from kafkasafe._io.transactions import Coordinator
+from kafkasafe._io.transport import Transport
+from kafkasafe.spark.options import error
+from kafkasafe.spark.sink_options import SinkOptions
+
+__all__ = [
+    "ENCODED_SCHEMA",
+    "FENCED_TAG",
+    "REPORT_SCHEMA",
+    "RESTART_TAG",
+    "DirectWrite",
+    "EncodeRows",
+    "SendEncoded",
+    "reports_of",
+    "transport_of",
+]
+
+RESTART_TAG: Final = "[KAFKASAFE.RESTART_TRANSACTION]"
+FENCED_TAG: Final = "[KAFKASAFE.FENCED]"
+REPORT_SCHEMA: Final = (
+    "topic string, partition int, rows bigint, attempt int, bytes bigint, retries bigint, stage int"
+)
+ENCODED_SCHEMA: Final = "slot int, topic string, partition int, rows int, data binary"
+
+_arrow: Any = pa
+
+# Workers are used again for later tasks: connections are kept, by process (a worker may be forked from one that had
+# some) and options.
+_transports: dict[tuple[int, str], Transport] = {}
+
+
+def transport_of(options: SinkOptions) -> Transport:
+    """This process's connections for these options."""
+    key = os.getpid(), repr(sorted(options.connection.items()))
+    transport = _transports.get(key)
+    if transport is None or transport.closed:
+        for other in [other for other in _transports if other[0] != key[0]]:
+            del _transports[other]
+        transport = _transports[key] = Transport({"client_id": "kafkasafe-spark-task", **options.connection})
+        transport.start()
+    return transport
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise RuntimeError("There is no TaskContext: this runs in Spark's tasks only")
+    return context
+
+
+@dataclass(frozen=True)
+class _Sender:
+    """A task's way to Kafka.
+
+    Attributes:
+        options: Of the sink.
+        grant: Of the transaction.
+        add: Partitions are not part of the transaction yet: each is added when it is first used.
+    """
+
+    options: SinkOptions
+    grant: Grant
+    add: bool
+
+    def appender(self, transport: Transport) -> Appender:
+        options = self.options
+        return Appender(
+            transport,
+            self.grant,
+            attempt=_context().attemptNumber(),
+            delivery_timeout_s=options.delivery_timeout_s,
+            request_timeout_ms=options.request_timeout_ms,
+            buffer_bytes=options.buffer_bytes,
+        )
+
+    def added(self, transport: Transport, places: set[tuple[str, int]], place: tuple[str, int]) -> None:
+        if place in places:
+            return
+        if self.add:
+            Coordinator(
+                transport, self.grant.transactional_id, timeout_s=self.options.api_timeout_s
+            ).add_partitions(self.grant, [place])
+        places.add(place)
+
+    def send(self, encoded: Iterable[tuple[tuple[str, int], bytearray]], *, alone: bool) -> Iterator[Any]:
+        """Sends batches and yields the report.
+
+        Args:
+            encoded: (topic, partition) and batch, in order; the first of a place is a claim.
+            alone: The task writes to one partition at most, whatever it reads.
+        """
+        context = _context()
+        transport = transport_of(self.options)
+        appender = self.appender(transport)
+        places: set[tuple[str, int]] = set()
+        try:
+            if context.attemptNumber() and not alone:
+                # An earlier attempt may still write to partitions that this one has no rows for.
+                raise RestartError("A task that writes to several partitions was begun again")  # noqa: TRY301
+            for place, data in encoded:
+                self.added(transport, places, place)
+                appender.append(*place, data)
+            reports = appender.finish()
+            if context.attemptNumber() and not reports:
+                # The same, where this one has no rows at all and so cannot claim its partition.
+                raise RestartError("A task was begun again and has no rows now")  # noqa: TRY301
+        except RestartError as spoilt:
+            raise RestartError(f"{RESTART_TAG} {spoilt}") from spoilt
+        except FencedError as fenced:
+            raise FencedError(f"{FENCED_TAG} {fenced}") from fenced
+        yield _report_batch(reports, appender, context.stageId())
+
+
+def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
+    count = len(reports)
+    first = [1] + [0] * (count - 1) if count else []  # totals of the task stand in its first row only
+    return _arrow.record_batch(
+        {
+            "topic": _arrow.array([report.topic for report in reports], _arrow.string()),
+            "partition": _arrow.array([report.partition for report in reports], _arrow.int32()),
+            "rows": _arrow.array([report.rows for report in reports], _arrow.int64()),
+            "attempt": _arrow.array([report.attempt for report in reports], _arrow.int32()),
+            "bytes": _arrow.array([appender.bytes * one for one in first], _arrow.int64()),
+            "retries": _arrow.array([appender.retries * one for one in first], _arrow.int64()),
+            "stage": _arrow.array([stage] * count, _arrow.int32()),
+        }
+    )
+
+
+def reports_of(rows: Iterable[Any]) -> list[Report]:
+    """The reports that came back as rows of `REPORT_SCHEMA`."""
+    return [Report(row["topic"], row["partition"], row["rows"], row["attempt"]) for row in rows]
+
+
+# --------------------------------------------------------------------------------------------------------------
+
+
+class _Gather:
+    """Rows of one partition, until they are worth a batch."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._held: list[tuple[Any, Any, Any, npt.NDArray[np.int64]]] = []
+        self._bytes = 0
+
+    def add(self, keys: Any, values: Any, headers: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """Takes rows and yields (keys, values, headers) of each batch that is full."""
+        sizes = arrow_encode.record_sizes(keys, values, headers)
+        if not len(sizes):
+            return
+        if (largest := int(sizes.max())) > self._options.max_record_bytes:
+            raise error(
+                "RECORD_TOO_LARGE",
+                f"A row of about {largest} bytes is above kafka.max.request.size={self._options.max_record_bytes}:"
+                " raise it, and the topic's max.message.bytes, or drop the row.",
+            )
+        self._held.append((keys, values, headers, sizes))
+        self._bytes += int(sizes.sum())
+        if self._bytes >= self._options.batch_bytes // 2:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yields what is held, in batches of about the same size."""
+        if not self._held:
+            return
+        held, self._held = self._held, []
+        keys, values, headers = (
+            None if held[0][index] is None else _one([part[index] for part in held]) for index in range(3)
+        )
+        sizes = np.concatenate([part[3] for part in held])
+        pieces = math.ceil(self._bytes / self._options.batch_bytes)
+        # A little more than the mean: rows are not of one size, and a last batch of a few would be a waste.
+        limit = min(self._options.batch_bytes, self._bytes // pieces + int(sizes.max()))
+        self._bytes = 0
+        at = 0
+        for end in arrow_encode.split(sizes, limit):
+            yield tuple(None if column is None else column[at:end] for column in (keys, values, headers))  # type: ignore[misc]
+            at = end
+
+
+def _one(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else _arrow.concat_arrays(arrays)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _encode(options: SinkOptions, keys: Any, values: Any, headers: Any, *, claim: bool = False) -> bytearray:
+    now = _now_ms()
+    return arrow_encode.encode_columns(
+        keys,
+        values,
+        headers=headers,
+        timestamp=now,
+        base_timestamp=claim_base(now) if claim else None,
+        compression=options.compression,
+        compression_level=options.compression_level,
+    )
+
+
+def _with_claim(options: SinkOptions, columns: tuple[Any, Any, Any]) -> Iterator[bytearray]:
+    """The first rows of a partition: a claim, then the rest."""
+    head = [None if column is None else column[:CLAIM_ROWS] for column in columns]
+    yield _encode(options, *head, claim=True)
+    if len(columns[1]) > CLAIM_ROWS:
+        yield _encode(options, *(None if column is None else column[CLAIM_ROWS:] for column in columns))
+
+
+def _columns(rows: Any) -> tuple[Any, Any, Any]:
+    """Keys, values and headers of an Arrow batch, None for a column that is not there or holds nothing but null."""
+    names = rows.schema.names
+
+    def column(name: str) -> Any:
+        if name not in names:
+            return None
+        return rows.column(name)
+
+    keys, headers = column("key"), column("headers")
+    return (
+        (None if keys is None else arrow_encode.as_binary(keys)),
+        arrow_encode.as_binary(column("value")),
+        headers,
+    )
+
+
+@dataclass(frozen=True)
+class DirectWrite(_Sender):
+    """`mapInArrow` of a job without an exchange: task *i* writes to partition `(i + turn) % partitions`.
+
+    Attributes:
+        topic: The topic.
+        partitions: How many it has; the job has at most as many tasks.
+        turn: So that it is not always the same partitions when there are fewer tasks.
+    """
+
+    topic: str
+    partitions: int
+    turn: int
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Sends all rows of the task, yields its report."""
+        place = self.topic, (_context().partitionId() + self.turn) % self.partitions
+
+        def encoded() -> Iterator[tuple[tuple[str, int], bytearray]]:
+            gather = _Gather(self.options)
+            full = itertools.chain(
+                itertools.chain.from_iterable(gather.add(*_columns(part)) for part in rows),
+                _later(gather.rest),
+            )
+            for number, columns in enumerate(full):
+                if number:
+                    yield place, _encode(self.options, *columns)
+                else:
+                    for data in _with_claim(self.options, columns):
+                        yield place, data
+
+        yield from self.send(encoded(), alone=True)
+
+
+def _later(call: Any) -> Iterator[Any]:
+    """What `call` yields, called when it is wanted."""
+    yield from call()
+
+
+@dataclass(frozen=True)
+class EncodeRows:
+    """`mapInArrow` in front of an exchange: rows in, encoded batches out, each with its place.
+
+    Attributes:
+        options: Of the sink.
+        counts: Partitions of the topics that are known; of others the task asks.
+        slots: How many tasks send.
+        turn: Where rows go that are bound to nothing.
+    """
+
+    options: SinkOptions
+    counts: Mapping[str, int]
+    slots: int
+    turn: int
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Encodes all rows of the task."""
+        gathers: dict[tuple[str, int], _Gather] = {}
+        counts = dict(self.counts)
+        turn = self.turn + _context().partitionId()
+        for part in rows:
+            columns = _columns(part)
+            for topic, chosen in self._topics(part):
+                of_topic = columns if chosen is None else _take(columns, chosen)
+                if topic not in counts:
+                    counts[topic] = self._count(topic)
+                numbers = self._numbers(part, chosen, of_topic[0], topic, counts[topic], turn)
+                turn += 1
+                for partition, indices in _grouped(numbers):
+                    place = topic, partition
+                    gather = gathers.get(place)
+                    if gather is None:
+                        gather = gathers[place] = _Gather(self.options)
+                    for full in gather.add(*(of_topic if indices is None else _take(of_topic, indices))):
+                        yield self._out(place, full)
+        for place, gather in gathers.items():
+            for full in gather.rest():
+                yield self._out(place, full)
+
+    def _topics(self, part: Any) -> Iterator[tuple[str, Any]]:
+        """(topic, which rows) of an Arrow batch; None: all."""
+        if self.options.topic is not None:
+            yield self.options.topic, None
+            return
+        column = part.column("topic")
+        if column.null_count:
+            raise error(
+                "NULL_TOPIC",
+                "A row's topic is null: fill the column topic, or give the option topic for all rows.",
+            )
+        coded = column.dictionary_encode()
+        indices = np.asarray(coded.indices)
+        for number, name in enumerate(coded.dictionary.to_pylist()):
+            yield name, np.flatnonzero(indices == number)
+
+    def _count(self, topic: str) -> int:
+        transport = transport_of(self.options)
+        coordinator = Coordinator(transport, "", timeout_s=self.options.api_timeout_s)
+        return len(coordinator.topics([topic])[topic].partitions)
+
+    def _numbers(
+        self, part: Any, chosen: Any, keys: Any, topic: str, count: int, turn: int
+    ) -> npt.NDArray[np.int64]:
+        """The partition of each row: its own, else its key's, else any."""
+        total = len(part) if chosen is None else len(chosen)
+        numbers = np.full(total, -1, np.int64) if keys is None else arrow_encode.partitions_of(keys, count)
+        numbers[numbers < 0] = turn % count
+        if "partition" in part.schema.names:
+            given = part.column("partition")
+            if chosen is not None:
+                given = given.take(_arrow.array(chosen))
+            fixed = ~np.asarray(given.is_null())
+            wanted = np.asarray(given.fill_null(0), dtype=np.int64)
+            wrong = fixed & ((wanted < 0) | (wanted >= count))
+            if wrong.any():
+                raise error(
+                    "INVALID_PARTITION",
+                    f"A row's partition is {wanted[wrong][0]}, topic {topic!r} has 0 to {count - 1}: correct the"
+                    " column, or leave it null for Kafka's own choice.",
+                )
+            numbers[fixed] = wanted[fixed]
+        return numbers
+
+    def _out(self, place: tuple[str, int], columns: tuple[Any, Any, Any]) -> Any:
+        data = _encode(self.options, *columns)
+        topic, partition = place
+        slot = (partition if topic in self.counts else partition + zlib.crc32(topic.encode())) % self.slots
+        return _arrow.record_batch(
+            {
+                "slot": _arrow.array([slot], _arrow.int32()),
+                "topic": _arrow.array([topic], _arrow.string()),
+                "partition": _arrow.array([partition], _arrow.int32()),
+                "rows": _arrow.array([len(columns[1])], _arrow.int32()),
+                "data": _arrow.array([bytes(data)], _arrow.binary()),
+            }
+        )
+
+
+def _take(columns: tuple[Any, Any, Any], indices: npt.NDArray[np.int64]) -> tuple[Any, Any, Any]:
+    wanted = _arrow.array(indices)
+    keys, values, headers = (None if column is None else column.take(wanted) for column in columns)
+    return keys, values, headers
+
+
+def _grouped(numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64] | None]]:
+    """(partition, its rows in order); None: all rows."""
+    if not len(numbers):
+        return
+    if (numbers == numbers[0]).all():
+        yield int(numbers[0]), None
+        return
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+
+
+@dataclass(frozen=True)
+class SendEncoded(_Sender):
+    """`mapInArrow` behind the exchange: sends what `EncodeRows` made.
+
+    Attributes:
+        alone: Each task gets the batches of one partition at most.
+    """
+
+    alone: bool
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Sends all batches of the task, yields its report."""
+
+        def encoded() -> Iterator[tuple[tuple[str, int], bytearray]]:
+            claimed: set[tuple[str, int]] = set()
+            for part in rows:
+                topics = part.column("topic").to_pylist()
+                partitions = part.column("partition").to_pylist()
+                for index, place in enumerate(zip(topics, partitions, strict=True)):
+                    data = bytearray(memoryview(part.column("data")[index].as_buffer()))
+                    if place in claimed:
+                        yield place, data
+                    else:
+                        claimed.add(place)
+                        for piece in self._claimed(data):
+                            yield place, piece
+
+        yield from self.send(encoded(), alone=self.alone)
+
+    def _claimed(self, data: bytearray) -> Iterator[bytearray]:
+        """A batch made anew: a claim and the rest. Its encoder does not know which attempt sends it."""
+        old = batch.decode(data)
+        headers = None
+        if old.headers:
+            kind = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
+            lists = [
+                [{"key": key, "value": value} for key, value in old.headers.get(index, ())]
+                for index in range(len(old.values))
+            ]
+            headers = _arrow.array(lists, kind)
+        keys = _arrow.array(old.keys, _arrow.binary()) if any(key is not None for key in old.keys) else None
+        yield from _with_claim(self.options, (keys, _arrow.array(old.values, _arrow.binary()), headers))

@@ -1,0 +1,390 @@
+"""The protocol of the Spark sink, on a model of Kafka's transactions: a crash at every step, before and after it works."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from kafkasafe._core.txn import (
+    TRANSITIONS,
+    Appended,
+    Event,
+    Grant,
+    IllegalEventError,
+    Marker,
+    MarkerVerdict,
+    MicroBatch,
+    Report,
+    Step,
+    judge_marker,
+    judge_partitions,
+)
+
+PARTITIONS = (0, 1)
+
+
+class CrashError(Exception):
+    """The driver dies."""
+
+
+class FencedError(Exception):
+    """The broker knows a newer epoch."""
+
+
+class SequenceError(Exception):
+    """OUT_OF_ORDER_SEQUENCE_NUMBER."""
+
+
+@dataclass
+class Kafka:
+    """One transactional id: its coordinator, two partitions of a topic, and the marker."""
+
+    epoch: int = -1
+    open: bool = False
+    logs: dict = field(default_factory=lambda: {p: [] for p in PARTITIONS})  # (epoch, sequence, row)
+    pending_marker: Marker | None = None
+    marker: Marker | None = None
+    aborted: set = field(default_factory=set)
+    committed: set = field(default_factory=set)
+
+    def fence(self):
+        if self.open:
+            self._end(commit=False)
+        self.epoch += 1
+        return Grant("app", 7, self.epoch)
+
+    def begin(self, grant):
+        self._check(grant)
+        self.open = True
+
+    def append(self, grant, partition, sequence, row):
+        self._check(grant)
+        if not self.open:
+            raise FencedError
+        mine = [entry for entry in self.logs[partition] if entry[0] == grant.epoch]
+        if sequence < len(mine):
+            return  # "a repetition", whatever is in it
+        if sequence > len(mine):
+            raise SequenceError
+        self.logs[partition].append((grant.epoch, sequence, row))
+
+    def describe(self, grant):
+        found = {}
+        for partition, log in self.logs.items():
+            sequences = [sequence for epoch, sequence, _ in log if epoch == grant.epoch]
+            found["t", partition] = Appended(grant.epoch, sequences[-1]) if sequences else None
+        return found
+
+    def mark(self, grant, marker):
+        self._check(grant)
+        self.pending_marker = marker
+
+    def commit(self, grant):
+        self._check(grant)
+        if not self.open and grant.epoch not in self.committed:
+            raise FencedError
+        if self.open:
+            self._end(commit=True)
+
+    def _check(self, grant):
+        if grant.epoch != self.epoch:
+            raise FencedError
+
+    def _end(self, *, commit):
+        self.open = False
+        (self.committed if commit else self.aborted).add(self.epoch)
+        if commit and self.pending_marker is not None:
+            self.marker = self.pending_marker
+        self.pending_marker = None
+
+    def visible(self):
+        """What a read_committed reader gets."""
+        return sorted(row for log in self.logs.values() for epoch, _, row in log if epoch in self.committed)
+
+
+class Driver:
+    """One life. `crash_at` counts operations; `late`: the operation works, its answer is lost."""
+
+    def __init__(self, kafka, *, crash_at=None, late=False, lost_commits=0, mutant=None, worker_dies=()):
+        self.kafka, self.crash_at, self.late, self.mutant = kafka, crash_at, late, mutant
+        self.operations = 0
+        self.lost_commits = lost_commits
+        self.worker_dies = set(worker_dies)
+        self.written = 0
+        self.grants = []
+
+    def do(self, operation):
+        self.operations += 1
+        if self.operations == self.crash_at and not self.late:
+            raise CrashError
+        result = operation()
+        if self.operations == self.crash_at:
+            raise CrashError
+        return result
+
+    def write(self, batch_id, rows):
+        machine = MicroBatch(max_restarts=5)
+        grant, reports = None, []
+        while not machine.over:
+            try:
+                event = self._step(machine.step, batch_id, rows, grant, reports)
+                if isinstance(event, Grant):
+                    grant, event = event, Event.DONE
+                    self.grants.append(grant)
+            except (WorkerDiedError, SequenceError):
+                event = Event.BROKEN
+            except TimeoutError:
+                event = Event.UNKNOWN
+            machine.on(event)
+        assert machine.step is not Step.FAILED
+        return machine
+
+    def _step(self, step, batch_id, rows, grant, reports):
+        kafka = self.kafka
+        match step:
+            case Step.FENCE:
+                reports.clear()
+                if self.mutant == "no fence" and kafka.epoch >= 0:
+                    return Grant("app", 7, kafka.epoch)
+                return self.do(kafka.fence)
+            case Step.READ_MARKER:
+                marker = self.do(lambda: kafka.marker)
+                verdict = judge_marker(marker, batch_id, "q", strict=True)
+                assert verdict in {MarkerVerdict.WRITE, MarkerVerdict.DUPLICATE}
+                return Event.KNOWN if verdict is MarkerVerdict.DUPLICATE else Event.DONE
+            case Step.OPEN:
+                self.do(lambda: kafka.begin(grant))
+            case Step.WRITE:
+                self.written += 1
+                # Another distribution and order each time: nothing may rest on them.
+                turn = self.written + kafka.epoch
+                parts = {
+                    p: [r for i, r in enumerate(rows) if (i + turn) % 2 == p][:: (-1) ** turn]
+                    for p in PARTITIONS
+                }
+                for partition, part in parts.items():
+                    self._append_all(grant, partition, part)
+                    reports.append(Report("t", partition, len(part)))
+            case Step.VERIFY:
+                wrong = judge_partitions(
+                    grant, [r for r in reports if r.rows], self.do(lambda: kafka.describe(grant))
+                )
+                if wrong:
+                    return Event.BROKEN
+            case Step.MARK:
+                if self.mutant == "marker outside":
+                    self.do(lambda: setattr(kafka, "marker", Marker(batch_id + 1, "q")))
+                else:
+                    self.do(lambda: kafka.mark(grant, Marker(batch_id + 1, "q")))
+            case Step.COMMIT:
+                if self.lost_commits:
+                    self.lost_commits -= 1
+                    if self.mutant != "commit never arrived":
+                        kafka.commit(grant)
+                    raise TimeoutError
+                self.do(lambda: kafka.commit(grant))
+        return Event.DONE
+
+    def _append_all(self, grant, partition, part):
+        for sequence, row in enumerate(part):
+            if self.written in self.worker_dies and sequence == 1:
+                self.worker_dies.discard(self.written)
+                if self.mutant != "same transaction again":
+                    raise WorkerDiedError
+                # Spark's next attempt of the task, with the rows in another order.
+                for again, other in enumerate(reversed(part)):
+                    self.do(partial(self.kafka.append, grant, partition, again, other))
+                return
+            self.do(partial(self.kafka.append, grant, partition, sequence, row))
+
+
+class WorkerDiedError(Exception):
+    """A task fails."""
+
+
+BATCHES = [["a1", "a2", "a3", "a4", "a5"], ["b1", "b2", "b3"], ["c1", "c2", "c3", "c4"]]
+ROWS = sorted(row for rows in BATCHES for row in rows)
+
+
+def run(crashes, *, mutant=None, zombies=True):
+    """Spark: batch after batch; a life that crashed is followed by one that repeats the last batch."""
+    kafka = Kafka()
+    plans = iter(crashes)
+    old_grants = []
+    batch_id = 0
+    while batch_id < len(BATCHES):
+        crash_at, late = next(plans, (None, False))
+        driver = Driver(kafka, crash_at=crash_at, late=late, mutant=mutant)
+        try:
+            while batch_id < len(BATCHES):
+                driver.write(batch_id, BATCHES[batch_id])
+                batch_id += 1  # Spark's own commit; a crash may fall in front of it
+                if driver.operations + 1 == crash_at:
+                    batch_id -= 1
+                    raise CrashError  # noqa: TRY301
+        except CrashError:
+            old_grants += driver.grants
+        except FencedError:
+            assert mutant
+            return None
+        if zombies and mutant is None:
+            for grant in old_grants:
+                if grant.epoch == kafka.epoch:
+                    continue
+                with pytest.raises(FencedError):
+                    kafka.append(grant, 0, 0, "zombie")
+                with pytest.raises(FencedError):
+                    kafka.commit(grant)
+    return kafka
+
+
+def every_crash():
+    operations = 60
+    for first, late in itertools.product(range(1, operations), (False, True)):
+        yield [(first, late)]
+    for first, second in itertools.product(range(1, 40), range(1, 25)):
+        yield [(first, True), (second, False)]
+        yield [(first, False), (second, True)]
+
+
+def test_a_crash_at_every_step_leaves_each_row_once():
+    for crashes in every_crash():
+        kafka = run(crashes)
+        assert kafka.visible() == ROWS, crashes
+        assert kafka.marker == Marker(len(BATCHES), "q")
+
+
+@pytest.mark.parametrize("mutant", ["marker outside", "no fence"])
+def test_without_one_of_its_rules_the_protocol_fails(mutant):
+    def wrong(crashes):
+        try:
+            kafka = run(crashes, mutant=mutant)
+        except AssertionError:  # it stood still
+            return True
+        return kafka is None or kafka.visible() != ROWS
+
+    assert any(wrong(crashes) for crashes in every_crash())
+
+
+def test_the_marker_before_the_fence_fails_when_another_driver_commits_in_between():
+    kafka = Kafka()
+    seen = kafka.marker
+    Driver(kafka).write(0, BATCHES[0])
+    kafka.fence()
+    assert judge_marker(seen, 0, "q", strict=True) is MarkerVerdict.WRITE  # what must not be believed
+    assert judge_marker(kafka.marker, 0, "q", strict=True) is MarkerVerdict.DUPLICATE
+
+
+@pytest.mark.parametrize("deaths", [(1,), (1, 2), (1, 2, 3)])
+def test_a_task_that_dies_costs_a_new_transaction(deaths):
+    kafka = Kafka()
+    machine = Driver(kafka, worker_dies=deaths).write(0, BATCHES[0])
+    assert machine.step is Step.WRITTEN
+    assert machine.restarts == len(deaths)
+    assert kafka.visible() == BATCHES[0]
+
+
+def test_a_second_attempt_in_the_same_transaction_loses_rows_that_no_count_shows():
+    """Why attempts are told apart: the broker takes the second one's first row for a repetition."""
+    kafka = Kafka()
+    Driver(kafka, worker_dies=(1,), mutant="same transaction again").write(0, BATCHES[0])
+    assert len(kafka.visible()) == len(BATCHES[0])
+    assert kafka.visible() != BATCHES[0]
+
+
+@pytest.mark.parametrize("mutant", [None, "commit never arrived"])
+def test_an_unanswered_commit_is_asked_about_never_repeated_blindly(mutant):
+    kafka = Kafka()
+    machine = Driver(kafka, lost_commits=1, mutant=mutant).write(0, BATCHES[0])
+    assert kafka.visible() == BATCHES[0]
+    if mutant is None:
+        assert machine.step is Step.DUPLICATE
+        assert machine.committed_by_us
+    else:
+        assert machine.step is Step.WRITTEN
+    assert machine.resumed
+
+
+def test_restarts_are_bounded():
+    machine = MicroBatch(max_restarts=2)
+    for _ in range(2):
+        for _ in (Step.FENCE, Step.READ_MARKER, Step.OPEN):
+            machine.on(Event.DONE)
+        assert machine.on(Event.BROKEN) is Step.FENCE
+    machine.on(Event.DONE)
+    assert machine.on(Event.BROKEN) is Step.FAILED
+    assert machine.over
+    assert "FAILED" in repr(machine)
+
+
+def test_every_step_has_its_ends_and_nothing_else_is_legal():
+    for step in Step:
+        for event in Event:
+            machine = MicroBatch(max_restarts=9)
+            machine._step = step
+            if event in TRANSITIONS.get(step, {}):
+                machine.on(event)
+            else:
+                with pytest.raises(IllegalEventError):
+                    machine.on(event)
+
+
+@pytest.mark.parametrize(
+    ("marker", "batch_id", "strict", "verdict"),
+    [
+        (None, 0, True, MarkerVerdict.WRITE),
+        (None, 3, True, MarkerVerdict.MISSING),
+        (None, 3, False, MarkerVerdict.WRITE),
+        (Marker(3, "q"), 3, True, MarkerVerdict.WRITE),
+        (Marker(4, "q"), 3, True, MarkerVerdict.DUPLICATE),
+        (Marker(5, "q"), 3, True, MarkerVerdict.ROLLED_BACK),
+        (Marker(5, "q"), 3, False, MarkerVerdict.DUPLICATE),
+        (Marker(2, "q"), 3, True, MarkerVerdict.GAP),
+        (Marker(2, "q"), 3, False, MarkerVerdict.WRITE),
+        (Marker(3, "other"), 3, True, MarkerVerdict.OTHER_QUERY),
+        (Marker(9, "other"), 0, True, MarkerVerdict.OTHER_QUERY),
+        (Marker(9, "other"), 0, False, MarkerVerdict.DUPLICATE),
+    ],
+)
+def test_what_a_marker_says(marker, batch_id, strict, verdict):
+    assert judge_marker(marker, batch_id, "q", strict=strict) is verdict
+
+
+def test_a_marker_is_read_as_it_was_written():
+    assert Marker.decode(Marker(12, "q-1").encode()) == Marker(12, "q-1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "x", "{}", "[1]", "3", '{"v":2,"next":1,"query":""}', '{"v":1,"next":-1,"query":""}',
+     '{"v":1,"next":true,"query":""}', '{"v":1,"next":1,"query":null}'],
+)  # fmt: skip
+def test_what_is_no_marker_is_never_guessed(text):
+    with pytest.raises(ValueError, match="marker"):
+        Marker.decode(text)
+
+
+GRANT = Grant("app", 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("reports", "appended", "says"),
+    [
+        ([Report("t", 0, 5)], {("t", 0): Appended(3, 4)}, ""),
+        ([Report("t", 0, 5)], {("t", 0): Appended(3, 4), ("t", 1): None}, ""),
+        ([Report("t", 0, 5)], {("t", 0): Appended(3, 4), ("t", 1): Appended(2, 9)}, ""),
+        ([Report("t", 0, 5)], {("t", 0): Appended(3, 3)}, "holds 4 records"),
+        ([Report("t", 0, 5)], {("t", 0): None}, "holds 0 records"),
+        ([Report("t", 0, 5)], {("t", 0): Appended(4, 4)}, "holds 0 records"),
+        ([], {("t", 0): Appended(3, 0)}, "holds 1 records"),
+        ([Report("t", 0, 5)], {}, "Nothing was asked"),
+        ([Report("t", 0, 5), Report("t", 0, 5, 1)], {("t", 0): Appended(3, 4)}, "two tasks"),
+    ],
+)
+def test_reports_are_held_against_the_logs(reports, appended, says):
+    said = judge_partitions(GRANT, reports, appended)
+    assert says in said
+    assert bool(said) is bool(says)

@@ -1,0 +1,57 @@
+"""What the tests of the Spark sink share: a small Spark, a reader that is not ours."""
+
+from __future__ import annotations
+
+import collections
+import uuid
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+
+def new_name(what: str = "sink") -> str:
+    return f"{what}-{uuid.uuid4().hex[:10]}"
+
+
+def options(cluster: Any, **more: Any) -> dict[str, Any]:
+    return {"kafka.bootstrap.servers": ",".join(cluster.bootstrap_servers), **more}
+
+
+def read(cluster: Any, topic: str, *, committed: bool = True) -> list[Any]:
+    """All messages of a topic, by librdkafka."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": ",".join(cluster.bootstrap_servers),
+            "group.id": new_name("reader"),
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+        }
+    )
+    try:
+        numbers = consumer.list_topics(topic, timeout=60).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        found, open_ends = [], set(numbers)
+        while open_ends:
+            message = consumer.poll(60)
+            assert message is not None, f"nothing more of {topic}, open: {open_ends}"
+            if message.error() is None:
+                found.append(message)
+            elif message.error().code() == -191:  # end of the partition
+                open_ends.discard(message.partition())
+            else:
+                assert message.error().retriable(), message.error()
+        return found
+    finally:
+        consumer.close()
+
+
+def values(cluster: Any, topic: str, *, committed: bool = True) -> collections.Counter[bytes | None]:
+    """How often each value is there."""
+    return collections.Counter(message.value() for message in read(cluster, topic, committed=committed))
+
+
+def numbers(*ranges: range) -> collections.Counter[bytes | None]:
+    """What `values` gives of rows with these numbers."""
+    return collections.Counter(b"%d" % number for one in ranges for number in one)

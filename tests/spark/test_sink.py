@@ -1,0 +1,393 @@
+"""The foreachBatch sink on a real Spark and a real Kafka, in one process."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from kafka.errors import InvalidProducerEpochError, ProducerFencedError
+from sinks import new_name, numbers, options, read, values
+
+from kafkasafe._core.partition import partition_for_key
+from kafkasafe._core.txn import Marker
+from kafkasafe._io.appender import FencedError
+from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
+from kafkasafe.spark import foreach_batch_sink, write_batch
+from kafkasafe.spark.session import Session
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+@pytest.fixture
+def topic(kafka):
+    name = new_name()
+    kafka.create_topic(name, partitions=3)
+    return name
+
+
+@pytest.fixture
+def make(kafka, topic):
+    """Makes sinks of one application, each with a driver's memory of its own, and closes them."""
+    made = []
+    app = new_name("app")
+
+    def sink(to=topic, **more):
+        made.append(foreach_batch_sink(to, **{**options(kafka, txnAppId=app), **more}))
+        return made[-1]
+
+    yield sink
+    for one in made:
+        one.close()
+
+
+def rows(spark, begin, end, expression="CAST(id AS STRING) AS value"):
+    return spark.range(begin, end, 1, 2).selectExpr(
+        *([expression] if isinstance(expression, str) else expression)
+    )
+
+
+def test_a_micro_batch_is_written_once_however_it_comes_again(spark, kafka, topic, make):
+    first = make()
+    first(rows(spark, 0, 1000), 0)
+    assert (first.last.name, first.last.rows) == ("written", 1000)
+    first(rows(spark, 1000, 1500), 1)
+    # Another driver, which repeats the last batch in another order, from other partitions.
+    again = make()
+    again(rows(spark, 1000, 1500).repartition(5).orderBy("value"), 1)
+    assert (again.last.name, again.last.rows) == ("duplicate", 0)
+    again(rows(spark, 1500, 1600), 2)
+    assert values(kafka, topic) == numbers(range(1600))
+    assert values(kafka, topic, committed=False) == numbers(range(1600))
+
+
+def test_a_batch_without_rows_moves_the_marker(spark, kafka, topic, make):
+    sink = make()
+    sink(rows(spark, 0, 0), 0)
+    sink(rows(spark, 0, 10), 1)
+    assert values(kafka, topic) == numbers(range(10))
+
+
+def test_keys_headers_and_nulls_arrive_as_from_any_other_producer(spark, kafka, topic, make):
+    columns = [
+        "IF(id % 7 = 0, NULL, CAST(id AS STRING)) AS key",
+        "IF(id % 5 = 0, NULL, CAST(CAST(id AS STRING) AS BINARY)) AS value",
+        (
+            "IF(id % 3 = 0, NULL, array(struct('trace' AS key, CAST(CAST(id AS STRING) AS BINARY) AS value),"
+            " struct('empty' AS key, CAST(NULL AS BINARY) AS value))) AS headers"
+        ),
+        "'ignored' AS note",
+    ]
+    make()(rows(spark, 0, 3000, columns), 0)
+    found = read(kafka, topic)
+    assert len(found) == 3000
+    assert all(m.partition() == partition_for_key(m.key(), 3) for m in found if m.key() is not None)
+    assert sorted(m.key() for m in found if m.key()) == sorted(b"%d" % i for i in range(3000) if i % 7)
+    assert sum(m.value() is None for m in found) == 600
+    with_headers = {m.key(): m.headers() for m in found if m.key() and m.headers()}
+    assert with_headers == {
+        b"%d" % i: [("trace", b"%d" % i), ("empty", None)] for i in range(3000) if i % 3 and i % 7
+    }
+
+
+def test_the_columns_topic_and_partition_say_where_rows_go(spark, kafka, topic, make):
+    other = new_name()
+    kafka.create_topic(other, partitions=2)
+    columns = [
+        "CAST(id AS STRING) AS value",
+        f"IF(id % 2 = 0, '{topic}', '{other}') AS topic",
+        "CAST(IF(id % 4 < 2, 1, NULL) AS INT) AS partition",
+    ]
+    sink = make(None)
+    sink(rows(spark, 0, 400, columns), 0)
+    make(None)(rows(spark, 0, 400, columns), 0)
+    assert values(kafka, topic) == numbers(range(0, 400, 2))
+    assert values(kafka, other) == numbers(range(1, 400, 2))
+    assert all(
+        m.partition() == 1 for name in (topic, other) for m in read(kafka, name) if int(m.value()) % 4 < 2
+    )
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_every_codec_is_read_by_others(spark, kafka, topic, make, codec):
+    # Large and hard to compress: more than one block of each codec.
+    long = "CONCAT(CAST(id AS STRING), '-', REPEAT(SHA2(CAST(id AS STRING), 512), 10)) AS value"
+    make(**{"kafka.compression.type": codec, "exchange": "always"})(rows(spark, 0, 3000, long), 0)
+    found = read(kafka, topic)
+    assert sorted(int(m.value().split(b"-")[0]) for m in found) == list(range(3000))
+
+
+class CrashError(BaseException):
+    """The driver is gone: nothing is tidied up."""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", ["fence", "judge", "open", "verify", "mark", "commit"])
+def test_a_driver_that_dies_at_any_step_is_followed_by_one_that_writes_once(
+    spark, kafka, topic, make, monkeypatch, step, after
+):
+    sink = make()
+    sink(rows(spark, 0, 50), 0)
+    real = getattr(Session, step)
+
+    def dies(self, *args, **kwargs):
+        if after:
+            real(self, *args, **kwargs)
+        raise CrashError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, step, dies)
+        patched.setattr(Session, "abort", lambda *_: None)
+        with pytest.raises(CrashError):
+            sink(rows(spark, 50, 120), 1)
+    successor = make()
+    successor(rows(spark, 50, 120).repartition(1), 1)
+    assert successor.last.name == ("duplicate" if (step, after) == ("commit", True) else "written")
+    successor(rows(spark, 120, 130), 2)
+    assert values(kafka, topic) == numbers(range(130))
+
+
+def test_a_commit_without_an_answer_is_looked_up(spark, kafka, topic, make, monkeypatch):
+    real = Session.commit
+
+    def lost(self, grant):
+        monkeypatch.setattr(Session, "commit", real)
+        real(self, grant)
+        raise TimeoutError("the answer is lost")
+
+    monkeypatch.setattr(Session, "commit", lost)
+    sink = make()
+    sink(rows(spark, 0, 70), 0)
+    assert (sink.last.name, sink.last.rows) == ("resumed", 70)
+    assert values(kafka, topic, committed=False) == numbers(range(70))
+
+
+def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, make, monkeypatch):
+    old, new = make(), make()
+    old(rows(spark, 0, 10), 0)
+    real = Session.mark
+
+    def slow(self, grant, marker):
+        monkeypatch.setattr(Session, "mark", real)
+        new(rows(spark, 10, 20), 1)
+        real(self, grant, marker)
+
+    monkeypatch.setattr(Session, "mark", slow)
+    with pytest.raises((FencedError, ProducerFencedError, InvalidProducerEpochError)):
+        old(rows(spark, 10, 20), 1)
+    assert values(kafka, topic) == numbers(range(20))
+
+
+def test_a_worker_that_is_killed_costs_a_new_transaction(spark, kafka, topic, make, tmp_path):
+    flag = str(tmp_path / "killed")
+
+    def kill_once(batches):
+        import os
+        import signal
+
+        for batch in batches:
+            yield batch
+            try:
+                os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    from kafkasafe.spark.arrow import map_in_arrow
+
+    dying = map_in_arrow(rows(spark, 0, 30_000), kill_once, "value string")
+    sink = make()
+    sink(dying, 0)
+    assert sink.last.name == "resumed"
+    assert sink.last.restarts >= 1
+    assert Path(flag).exists()
+    assert values(kafka, topic) == numbers(range(30_000))
+
+
+def test_an_error_of_the_query_is_told_and_nothing_of_the_batch_is_seen(spark, kafka, topic, make):
+    failing = rows(spark, 0, 500, "IF(id = 450, raise_error('bad row'), CAST(id AS STRING)) AS value")
+    sink = make()
+    with pytest.raises(Exception, match="bad row"):
+        sink(failing, 0)
+    # Its transaction is ended: readers are not held up, and the batch can come again.
+    assert values(kafka, topic) == numbers()
+    sink(rows(spark, 0, 500), 0)
+    assert values(kafka, topic) == numbers(range(500))
+
+
+def test_a_marker_outlives_the_offsets_of_its_group(spark, kafka, topic, make):
+    make()(rows(spark, 0, 10), 0)
+    sink = make()
+    sink(rows(spark, 10, 20), 1)
+    group = sink._sessions[sink._options.app_id]._id
+    with kafka.admin() as admin:
+        admin.delete_groups([group])
+    late = make()
+    late(rows(spark, 10, 20), 1)
+    assert late.last.name == "duplicate"
+    late(rows(spark, 20, 30), 2)
+    assert values(kafka, topic) == numbers(range(30))
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(spark, kafka, topic, make):
+    with pytest.raises(CheckpointMismatchError, match=r"no marker for txnAppId.*onMarkerMismatch=accept"):
+        make()(rows(spark, 0, 10), 3)
+    make()(rows(spark, 0, 10), 0)
+    with pytest.raises(CheckpointMismatchError, match="never written by this sink"):
+        make()(rows(spark, 10, 20), 2)
+    make()(rows(spark, 10, 20), 1)
+    with pytest.raises(CheckpointMismatchError, match="older than the topic"):
+        make()(rows(spark, 0, 10), 0)
+    sink = make(onMarkerMismatch="accept")
+    sink(rows(spark, 20, 30), 7)
+    sink(rows(spark, 20, 30), 5)
+    assert sink.last.name == "duplicate"
+    assert values(kafka, topic) == numbers(range(30))
+
+
+def test_a_marker_of_another_query_is_refused(spark, kafka, topic, make, monkeypatch):
+    monkeypatch.setattr(
+        "kafkasafe.spark.sink._Properties.get", lambda _, name: "query-1" if "query" in name else None
+    )
+    make()(rows(spark, 0, 10), 0)
+    monkeypatch.setattr(
+        "kafkasafe.spark.sink._Properties.get", lambda _, name: "query-2" if "query" in name else None
+    )
+    with pytest.raises(CheckpointMismatchError, match=r"belongs to query 'query-1'.*new txnAppId"):
+        make()(rows(spark, 0, 10), 0)
+
+
+def test_a_marker_nobody_understands_is_not_guessed(spark, kafka, topic, make, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Marker, "encode", lambda _: '{"v":9}')
+        make()(rows(spark, 0, 10), 0)
+    with pytest.raises(CheckpointMismatchError, match="cannot be read"):
+        make()(rows(spark, 10, 20), 1)
+
+
+def test_a_batch_query_is_written_once_for_each_version(spark, kafka, topic):
+    app = new_name("job")
+    for version, name in ((1, "written"), (1, "duplicate"), (4, "written"), (3, "duplicate")):
+        done = write_batch(rows(spark, 0, 100), topic, **options(kafka, txnAppId=app, txnVersion=version))
+        assert done.name == name
+    assert write_batch(rows(spark, 0, 100), topic, **options(kafka)).rows == 100
+    assert values(kafka, topic) == numbers(range(100), range(100), range(100))
+
+
+def test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows(spark, kafka, topic, tmp_path):
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    for number in range(3):
+        rows(spark, number * 100, number * 100 + 100).coalesce(1).write.mode("append").text(str(source))
+    outcomes = []
+
+    def run():
+        sink = foreach_batch_sink(topic, **options(kafka))
+
+        def write(df, batch_id):
+            sink(df, batch_id)
+            outcomes.append(sink.last.name)
+
+        query = (
+            spark.readStream.schema("value string")
+            .option("maxFilesPerTrigger", 1)
+            .text(str(source))
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+            sink.close()
+
+    run()
+    assert outcomes == ["written"] * 3
+    # As if the driver had died between the sink's commit and Spark's.
+    for name in ("2", ".2.crc"):
+        (checkpoint / "commits" / name).unlink()
+    rows(spark, 300, 400).coalesce(1).write.mode("append").text(str(source))
+    run()
+    assert outcomes == ["written"] * 3 + ["duplicate", "written"]
+    assert values(kafka, topic) == numbers(range(400))
+    # Another checkpoint has another query id, hence markers of its own: all rows come again.
+    shutil.rmtree(checkpoint)
+    run()
+    assert values(kafka, topic) == numbers(range(400), range(400))
+
+
+def test_two_writes_of_one_micro_batch_need_two_names(spark, kafka, topic, make, monkeypatch):
+    monkeypatch.setattr(
+        "kafkasafe.spark.sink._Properties.get", lambda _, name: "run-1" if "job" in name else None
+    )
+    sink = make()
+    sink(rows(spark, 0, 10), 0)
+    with pytest.raises(UsageError, match="txnAppId of its own"):
+        make()(rows(spark, 10, 20), 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (["id"], "no column value among id"),
+        (["id AS value"], "Column value is bigint, it must be string or binary: CAST"),
+        (["'x' AS value", "id AS key"], "Column key is bigint"),
+        (["'x' AS value", "id AS partition"], "Column partition is bigint, it must be integer"),
+        (["'x' AS value", "map('a', 1) AS headers"], "Column headers is map"),
+        (["'x' AS value", "CAST(7 AS INT) AS partition"], "has 0 to 2"),
+        (["'x' AS value", "CAST(-1 AS INT) AS partition"], "A row's partition is -1"),
+        (["REPEAT('x', 2000000) AS value"], "kafka.max.request.size=1048576"),
+    ],
+)
+def test_rows_that_cannot_be_written_are_named(spark, make, columns, says):
+    with pytest.raises(ConfigError, match=says):
+        make()(rows(spark, 0, 1, columns), 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [(["'x' AS value"], "neither an option topic nor a column topic"),
+     (["'x' AS value", "CAST(NULL AS STRING) AS topic"], "topic is null")],
+)  # fmt: skip
+def test_rows_without_a_topic_are_named(spark, make, columns, says):
+    with pytest.raises(ConfigError, match=says):
+        make(None)(rows(spark, 0, 1, columns), 0)
+
+
+def test_no_query_id_and_no_name_is_an_error(spark, kafka):
+    sink = foreach_batch_sink("anything", **options(kafka))
+    with pytest.raises(ConfigError, match="give txnAppId"):
+        sink(rows(spark, 0, 1), 0)
+
+
+def test_a_topic_that_is_recompressed_by_the_broker_says_what_to_set(spark, kafka, make):
+    name = new_name()
+    kafka.create_topic(name, partitions=2, config={"compression.type": "gzip"})
+    with pytest.raises(Exception, match=r"Set kafka\.compression\.type to the topic's compression\.type"):
+        make(name)(rows(spark, 0, 10), 0)
+    make(name, **{"kafka.compression.type": "gzip"})(rows(spark, 0, 10), 0)
+    assert values(kafka, name) == numbers(range(10))
+
+
+def test_no_broker_is_told_with_the_option_to_look_at(spark):
+    sink = foreach_batch_sink(
+        "t", **{"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": 1500, "txnAppId": "x"}
+    )
+    try:
+        with pytest.raises(ConfigError, match=r"No broker of kafka\.bootstrap\.servers=127\.0\.0\.1:1"):
+            sink(rows(spark, 0, 1), 0)
+    finally:
+        sink.close()
+
+
+def test_a_transaction_timeout_above_the_brokers_is_named(spark, make):
+    with pytest.raises(ConfigError, match=r"transaction\.max\.timeout\.ms"):
+        make(**{"kafka.transaction.timeout.ms": 2_000_000_000})(rows(spark, 0, 1), 0)
+
+
+def test_a_sink_can_be_pickled(kafka):
+    import pickle
+
+    sink = foreach_batch_sink("t", **options(kafka))
+    assert repr(pickle.loads(pickle.dumps(sink))) == repr(sink)
