@@ -27,7 +27,6 @@ from typing import Any, Final, Literal
 
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
-from kafka.consumer.fetcher import Fetcher
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
@@ -47,6 +46,7 @@ from kafkasafe._core.epochs import (
     Unknown,
 )
 from kafkasafe._core.memory import Remembered
+from kafkasafe._io.batches import BatchFetcher, BatchPolling
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
@@ -270,7 +270,7 @@ class _Part:
             self.inquiry = None
 
 
-class SafeConsumer(KafkaConsumer):
+class SafeConsumer(BatchPolling, KafkaConsumer):
     """A drop-in for kafka-python's `KafkaConsumer`. Not thread-safe, as that; look-ups of offsets are.
 
     What it does beside:
@@ -280,6 +280,7 @@ class SafeConsumer(KafkaConsumer):
       leader epochs of what was read go with the committed offset, as its metadata (where none is given).
     - Errors of one partition that pass do not end `poll`; the others go on.
     - No position is reset without an event.
+    - `poll_arrow` and `poll_batches` give whole Arrow tables.
 
     Args:
         topics: To subscribe to, as KafkaConsumer's.
@@ -1506,7 +1507,7 @@ class SafeConsumer(KafkaConsumer):
         return OffsetAndMetadata(offset.offset, offset.metadata or lineage.encode(), epoch)
 
 
-class _Fetcher(Fetcher):
+class _Fetcher(BatchFetcher):
     """kafka-python's fetcher, with the consumer's decisions."""
 
     owner: SafeConsumer

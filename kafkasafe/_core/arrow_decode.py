@@ -28,7 +28,6 @@ from kafkasafe._core.batch import (
     MAX_BODY_BYTES,
     BatchHeader,
     Buffer,
-    Compression,
     CorruptBatchError,
     _crc_of,
     _decompress,
@@ -43,6 +42,8 @@ __all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError
 
 _arrow: Any = pa  # what it takes from its compiled modules has no types
 _Numbers: TypeAlias = npt.NDArray[np.int64]
+_Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
+"""A RecordBatch, its records' offsets and their leader epochs."""
 
 HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
 """Arrow type of record headers: in order, names may occur more than once, values may be null. Never null itself."""
@@ -70,6 +71,8 @@ _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _OLDEST_MESSAGE: Final = 14  # what the smallest message of the oldest format has behind its length
 _ABORT: Final = 0
+_COMPRESSED: Final = 0x07
+_INT32_MAX: Final = 2**31 - 1
 _MIN_RECORD_BYTES: Final = 7
 
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
@@ -133,10 +136,17 @@ def decode(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A batch to deliver."""
+    """A batch to deliver.
+
+    Attributes:
+        at: Where it begins.
+        header: Its header.
+        body: Its records, when they were compressed.
+    """
 
     at: int
     header: BatchHeader
+    body: bytes | None
 
 
 class Decoder:
@@ -155,10 +165,11 @@ class Decoder:
     Attributes:
         schema: Of what `read` gives.
         next_offset: Behind the last record that was given, or the last batch that was passed over.
+        leader_epoch: Of what is right before `next_offset`, -1 when that is not known.
         partial_bytes: How much there is of a last batch that was cut; known when all is read.
 
     Raises:
-        ValueError: A column has an unknown name.
+        ValueError: A column has an unknown name; the buffer has 2 GiB or more, which no response has.
     """
 
     def __init__(
@@ -175,8 +186,11 @@ class Decoder:
         wanted = set(COLUMNS if columns is None else columns)
         if unknown := wanted - set(COLUMNS):
             raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+        if len(buffer) > _INT32_MAX:
+            raise ValueError(f"A buffer of {len(buffer)} bytes; a response has less than 2 GiB")
         self.schema = _arrow.schema([field for field in SCHEMA if field.name in wanted])
         self.next_offset = from_offset
+        self.leader_epoch = -1
         self.partial_bytes = 0
         # Single bytes of a memoryview are slow to read.
         self._buffer = buffer if isinstance(buffer, (bytes, bytearray)) else bytes(buffer)
@@ -192,7 +206,7 @@ class Decoder:
         self._max_body_bytes = max_body_bytes
         self._error: CorruptBatchError | OldFormatError | None = None
         self._rest: Any = None
-        self._behind_rest = from_offset
+        self._behind_rest = from_offset, -1
 
     def read(self, max_records: int | None = None, max_bytes: int = _CHUNK_BYTES) -> Any:
         """The next records.
@@ -218,40 +232,39 @@ class Decoder:
             if self._ended:
                 return None
             self._advance(max_records, max_bytes)
-        records, offsets = self._rest
+        records, offsets, epochs = self._rest
         if max_records is None or records.num_rows <= max_records:
             self._rest = None
-            self.next_offset = self._behind_rest
+            self.next_offset, self.leader_epoch = self._behind_rest
             return records
-        self._rest = records.slice(max_records), offsets[max_records:]
+        self._rest = records.slice(max_records), offsets[max_records:], epochs[max_records:]
         self.next_offset = int(offsets[max_records - 1]) + 1
+        self.leader_epoch = int(epochs[max_records - 1])
         return records.slice(0, max_records)
 
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
         """Decodes some batches into `_rest`, or notes the end, or the damage."""
         found: list[_Found] = []
         count = size = 0
-        behind = self.next_offset
+        behind = self.next_offset, self.leader_epoch
         while size < max_bytes and (max_records is None or count < max_records):
             try:
                 header = self._next_header()
                 if header is None:
                     self._ended = True
                     break
-                deliver = self._passes(header)
+                if self._passes(header):
+                    # Decompressed one by one: what they claim to hold, and hold, is not known before.
+                    body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
+                    found.append(_Found(self._at, header, body))
+                    count += header.count
+                    size += header.size_bytes if body is None else len(body)
             except (CorruptBatchError, OldFormatError) as error:
                 self._error = error
                 break
-            if deliver:
-                found.append(_Found(self._at, header))
-                count += header.count
-                size += header.size_bytes
-                if header.compression is not Compression.NONE:
-                    # What is in it is not known before; a bound for the sum is what counts.
-                    size += 4 * header.size_bytes
             self._at += header.size_bytes
             self._end = header.last_offset + 1
-            behind = max(behind, self._end)
+            behind = max(behind[0], self._end), header.partition_leader_epoch
         try:
             decoded = self._decode(found)
         except CorruptBatchError:
@@ -259,9 +272,9 @@ class Decoder:
         if decoded[0].num_rows:
             self._rest, self._behind_rest = decoded, behind
         else:
-            self.next_offset = behind
+            self.next_offset, self.leader_epoch = behind
 
-    def _before_damage(self, found: Sequence[_Found]) -> tuple[int, tuple[Any, _Numbers]]:
+    def _before_damage(self, found: Sequence[_Found]) -> tuple[tuple[int, int], _Parsed]:
         """What is good in front of the first batch whose records are not what its header says."""
         good, error = next(
             (index, its) for index, its in enumerate(map(self._damage, found)) if its is not None
@@ -269,7 +282,8 @@ class Decoder:
         header = found[good].header
         self._error = CorruptBatchError(f"Offsets {header.base_offset} to {header.last_offset}: {error}")
         # Everything before it was given, or passed over.
-        return max(self.next_offset, header.base_offset), self._decode(found[:good])
+        epoch = found[good - 1].header.partition_leader_epoch if good else self.leader_epoch
+        return (max(self.next_offset, header.base_offset), epoch), self._decode(found[:good])
 
     def _damage(self, batch: _Found) -> CorruptBatchError | None:
         try:
@@ -335,18 +349,25 @@ class Decoder:
 
     def _body(self, at: int, header: BatchHeader) -> bytes:
         stored = bytes(memoryview(self._buffer)[at + HEADER_BYTES : at + header.size_bytes])
-        return _decompress(stored, header.compression, self._max_body_bytes)
+        try:
+            return _decompress(stored, header.compression, self._max_body_bytes)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(
+                f"Offsets {header.base_offset} to {header.last_offset}: {error}"
+            ) from error
 
-    def _decode(self, found: Sequence[_Found]) -> tuple[Any, _Numbers]:
-        """The records of these batches, and their offsets."""
+    def _decode(self, found: Sequence[_Found]) -> _Parsed:
+        """The records of these batches."""
         if not found:
-            return _empty(self.schema), np.empty(0, np.int64)
+            return _empty(self.schema), np.empty(0, np.int64), np.empty(0, np.int32)
         source: bytes | bytearray
-        if all(batch.header.compression is Compression.NONE for batch in found):
+        if all(batch.body is None for batch in found):
             source = self._buffer
             areas = [(batch.at + HEADER_BYTES, batch.at + batch.header.size_bytes) for batch in found]
         else:
-            bodies = [self._body(batch.at, batch.header) for batch in found]
+            bodies = [
+                self._body(batch.at, batch.header) if batch.body is None else batch.body for batch in found
+            ]
             source = bodies[0] if len(bodies) == 1 else b"".join(bodies)
             areas, end = [], 0
             for body in bodies:
@@ -368,7 +389,7 @@ def _parse(
     headers: Sequence[BatchHeader],
     from_offset: int,
     schema: Any,
-) -> tuple[Any, _Numbers]:
+) -> _Parsed:
     """Field by field, for the records of all batches at once.
 
     Args:
@@ -379,7 +400,7 @@ def _parse(
         schema: Columns to make.
 
     Returns:
-        The RecordBatch, and the records' offsets.
+        The records.
 
     Raises:
         CorruptBatchError: The records are not what the headers say.
@@ -413,6 +434,7 @@ def _parse(
         raise CorruptBatchError("Offsets that do not ascend, or are outside of their batch")
     first = int(np.searchsorted(offsets, from_offset))
 
+    epochs = np.repeat(np.array([h.partition_leader_epoch for h in headers], np.int32), counts)[first:]
     made: dict[str, Any] = {}
     for name in schema.names:
         match name:
@@ -429,15 +451,14 @@ def _parse(
                 types = np.array([h.is_log_append_time for h in headers], np.int8)
                 made[name] = _arrow.array(np.repeat(types, counts)[first:])
             case "leader_epoch":
-                epochs = np.array([h.partition_leader_epoch for h in headers], np.int32)
-                made[name] = _arrow.array(np.repeat(epochs, counts)[first:])
+                made[name] = _arrow.array(epochs)
             case "key":
                 made[name] = _gather(source, keys[0][first:], keys[1][first:])
             case "value":
                 made[name] = _gather(source, values[0][first:], values[1][first:])
             case _:
                 made[name] = _headers(source, header_counts[first:], at[first:], ends[first:])
-    return _arrow.RecordBatch.from_arrays(list(made.values()), schema=schema), offsets[first:]
+    return _arrow.RecordBatch.from_arrays(list(made.values()), schema=schema), offsets[first:], epochs
 
 
 def _starts(source: bytes | bytearray, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import struct
 from dataclasses import dataclass
@@ -184,7 +185,7 @@ def logs(draw):
 
 
 def by_kafka_python(buffer, from_offset, aborted, *, read_committed):
-    """(rows, next offset) as KafkaConsumer reads them."""
+    """(rows, (next offset, last leader epoch)) as KafkaConsumer reads them."""
     reader = Fetcher.PartitionRecords(
         from_offset,
         TP,
@@ -196,7 +197,7 @@ def by_kafka_python(buffer, from_offset, aborted, *, read_committed):
         (r.offset, r.timestamp, r.timestamp_type, r.leader_epoch, r.key, r.value, r.headers)
         for r in reader.take()
     ]
-    return rows, reader.next_fetch_offset
+    return rows, (reader.next_fetch_offset, reader.leader_epoch)
 
 
 def rows_of(table):
@@ -217,13 +218,16 @@ class TestAgainstKafkaPython:
         cut = data.draw(st.integers(0, 80))
         plain = encoded(batches, compressed=False)
         tail = simple(batches[-1].next_offset, 3).encode()[:cut]
-        expected, next_offset = by_kafka_python(plain, position, aborted, read_committed=read_committed)
-        decoded = decode(
-            encoded(batches) + tail, from_offset=position, aborted=aborted, read_committed=read_committed
-        )
+        expected, end = by_kafka_python(plain, position, aborted, read_committed=read_committed)
+        options = {"from_offset": position, "aborted": aborted, "read_committed": read_committed}
+        decoded = decode(encoded(batches) + tail, **options)
         assert rows_of(decoded.table) == expected
-        assert decoded.next_offset == next_offset
+        assert decoded.next_offset == end[0]
         assert decoded.partial_bytes == cut
+        decoder = Decoder(encoded(batches), **options)
+        while decoder.read() is not None:
+            pass
+        assert (decoder.next_offset, decoder.leader_epoch) == end
 
     @given(logs(), st.integers(20, 300), st.sampled_from([1, 500, 1 << 26]), st.booleans())
     @settings(max_examples=40)
@@ -237,8 +241,7 @@ class TestAgainstKafkaPython:
         pieces, given_rows = [], 0
         while (piece := decoder.read(most, most_bytes)) is not None:
             assert 0 < piece.num_rows <= most
-            last = piece["offset"][-1].as_py()
-            assert last < decoder.next_offset
+            assert decoder.next_offset > piece["offset"][-1].as_py()
             # Whoever stops here and reads again from there gets the rest.
             rest = decode(
                 buffer, from_offset=decoder.next_offset, aborted=aborted, read_committed=read_committed
@@ -355,9 +358,18 @@ class TestWhatIsDelivered:
         assert table.to_pydict() == expected
         buffer.clear()
 
-    def test_a_limit_must_be_positive(self):
+    def test_the_epoch_is_that_of_what_was_given_last(self):
+        decoder = Decoder(encoded([simple(0, 3, epoch=4), simple(3, 2, epoch=6), control(5, COMMIT, 1)]))
+        told = [(decoder.read(2).num_rows, decoder.next_offset, decoder.leader_epoch) for _ in range(3)]
+        assert told == [(2, 2, 4), (1, 3, 4), (2, 5, 6)]
+        assert decoder.read(2) is None
+        assert (decoder.next_offset, decoder.leader_epoch) == (6, 0)
+
+    def test_limits(self):
         with pytest.raises(ValueError, match="max_records is 0"):
             Decoder(b"").read(0)
+        with mmap.mmap(-1, 2**31) as large, pytest.raises(ValueError, match="2147483648 bytes"):
+            Decoder(large)
 
     def test_records_with_very_many_headers(self):
         many = [(f"{i}", b"v") for i in range(2000)]

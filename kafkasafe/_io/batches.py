@@ -1,0 +1,337 @@
+"""Records as Arrow, on the way that KafkaConsumer's records go.
+
+kafka-python's fetcher makes a `PartitionRecords` of what was fetched from a partition, takes records from it, and moves
+the position behind what it took; paused, unassigned and sought-away partitions, errors and metrics are its own.
+`BatchFetcher` gives it another class of that name while whole batches are asked for, whose records are RecordBatches.
+So all that decides about positions stands before and behind this, and is the same for both.
+
+What is left of a fetch when the application changes between records and batches (or to other columns) is thrown away
+and fetched again from the position: nothing of it was given to anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+import pyarrow as pa
+from kafka.consumer.fetcher import Fetcher
+from kafka.record import MemoryRecords
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe._core.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError
+from kafkasafe._core.batch import CorruptBatchError
+
+__all__ = ["BatchFetcher", "BatchPolling"]
+
+_arrow: Any = pa  # what it takes from its compiled modules has no types
+
+_PLACE: Final = [
+    _arrow.field("topic", _arrow.string(), nullable=False),
+    _arrow.field("partition", _arrow.int32(), nullable=False),
+]
+_ORDER: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch")
+# Records of one call, decompressed: what was fetched has a limit, what is in it has none.
+_CALL_BYTES: Final = 256 * 1024 * 1024
+
+
+class _Batches:
+    """kafka-python's `PartitionRecords`, with Arrow instead of records.
+
+    Attributes:
+        columns: Which columns it makes.
+        topic_partition: Whose records.
+        next_fetch_offset: Behind what was taken.
+        leader_epoch: Of what is right before that, -1 when it is not known.
+        bytes_read: Bytes of the response, once something was taken.
+        records_read: Records that were taken.
+    """
+
+    def __init__(
+        self,
+        columns: frozenset[str],
+        fetch_offset: int,
+        topic_partition: TopicPartition,
+        records: Any,
+        *,
+        check_crcs: bool,
+        isolation_level: int,
+        aborted_transactions: Iterable[Any] | None,
+        metric_aggregator: Any,
+        on_drain: Any,
+        **_: object,
+    ) -> None:
+        self.columns = columns
+        self.topic_partition = topic_partition
+        self.next_fetch_offset = fetch_offset
+        self.leader_epoch = -1
+        self.bytes_read = 0
+        self.records_read = 0
+        self._buffer = records._buffer
+        self._aborted = aborted_transactions
+        self._isolation_level = isolation_level
+        self._check_crcs = check_crcs
+        self._metric_aggregator = metric_aggregator
+        self._on_drain = on_drain
+        self._old: Any = None
+        self._decoder: Decoder | None = Decoder(
+            self._buffer,
+            from_offset=fetch_offset,
+            aborted=[(entry.producer_id, entry.first_offset) for entry in aborted_transactions or ()],
+            read_committed=bool(isolation_level),
+            columns=columns,
+            check_crcs=check_crcs,
+        )
+
+    def __bool__(self) -> bool:
+        return self._decoder is not None
+
+    def drain(self) -> None:
+        """Nothing more is taken."""
+        if self._decoder is None:
+            return
+        self._decoder = self._old = None
+        if self._metric_aggregator:
+            self._metric_aggregator.record(self.topic_partition, self.bytes_read, self.records_read)
+        self._on_drain(self)
+
+    def take(self, most: int) -> Any:
+        """A RecordBatch of at most so many records; None: there are no more, and this is drained.
+
+        Raises:
+            CorruptRecordError: The next batch is damaged; this is drained, `next_fetch_offset` is what it was.
+        """
+        decoder = self._decoder
+        if decoder is None:
+            return None
+        try:
+            records = decoder.read(most) if self._old is None else None
+            self.next_fetch_offset, self.leader_epoch = decoder.next_offset, decoder.leader_epoch
+        except CorruptBatchError as error:
+            self.drain()
+            topic, partition = self.topic_partition
+            raise kafka_errors.CorruptRecordError(
+                f"{topic}-{partition}: {error}. The position stays {self.next_fetch_offset}: poll again, if it may have"
+                f" been damaged on its way; seek past it to leave it out."
+            ) from error
+        except OldFormatError:
+            # Messages that a broker before 0.11 wrote, among or before others: kafka-python reads them.
+            self._old = Fetcher.PartitionRecords(
+                self.next_fetch_offset,
+                self.topic_partition,
+                MemoryRecords(self._buffer),
+                check_crcs=self._check_crcs,
+                isolation_level=self._isolation_level,
+                aborted_transactions=self._aborted,
+            )
+            records = None
+        if self._old is not None:
+            records = self._take_old(most)
+        if records is None:
+            self.drain()
+            return None
+        self.bytes_read = len(self._buffer)
+        self.records_read += records.num_rows
+        return records
+
+    def _take_old(self, most: int) -> Any:
+        rows = self._old.take(most)
+        self.next_fetch_offset, self.leader_epoch = self._old.next_fetch_offset, self._old.leader_epoch
+        if not rows:
+            return None
+        made = {
+            "offset": [row.offset for row in rows],
+            "timestamp": [-1 if row.timestamp is None else row.timestamp for row in rows],
+            "timestamp_type": [row.timestamp_type or 0 for row in rows],
+            "leader_epoch": [row.leader_epoch for row in rows],
+            "key": [row.key for row in rows],
+            "value": [row.value for row in rows],
+            "headers": [[{"key": name, "value": value} for name, value in row.headers] for row in rows],
+        }
+        fields = [field for field in SCHEMA if field.name in self.columns]
+        return _arrow.RecordBatch.from_arrays(
+            [_arrow.array(made[field.name], field.type) for field in fields], schema=_arrow.schema(fields)
+        )
+
+
+class BatchFetcher(Fetcher):
+    """kafka-python's fetcher, which can give RecordBatches."""
+
+    _wanted: frozenset[str] | None = None  # columns; None: records
+    _left_bytes: int = _CALL_BYTES
+    _completed_fetches: Any
+    _next_partition_records: Any
+    _paused_partition_records: Any
+    _subscriptions: Any
+    _sensors: Any
+
+    @contextlib.contextmanager
+    def giving(self, columns: frozenset[str]) -> Iterator[None]:
+        """Within this, `fetched_records` gives lists of RecordBatches with these columns."""
+        self._wanted = columns
+        try:
+            yield
+        finally:
+            self._wanted = None
+
+    @property
+    def PartitionRecords(self) -> Any:  # noqa: N802  # kafka-python's name
+        """What kafka-python makes of a completed fetch."""
+        wanted = self._wanted
+        if wanted is None:
+            return Fetcher.PartitionRecords
+        return lambda offset, tp, records, **options: _Batches(wanted, offset, tp, records, **options)
+
+    def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
+        """See kafka-python's."""
+        self._drop_other_kinds()
+        if self._next_partition_records is not None and not self._next_partition_records:
+            # Only into an empty place does kafka-python put back what was left of a partition that was paused.
+            self._next_partition_records = None
+        self._left_bytes = _CALL_BYTES
+        parent: Any = super()
+        return parent.fetched_records(max_records, update_offsets=update_offsets)
+
+    def _drop_other_kinds(self) -> None:
+        if self._next_partition_records and not self._is_wanted(self._next_partition_records):
+            self._next_partition_records.drain()
+        for tp, part in list(self._paused_partition_records.items()):
+            if not self._is_wanted(part):
+                del self._paused_partition_records[tp]
+                part.drain()
+
+    def _is_wanted(self, part: Any) -> bool:
+        return (part.columns if isinstance(part, _Batches) else None) == self._wanted
+
+    def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        if not isinstance(part, _Batches):
+            parent: Any = super()
+            try:
+                return int(parent._append(drained, part, max_records, update_offsets))
+            except Exception:
+                # kafka-python would go on taking from what is broken, for ever and in vain: fetch it again.
+                part.drain()
+                raise
+        tp = part.topic_partition
+        state = self._subscriptions.assignment.get(tp)
+        if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
+            part.drain()  # of another time
+            return 0
+        records = part.take(max_records)
+        if state.highwater is not None and self._sensors:
+            self._sensors.records_fetch_lag.record(state.highwater - part.next_fetch_offset)
+        state.position = OffsetAndMetadata(part.next_fetch_offset, "", part.leader_epoch)
+        if records is None:
+            return 0
+        drained[tp].append(records)
+        self._left_bytes -= records.nbytes
+        return int(records.num_rows) if self._left_bytes > 0 else max_records
+
+
+class BatchPolling:
+    """`poll_arrow` and `poll_batches`, for a KafkaConsumer whose fetcher is a `BatchFetcher`."""
+
+    _fetcher: Any
+    _iterator: Any
+
+    def poll_arrow(
+        self,
+        timeout_ms: float = 0,
+        max_records: int | None = None,
+        *,
+        columns: Iterable[str] | None = None,
+    ) -> Any:
+        """As `poll`, but a whole Arrow table: several times as fast, since no record becomes a Python object.
+
+        Positions, commits, `isolation_level`, events and errors are those of `poll`; both may be used in turn.
+        Deserializers do not apply: keys and values are bytes. `max_poll_records` does not apply either.
+
+        Args:
+            timeout_ms: How long to wait for records.
+            max_records: At most so many. Default: what has been fetched, at most about 256 MB.
+            columns: Names of the columns to make, default all: topic, partition, offset, timestamp (ms, UTC; -1: none),
+                timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and value),
+                leader_epoch (-1: none). What is left out is not paid for.
+
+        Returns:
+            A pyarrow.Table, empty when time is over. The records of a partition are in order.
+
+        Raises:
+            ValueError: A column has an unknown name, or a number is out of range.
+            CorruptRecordError: The next batch of a partition is damaged. Its position stays where it is.
+            KafkaError: See `poll`.
+        """
+        names = [field.name for field in _PLACE] + list(_ORDER)
+        wanted = set(names if columns is None else columns)
+        if unknown := wanted - set(names):
+            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(names)}")
+        fields = [field for field in [*_PLACE, *map(SCHEMA.field, _ORDER)] if field.name in wanted]
+        schema = _arrow.schema(fields)
+        parts = []
+        # An offset is always read, so that a table of places alone has its length.
+        for tp, batches in self._poll_batches(
+            timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}
+        ).items():
+            for batch in batches:
+                places = {
+                    "topic": lambda rows, tp=tp: _arrow.repeat(_arrow.scalar(tp.topic), rows),
+                    "partition": lambda rows, tp=tp: _arrow.repeat(
+                        _arrow.scalar(tp.partition, _arrow.int32()), rows
+                    ),
+                }
+                arrays = [
+                    places[name](batch.num_rows) if name in places else batch.column(name)
+                    for name in schema.names
+                ]
+                parts.append(_arrow.RecordBatch.from_arrays(arrays, schema=schema))
+        return _arrow.Table.from_batches(parts, schema=schema)
+
+    def poll_batches(
+        self,
+        timeout_ms: float = 0,
+        max_records: int | None = None,
+        *,
+        columns: Iterable[str] | None = None,
+    ) -> dict[TopicPartition, Any]:
+        """As `poll_arrow`, by partition.
+
+        Args:
+            timeout_ms: See `poll_arrow`.
+            max_records: See `poll_arrow`, of all partitions together.
+            columns: See `poll_arrow`; without topic and partition.
+
+        Returns:
+            A pyarrow.RecordBatch for each partition that has records; with the columns in the order offset, timestamp,
+            timestamp_type, leader_epoch, key, value, headers.
+
+        Raises:
+            ValueError: See `poll_arrow`.
+            CorruptRecordError: See `poll_arrow`.
+            KafkaError: See `poll`.
+        """
+        wanted = set(COLUMNS if columns is None else columns)
+        if unknown := wanted - set(COLUMNS):
+            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+        return {
+            tp: batches[0] if len(batches) == 1 else _joined(batches)
+            for tp, batches in self._poll_batches(timeout_ms, max_records, wanted).items()
+        }
+
+    def _poll_batches(
+        self, timeout_ms: float, max_records: int | None, columns: Iterable[str]
+    ) -> Mapping[TopicPartition, list[Any]]:
+        # Records that an iterator holds were not given: they are read again, from the position.
+        self._iterator = None
+        poll: Any = self.poll  # type: ignore[attr-defined]  # KafkaConsumer has it
+        with self._fetcher.giving(frozenset(columns)):
+            found: Mapping[TopicPartition, list[Any]] = poll(
+                timeout_ms, sys.maxsize if max_records is None else max_records
+            )
+        return found
+
+
+def _joined(batches: list[Any]) -> Any:
+    return _arrow.Table.from_batches(batches).combine_chunks().to_batches()[0]
