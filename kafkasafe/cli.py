@@ -24,6 +24,7 @@ from rich.table import Table
 from kafkasafe._core import codes
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, Step, Strategy, compare
 from kafkasafe.classification import Verdict, classify
+from kafkasafe.cli_audit import AUDIT_CODES, audit_topic
 from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED
 from kafkasafe.cli_doctor import DOCTOR_CODES, doctor
 from kafkasafe.cli_offsets import OFFSETS_CODES, offsets
@@ -45,6 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(spool_app, name="spool")
+app.command("audit", epilog=AUDIT_CODES)(audit_topic)
 app.command("doctor", epilog=DOCTOR_CODES)(doctor)
 app.command("offsets", epilog=OFFSETS_CODES)(offsets)
 

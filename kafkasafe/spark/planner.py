@@ -171,6 +171,13 @@ class Planner:
             ranges.append((partition, begin, max(begin, end)))
         return self._tasks([found for found in ranges if found[1] < found[2]], {})
 
+    def bounds(self) -> dict[Partition, tuple[int, int]]:
+        """First offset and end of each partition's log."""
+        partitions = self._partitions(fresh=False)
+        starts = self._gather({partition: self._list(partition, EARLIEST) for partition in partitions})
+        ends = self._gather({partition: self._end(partition) for partition in partitions})
+        return {partition: (starts[partition].offset, ends[partition].offset) for partition in partitions}
+
     def latest(self, start: Positions, limit: int = 0) -> Positions:
         """Where the next micro-batch ends.
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from kafkasafe._core.arrow_decode import HEADERS, Decoder
+from kafkasafe._core.batch import BatchHeader, iter_headers
 from kafkasafe._core.epochs import UNDEFINED, Lineage
 from kafkasafe._io.inquiry import pause_s
 from kafkasafe._io.transport import Failure, RecordsFetched, Transport
@@ -34,7 +35,7 @@ from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.planner import Range, SourceUnavailableError
 
-__all__ = ["COLUMNS", "read"]
+__all__ = ["COLUMNS", "close_connections", "read", "read_headers"]
 
 _arrow: Any = pa  # what it takes from its compiled modules has no types
 _compute: Any = pyarrow.compute
@@ -91,6 +92,17 @@ def read(options: ReadOptions, piece: Range, schema: Any, notices: Notices) -> I
         yield _arrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def read_headers(options: ReadOptions, piece: Range, notices: Notices) -> Iterator[BatchHeader]:
+    """The headers of the batches of a range, control batches too. Arguments and errors as of `read`.
+
+    A batch belongs to the range in which it begins, so ranges side by side give each batch once.
+    """
+    for answer, _ in _Fetching(options, piece, set(), notices).answers():
+        for _, header in iter_headers(answer.records):
+            if piece.begin <= header.base_offset < piece.end:
+                yield header
+
+
 def _null_where_empty(headers: Any) -> Any:
     """As Spark's own source has it."""
     lengths = _compute.list_value_length(headers)
@@ -129,6 +141,15 @@ class _Fetching:
         self._last_problem = ""
 
     def run(self) -> Iterator[Any]:
+        """The records, decoded."""
+        for answer, position in self.answers():
+            for records in self._decoded(answer, position):
+                if records is None:
+                    return
+                yield records
+
+    def answers(self) -> Iterator[tuple[RecordsFetched, int]]:
+        """What the brokers send, and the offset from which on it counts."""
         piece = self._piece
         position = piece.begin
         self._ask(position)
@@ -153,12 +174,9 @@ class _Fetching:
             self._progress_at = time.monotonic()
             if answer.next_offset < piece.end:
                 self._ask(answer.next_offset)
-            for records in self._decoded(answer, position):
-                if records is None:
-                    return
-                yield records
-                # Who is slow behind us is no stall of the brokers.
-                self._progress_at = time.monotonic()
+            yield answer, position
+            # Who is slow behind us is no stall of the brokers.
+            self._progress_at = time.monotonic()
             position = answer.next_offset
 
     def _ask(self, position: int) -> None:

@@ -315,3 +315,33 @@ def test_a_committed_reader_streams_only_what_was_committed(
     sourcing.transact(kafka_cluster, topic, numbered(0, 5), commit=True)
     given = {"kafka.isolation.level": "read_committed"}
     until(lambda: [finish(stream(topic, **given)), written()][1] == numbered(0, 5))
+
+
+# --- the audit ------------------------------------------------------------------------------------------------------
+
+
+def test_spark_audits_as_one_process_does(spark: SparkSession, kafka_cluster: KafkaCluster) -> None:
+    from kafkasafe.audit import IdSource, audit
+
+    topic = new_topic(kafka_cluster, 2)
+    for first in (0, 100, 100):
+        with sourcing.producing(kafka_cluster) as producer:
+            for number in range(first, first + 100):
+                value = b'{"a b": %d}' % number
+                producer.produce(
+                    topic, value, key=b"k%d" % number, partition=number % 2, headers=[("h", b"%d" % number)]
+                )
+    write(kafka_cluster, topic, [b"no json"])
+    connection = {"bootstrap_servers": kafka_cluster.bootstrap_servers}
+    for ids in ("json:a b", "header:h"):
+        one = audit(topic, connection, ids=IdSource.parse(ids))
+        other = audit(topic, connection, ids=IdSource.parse(ids), spark=spark)
+        assert other.ids is not None
+        assert one.ids is not None
+        assert (other.ids.records, other.ids.distinct, other.ids.missing, other.ids.without_id) == (
+            one.ids.records,
+            one.ids.distinct,
+            one.ids.missing,
+            one.ids.without_id,
+        )
+        assert (one.ids.repeated, other.partitions) == (100, one.partitions)

@@ -1,0 +1,176 @@
+"""format("kafkasafe") beside Spark's own Kafka source: records/s of batch queries, one broker, one Spark, one run.
+
+    python benchmarks/spark_source.py [--records N] [--partitions N] [--repeats N] [--json FILE]
+
+Both read the same topic into Spark's `noop` sink: all seven columns, then the value only (for the JVM source a
+projection; for a Python source, which Spark does not tell what a query needs, the schema that the user gives). One
+warm-up of each, then the repeats take turns; the median counts. Both counts are compared with what was written.
+
+Records have 100-byte values; "keyed" ones have keys and values of varying length (60 to 140 bytes). Producers' batches
+hold up to 1 MB.
+
+Maven fetches the connector (`org.apache.spark:spark-sql-kafka-0-10`) of the installed PySpark's version, or the version
+that --connector names. Broker and Spark share the machine: ratios within one run say something, single figures little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# For the JVM source only: what the connector needs beside Spark's own jars.
+JARS = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:{connector}",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:{token}",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+    "org.scala-lang.modules:scala-parallel-collections_2.13:1.2.0",
+)
+JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
+KEYS = 10_000
+TOPICS = ("plain", "keyed")
+
+
+def connector(version: str, token: str, directory: Path) -> list[str]:
+    """Paths of the jars."""
+    for jar in JARS:
+        artifact = jar.format(connector=version, token=token)
+        subprocess.run(
+            [
+                "mvn",
+                "-B",
+                "-q",
+                "dependency:copy",
+                f"-Dartifact={artifact}",
+                f"-DoutputDirectory={directory}",
+            ],
+            check=True,
+        )
+    return [str(path) for path in sorted(directory.glob("*.jar"))]
+
+
+def write(servers: str, topic: str, count: int, partitions: int) -> None:
+    """Made before the clock runs. Not all the same, not compressible to nothing."""
+    from confluent_kafka import Producer
+
+    noise = os.urandom(200_000)
+    dice = random.Random(7)
+    keyed = topic == "keyed"
+    places = [dice.randrange(100_000) for _ in range(1024)]
+    values = [noise[at : at + (dice.randrange(60, 141) if keyed else 100)] for at in places]
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "batch.size": 1_000_000,
+            "batch.num.messages": 100_000,
+            "linger.ms": 100,
+            "queue.buffering.max.messages": 500_000,
+        }
+    )
+    for number in range(count):
+        key = b"customer-%06d" % (number * 7919 % KEYS) if keyed else None
+        while True:
+            try:
+                producer.produce(topic, values[number & 1023], key=key, partition=number % partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(300) == 0
+
+
+def measure(run: Callable[[], None], records: int) -> float:
+    began = time.perf_counter()
+    run()
+    return records / (time.perf_counter() - began)
+
+
+def main() -> None:
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    from kafkasafe.spark import register
+    from kafkasafe.testing.broker import KafkaCluster
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--records", type=int, default=2_000_000, help="of each topic")
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--connector", default=pyspark.__version__, help="version of the JVM source")
+    parser.add_argument(
+        "--token-provider", default="4.0.0", help="version of the jar that the JVM source needs"
+    )
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    records, partitions = arguments.records, arguments.partitions
+
+    with tempfile.TemporaryDirectory() as scratch:
+        jars = connector(arguments.connector, arguments.token_provider, Path(scratch) / "jars")
+        with KafkaCluster(brokers=1, java_options=JAVA_OPTIONS) as cluster:
+            servers = ",".join(cluster.bootstrap_servers)
+            for topic in TOPICS:
+                cluster.create_topic(topic, partitions)
+                write(servers, topic, records, partitions)
+            spark = (
+                SparkSession.builder.master("local[2]")
+                .config("spark.jars", ",".join(jars))
+                .config("spark.ui.enabled", "false")
+                .config("spark.driver.memory", "2g")
+                .config("spark.driver.host", "127.0.0.1")
+                .config("spark.ui.showConsoleProgress", "false")
+                .getOrCreate()
+            )
+            spark.sparkContext.setLogLevel("ERROR")
+            register(spark)
+
+            def frame(source: str, topic: str, columns: str) -> Any:
+                reader = spark.read.format(source).option("kafka.bootstrap.servers", servers)
+                reader = reader.option("subscribe", topic)
+                if columns == "all":
+                    return reader.load()
+                if source == "kafkasafe":
+                    return reader.schema("value BINARY").load()
+                return reader.load().select("value")
+
+            rows = []
+            for topic in TOPICS:
+                for columns in ("all", "value"):
+                    rates: dict[str, list[float]] = {"kafka": [], "kafkasafe": []}
+                    for source in rates:
+                        assert frame(source, topic, columns).count() == records, source
+                    for turn in range(arguments.repeats + 1):
+                        for source, found in rates.items():
+                            query = frame(source, topic, columns).write.format("noop").mode("overwrite")
+                            rate = measure(query.save, records)
+                            if turn:
+                                found.append(rate)
+                    medians = {source: statistics.median(found) for source, found in rates.items()}
+                    ratio = medians["kafkasafe"] / medians["kafka"]
+                    rows.append(
+                        {"topic": topic, "columns": columns, **medians, "ratio": ratio, "runs": rates}
+                    )
+                    print(
+                        f"{topic:6} {columns:6} JVM {medians['kafka']:>11,.0f}/s   kafkasafe"
+                        f" {medians['kafkasafe']:>11,.0f}/s   {ratio:.2f}x",
+                        flush=True,
+                    )
+            spark.stop()
+    if arguments.json:
+        about = {"pyspark": pyspark.__version__, "connector": arguments.connector, "records": records}
+        arguments.json.write_text(json.dumps({**about, "partitions": partitions, "rows": rows}, indent=1))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""Is everything in a topic, and once? Counted over the raw log, in the manner of Uber's Chaperone.
+
+Two counts: of the sequences that idempotent producers give their records (from batch headers alone, without the
+records), and of an id that the records carry themselves. `audit` counts in this process; with a SparkSession the same
+is counted by Spark's tasks, for topics that are large.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from kafkasafe._core.audit import IdCount, Producer, Run, judge, runs
+from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.options import EARLIEST, FETCH_BYTES, LATEST, Offsets, ReadOptions, Subscribe
+from kafkasafe.spark.planner import Planner, Range
+from kafkasafe.spark.reading import COLUMNS, close_connections, read, read_headers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Audit", "IdCount", "IdSource", "PartitionAudit", "audit", "draw"]
+
+_arrow: Any = pa  # what it takes from its compiled modules has no types
+
+MAX_IDS: Final = 5_000_000
+"""Distinct ids that are counted without Spark: some hundred megabytes."""
+_EXAMPLES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class IdSource:
+    """Where a record's id is.
+
+    Attributes:
+        kind: `key`, `value`, `header` or `json`.
+        name: Of the header, or of the field of a JSON object in the value.
+    """
+
+    kind: str
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> IdSource:
+        """`key`, `value`, `header:NAME` or `json:FIELD`.
+
+        Raises:
+            ConfigError: It is none of them.
+        """
+        kind, _, name = text.partition(":")
+        if (kind in {"key", "value"} and not name) or (kind in {"header", "json"} and name):
+            return cls(kind, name)
+        raise ConfigError(f"{text!r} is no record id: give key, value, header:NAME or json:FIELD")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else self.kind
+
+    @property
+    def column(self) -> str:
+        """The column that holds it."""
+        return {"key": "key", "header": "headers"}.get(self.kind, "value")
+
+    def of(self, records: Any) -> list[str | None]:
+        """The ids of a pyarrow.RecordBatch with that column; None where a record has none."""
+        column = records.column(self.column).to_pylist()
+        match self.kind:
+            case "header":
+                return [_header(headers, self.name) for headers in column]
+            case "json":
+                return [_json_field(value, self.name) for value in column]
+            case _:
+                return [None if value is None else _text(value) for value in column]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAudit:
+    """Of one partition.
+
+    Attributes:
+        partition: Its number.
+        log_start: First offset of the log.
+        log_end: Offset behind the last.
+        producers: By producer id; -1: all without idempotence.
+    """
+
+    partition: int
+    log_start: int
+    log_end: int
+    producers: Mapping[int, Producer]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Of a topic.
+
+    Attributes:
+        topic: Its name.
+        partitions: All of them.
+        ids: What the records' ids say; None: they were not counted.
+    """
+
+    topic: str
+    partitions: Sequence[PartitionAudit]
+    ids: IdCount | None = None
+
+    @property
+    def records(self) -> int:
+        """Records in the log, those of aborted transactions too."""
+        return sum(producer.records for part in self.partitions for producer in part.producers.values())
+
+    @property
+    def missing(self) -> int:
+        """Sequences that are not in the log."""
+        return sum(p.missing_records for part in self.partitions for p in part.producers.values())
+
+    @property
+    def repeated(self) -> int:
+        """Sequences that are in the log again."""
+        return sum(p.repeated_records for part in self.partitions for p in part.producers.values())
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is missing and nothing is there twice, as far as was counted."""
+        ids = self.ids
+        return not (self.missing or self.repeated or (ids and (ids.repeated or ids.missing)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "topic": self.topic,
+            "whole": self.whole,
+            "records": self.records,
+            "missing_sequences": self.missing,
+            "repeated_sequences": self.repeated,
+            "partitions": [
+                {
+                    "partition": part.partition,
+                    "log_start": part.log_start,
+                    "log_end": part.log_end,
+                    "producers": [_producer_dict(producer) for producer in part.producers.values()],
+                }
+                for part in self.partitions
+            ],
+            "ids": None if self.ids is None else {**asdict(self.ids), "repeated": self.ids.repeated},
+        }
+
+
+def audit(
+    topic: str,
+    connection: Mapping[str, Any],
+    *,
+    ids: IdSource | None = None,
+    committed: bool = False,
+    timeout_s: float = 120.0,
+    spark: SparkSession | None = None,
+    on_progress: Callable[[float, float], None] = lambda _done, _total: None,
+) -> Audit:
+    """Counts a topic, from its first record to where it ends now.
+
+    Args:
+        topic: Its name.
+        connection: kafka-python's options for connections.
+        ids: Count the records' ids too, from there.
+        committed: Count ids of committed records only. Sequences are those of the raw log in any case.
+        timeout_s: How long brokers may give nothing.
+        spark: Count with its tasks.
+        on_progress: Told (offsets counted, of how many), without Spark.
+
+    Raises:
+        ConfigError: There is no such topic.
+        UsageError: There are more distinct ids than are counted without Spark.
+        KafkaError: The brokers do not answer, or the log was cut meanwhile.
+    """
+    options = ReadOptions(
+        connection=dict(connection),
+        what=Subscribe((topic,)),
+        starting=Offsets(everywhere=EARLIEST),
+        ending=Offsets(everywhere=LATEST),
+        time_without_record="latest",
+        min_partitions=0 if spark is None else 2 * spark.sparkContext.defaultParallelism,
+        max_records=0,
+        max_offsets=0,
+        fail_on_data_loss=True,
+        include_headers=ids is not None and ids.kind == "header",
+        isolation=0,
+        stall_timeout_s=timeout_s,
+        fetch_bytes=FETCH_BYTES,
+        on_event=None,
+    )
+    notices = Notices(None)
+    planner = Planner(options, notices)
+    try:
+        pieces = planner.batch()
+        bounds = planner.bounds()
+    finally:
+        planner.close()
+    counted = None
+    if spark is not None:
+        from kafkasafe.spark.audit import count_ids, find_runs
+
+        found = find_runs(spark, options, pieces)
+        if ids is not None:
+            counted = count_ids(spark, options, ids, committed=committed)
+    else:
+        try:
+            found = _find_runs(options, pieces, notices, on_progress)
+            if ids is not None:
+                counted = _count_ids(options, pieces, ids, committed=committed)
+        finally:
+            close_connections()
+    partitions = [
+        PartitionAudit(number, start, end, judge(found.get(number, []), start))
+        for (_, number), (start, end) in sorted(bounds.items())
+    ]
+    return Audit(topic, partitions, counted)
+
+
+def _find_runs(
+    options: ReadOptions,
+    pieces: Sequence[Range],
+    notices: Notices,
+    on_progress: Callable[[float, float], None],
+) -> dict[int, list[Run]]:
+    total = sum(piece.end - piece.begin for piece in pieces)
+    done = 0
+    found: dict[int, list[Run]] = {}
+    for piece in pieces:
+        found.setdefault(piece.partition, []).extend(runs(read_headers(options, piece, notices)))
+        done += piece.end - piece.begin
+        on_progress(done, total)
+    return found
+
+
+def _count_ids(options: ReadOptions, pieces: Sequence[Range], ids: IdSource, *, committed: bool) -> IdCount:
+    counts: Counter[str | None] = Counter()
+    for found in _ids(options, pieces, ids, committed=committed):
+        counts.update(found)
+        if len(counts) > MAX_IDS:
+            raise UsageError(f"More than {MAX_IDS:,} distinct ids: count them with Spark (--spark)")
+    without = counts.pop(None, 0)
+    named: Counter[str] = Counter({name: count for name, count in counts.items() if name is not None})
+    examples = [(name, count) for name, count in named.most_common(_EXAMPLES) if count > 1]
+    return IdCount(str(ids), named.total(), without, len(named), _missing(named) if named else None, examples)
+
+
+def _ids(
+    options: ReadOptions, pieces: Sequence[Range], ids: IdSource, *, committed: bool
+) -> Iterator[list[str | None]]:
+    schema = _arrow.schema([_arrow.field(ids.column, COLUMNS[ids.column])])
+    for piece in pieces:
+        for records in read(replace(options, isolation=int(committed)), piece, schema, Notices(None)):
+            yield ids.of(records)
+
+
+def _missing(names: Iterable[str]) -> int | None:
+    """Holes between the least and the largest number; None where one is no number."""
+    numbers = set()
+    for name in names:
+        if not name.removeprefix("-").isdecimal():
+            return None
+        numbers.add(int(name))
+    return max(numbers) - min(numbers) + 1 - len(numbers)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
+
+
+def _header(headers: Sequence[Mapping[str, Any]] | None, name: str) -> str | None:
+    for header in headers or ():
+        if header["key"] == name and header["value"] is not None:
+            return _text(header["value"])
+    return None
+
+
+def _json_field(value: bytes | None, name: str) -> str | None:
+    try:
+        found = json.loads(value or b"null")
+    except ValueError:
+        return None
+    entry = found.get(name) if isinstance(found, dict) else None
+    if entry is None or isinstance(entry, (dict, list)):
+        return None
+    return entry if isinstance(entry, str) else json.dumps(entry)
+
+
+def _producer_dict(producer: Producer) -> dict[str, Any]:
+    told = asdict(producer)
+    told["gaps"] = [{**asdict(gap), "records": gap.records} for gap in producer.gaps]
+    told["repeats"] = [{**asdict(repeat), "records": repeat.records} for repeat in producer.repeats]
+    return {
+        **told,
+        "missing_records": producer.missing_records,
+        "repeated_records": producer.repeated_records,
+    }
+
+
+def draw(found: Audit, path: Path) -> None:
+    """Draws the log of each partition: who wrote where, what is missing, what is there again.
+
+    Args:
+        found: What was counted.
+        path: .png, .svg or .pdf; .html for an SVG within a page.
+
+    Raises:
+        UsageError: matplotlib is not installed, or the file's kind is unknown.
+        OSError: It could not be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("A plot needs matplotlib: pip install 'kafkasafe[plot]'") from None
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in {"png", "svg", "pdf", "html"}:
+        raise UsageError(f"{path} is no .png, .svg, .pdf or .html file")
+    lanes = [(part, producer) for part in found.partitions for producer in part.producers.values()]
+    figure = Figure(figsize=(10, max(2.0, 0.35 * len(lanes) + 1.2)), layout="constrained")
+    axes = figure.subplots()
+    for row, (_, producer) in enumerate(lanes):
+        length = producer.last_offset - producer.first_offset + 1
+        axes.barh(row, length, left=producer.first_offset, height=0.5, color="#8fb8de")
+        # A hole has no place of its own in the log: it is where the record behind it stands.
+        gaps = [gap.before_offset for gap in producer.gaps]
+        again = [repeat.at_offset for repeat in producer.repeats]
+        axes.scatter(gaps, [row] * len(gaps), marker="|", s=160, color="#c0392b", zorder=3)
+        axes.scatter(again, [row] * len(again), marker="x", s=40, color="#e67e22", zorder=3)
+    names = [
+        f"{part.partition} / {'no id' if producer.producer_id < 0 else producer.producer_id}"
+        for part, producer in lanes
+    ]
+    axes.set_yticks(range(len(lanes)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("offset")
+    axes.set_ylabel("partition / producer id")
+    axes.set_title(
+        f"{found.topic}: {found.records:,} records, {found.missing:,} sequences missing (red),"
+        f" {found.repeated:,} again (orange)"
+    )
+    if kind != "html":
+        figure.savefig(path)
+        return
+    import html
+    import io
+
+    image = io.StringIO()
+    figure.savefig(image, format="svg")
+    title = html.escape(f"Audit of {found.topic}")
+    path.write_text(
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><body><h1>{title}</h1>'
+        f"{image.getvalue()[image.getvalue().index('<svg') :]}"
+        f"<pre>{html.escape(json.dumps(found.as_dict(), indent=1))}</pre></body></html>",
+        encoding="utf-8",
+    )

@@ -1,0 +1,175 @@
+"""`kafkasafe audit`: what a topic lacks, and what it has twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kafkasafe.audit import Audit, IdSource, audit, draw
+from kafkasafe.cli_common import (
+    CODES,
+    EXIT_BROKEN,
+    ConfigFile,
+    Json,
+    Servers,
+    connection,
+    duration_s,
+    progress,
+)
+from kafkasafe.errors import ConfigError
+
+__all__ = ["AUDIT_CODES", "audit_topic"]
+
+AUDIT_CODES: Final = CODES.format(broken="something is missing or there twice")
+_ROWS: Final = 200
+_DETAILS: Final = 20
+
+
+def audit_topic(
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="What to count.")],
+    servers: Servers = None,
+    config: ConfigFile = None,
+    record_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="WHERE",
+            help="Count an id that the records carry too: key, value, header:NAME or json:FIELD.",
+        ),
+    ] = None,
+    committed: Annotated[
+        bool, typer.Option("--committed", help="Ids of committed records only; sequences are always all.")
+    ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Count with Spark's tasks (kafkasafe[spark]).")
+    ] = False,
+    master: Annotated[str, typer.Option(metavar="URL", help="With --spark: Spark's master.")] = "local[*]",
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw it: .png, .svg, .pdf or .html (kafkasafe[plot])."),
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long brokers may give nothing.")] = "2m",
+    as_json: Json = False,
+) -> None:
+    """Gaps and repeats in the sequences of each producer and partition, over the raw log; and of an id of your own.
+
+    A gap: records that were written are gone, or were left out. A repeat: a record is in the log twice. What retention
+    removed is no gap; what compaction removed looks like one. Aborted transactions are part of the raw log.
+    """
+    timeout_s = duration_s(timeout, "--timeout")
+    try:
+        ids = None if record_id is None else IdSource.parse(record_id)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint="--id") from None
+    options = connection(servers, config)
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{plot.absolute().parent} is no directory", param_hint="--plot")
+    session: Any = None
+    if spark:
+        session = _spark(master)
+    try:
+        with progress(topic, "offsets") as on_progress:
+            found = audit(
+                topic,
+                options,
+                ids=ids,
+                committed=committed,
+                timeout_s=timeout_s,
+                spark=session,
+                on_progress=on_progress,
+            )
+    except ConfigError as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint="--topic") from None
+    finally:
+        if session is not None:
+            session.stop()
+    if plot is not None:
+        draw(found, plot)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=1))
+    else:
+        _print(found)
+    if not found.whole:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _spark(master: str) -> Any:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise typer.BadParameter(
+            "needs PySpark: pip install 'kafkasafe[spark]'", param_hint="--spark"
+        ) from None
+    session = (
+        SparkSession.builder.master(master)
+        .appName("kafkasafe audit")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _print(found: Audit) -> None:
+    console = Console(highlight=False)
+    table = Table(title=f"{found.topic}: {found.records:,} records", title_justify="left")
+    for name in ("partition", "producer id", "epochs", "offsets", "batches", "records", "missing", "again"):
+        table.add_column(name, justify="left" if name in {"epochs", "offsets"} else "right")
+    rows = [(part, producer) for part in found.partitions for producer in part.producers.values()]
+    # Whatever is wrong is among those that are shown.
+    rows.sort(key=lambda row: not (row[1].gaps or row[1].repeats))
+    for part, producer in rows[:_ROWS]:
+        wrong = producer.gaps or producer.repeats
+        epochs = f"{producer.epochs[0]}-{producer.epochs[-1]}" if len(producer.epochs) > 1 else ""
+        table.add_row(
+            str(part.partition),
+            "none" if producer.producer_id < 0 else str(producer.producer_id),
+            epochs or (str(producer.epochs[0]) if producer.epochs else ""),
+            f"{producer.first_offset}-{producer.last_offset}" + (" (trimmed)" if producer.trimmed else ""),
+            f"{producer.batches:,}",
+            f"{producer.records:,}",
+            f"{producer.missing_records:,}",
+            f"{producer.repeated_records:,}",
+            style="bold red" if wrong else None,
+        )
+    console.print(table)
+    if len(rows) > _ROWS:
+        console.print(f"and {len(rows) - _ROWS} more without gaps or repeats; --json has all")
+    details = [
+        line
+        for part, producer in rows
+        for line in (
+            *(
+                f"{found.topic}-{part.partition} producer {producer.producer_id} epoch {gap.epoch}: sequences"
+                f" {gap.first}-{gap.last} are missing before offset {gap.before_offset}"
+                for gap in producer.gaps
+            ),
+            *(
+                f"{found.topic}-{part.partition} producer {producer.producer_id} epoch {again.epoch}: sequences"
+                f" {again.first}-{again.last} again at offset {again.at_offset}"
+                for again in producer.repeats
+            ),
+        )
+    ]
+    for line in details[:_DETAILS]:
+        console.print(line, soft_wrap=True, markup=False)
+    if len(details) > _DETAILS:
+        console.print(f"and {len(details) - _DETAILS} more; --json has all")
+    ids = found.ids
+    if ids is not None:
+        missing = "no numbers" if ids.missing is None else f"{ids.missing:,} missing"
+        console.print(
+            f"ids ({ids.source}): {ids.records:,} records, {ids.distinct:,} distinct, {ids.repeated:,} again,"
+            f" {missing}, {ids.without_id:,} records without one",
+            soft_wrap=True,
+            markup=False,
+        )
+        for name, count in ids.examples:
+            console.print(f"  {name}: {count} times", soft_wrap=True, markup=False)
+    console.print("whole" if found.whole else "not whole")
