@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo demo-spark test lint format bench clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -17,6 +17,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)  ## a real 3-broker Kafka, kill -9 of everything, nothing lost
 	$(BIN)/kafkasafe demo $(ARGS)
+
+demo-spark: $(STAMP)  ## Kafka to Kafka with Spark, kill -9 of the driver, each total once
+	$(BIN)/python examples/spark_exactly_once.py $(ARGS)
 
 test: $(STAMP)  ## all tests, on real brokers
 	$(BIN)/python -m pytest $(ARGS)

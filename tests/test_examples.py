@@ -15,16 +15,17 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
     "drop_in.py": "orders holds 1000 records",
     "outage.py": "the topic holds 3001 records: each once, in order",
+    "spark_exactly_once.py": "each total is there once, and right",
     "dead_letter.py": "dead letter: key 'large', 50000 bytes",
 }
 
 
-def run(tmp_path, name, *arguments):
+def run(tmp_path, name, *arguments, timeout_s=100):
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout_s,
         check=False,
         cwd=tmp_path,
         env=os.environ | {"KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool")},
@@ -38,9 +39,17 @@ def test_no_example_is_forgotten():
     assert {path.name for path in EXAMPLES.glob("*.py")} == SAYS.keys()
 
 
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("name", [name for name in SAYS if not name.startswith("spark")])
 def test_an_example_runs_by_itself(tmp_path, name):
     assert SAYS[name] in run(tmp_path, name)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name in SAYS if name.startswith("spark")])
+def test_an_example_with_spark_runs_by_itself(tmp_path, name):
+    # Two drivers, one after the other: on a busy machine a JVM takes a minute to start.
+    assert SAYS[name] in run(tmp_path, name, timeout_s=570)
 
 
 def test_drop_in_runs_on_a_given_cluster(tmp_path, kafka):

@@ -104,6 +104,7 @@ class Session:
         work: Callable[[Grant], Sequence[Report]],
         *,
         strict: bool | None = None,
+        remember: bool = True,
     ) -> Outcome:
         """Writes one micro-batch, unless it is committed already.
 
@@ -113,6 +114,7 @@ class Session:
             work: Has tasks append under a grant and returns what they report. It is called again for each new
                 transaction. RestartError and FencedError out of it mean what they say; anything else ends the batch.
             strict: Instead of the option.
+            remember: Write a marker. Without one nobody can tell later that the batch is committed.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.
@@ -148,13 +150,19 @@ class Session:
                             case Step.VERIFY:
                                 self.verify(grant, reports)
                             case Step.MARK:
-                                self.mark(grant, Marker(batch_id + 1, query_id))
+                                if remember:
+                                    self.mark(grant, Marker(batch_id + 1, query_id))
                             case _:
                                 self.commit(grant)
             except BaseException as raised:
                 failure = raised
                 event = self._event(step, raised)
-                if event is Event.REFUSED and grant is not None and step is not Step.COMMIT:
+                if (
+                    event is Event.REFUSED
+                    and grant is not None
+                    and step is not Step.COMMIT
+                    and not _is_fenced(raised)
+                ):
                     self.abort(grant)
             if machine.on(event) is Step.FENCE:
                 log.warning("Batch %d of %s is begun again: %r", batch_id, self._app_id, failure)
@@ -171,14 +179,13 @@ class Session:
         return Outcome("resumed" if machine.resumed else "written", rows, machine.restarts, seconds)
 
     def _event(self, step: Step, failure: BaseException) -> Event:
-        code = getattr(failure, "errno", None)
-        if isinstance(failure, FencedError) or code in _FENCED:
+        if _is_fenced(failure):
             # The coordinator locks out a driver whose transaction timed out in the same way as one that was replaced.
             timed_out = time.monotonic() - self._opened_at > 0.9 * self._options.transaction_timeout_ms / 1000
             return Event.BROKEN if timed_out and step is not Step.FENCE else Event.REFUSED
         if step is Step.FENCE or not isinstance(failure, Exception):
             return Event.REFUSED
-        if isinstance(failure, RestartError) or code in _SPOILT:
+        if isinstance(failure, RestartError) or getattr(failure, "errno", None) in _SPOILT:
             return Event.BROKEN
         if step is Step.COMMIT and (isinstance(failure, KafkaTimeoutError) or classify(failure).retriable):
             return Event.UNKNOWN
@@ -419,6 +426,10 @@ class Session:
             ) from failed
         self._marker_partition = zlib.crc32(self._id.encode()) % count
         self._started = True
+
+
+def _is_fenced(failure: BaseException) -> bool:
+    return isinstance(failure, FencedError) or getattr(failure, "errno", None) in _FENCED
 
 
 def _coded(code: int, message: str) -> KafkaError:

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"  # a streaming query's run
+_TRACKER_S: Final = 2.0
 _MAX_SLOTS: Final = 256  # up to here each partition has a task of its own
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -119,15 +121,15 @@ def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> O
     parsed = sink_options(options)
     if (parsed.app_id is None) is not (parsed.version is None):
         raise error("MISSING_OPTION", "txnAppId and txnVersion belong together: give both, or neither.")
+    remember = parsed.app_id is not None
     if parsed.app_id is None or parsed.version is None:
-        import uuid
-
         # Nobody will ask for its marker; the id is new, so that writers do not shut each other out.
         parsed = replace(parsed, app_id=f"once-{uuid.uuid4()}", version=0)
     assert parsed.app_id is not None and parsed.version is not None  # noqa: S101, PT018  # set above
     session = Session(parsed, parsed.app_id)
     try:
-        return session.write(parsed.version, "", _Job(parsed, df, parsed.version, session), strict=False)
+        job = _Job(parsed, df, parsed.version, session)
+        return session.write(parsed.version, "", job, strict=False, remember=remember)
     finally:
         session.close()
 
@@ -288,8 +290,13 @@ class _Job:
         if context is None:
             return
         tracker = context.statusTracker()
+        deadline = time.monotonic() + _TRACKER_S
         for stage in {row["stage"] for row in rows}:
             info = tracker.getStageInfo(stage)
+            # It hears of everything a little later than we do; of an old stage it knows nothing any more.
+            while info is not None and info.numActiveTasks and time.monotonic() < deadline:
+                time.sleep(0.01)
+                info = tracker.getStageInfo(stage)
             if info is not None and info.currentAttemptId > 0:
                 raise RestartError(f"Stage {stage} was run {info.currentAttemptId + 1} times")
 

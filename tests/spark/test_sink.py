@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from kafka.errors import InvalidProducerEpochError, ProducerFencedError
+from prometheus_client import CollectorRegistry
 from sinks import new_name, numbers, options, read, values
 
 from kafkasafe._core.partition import partition_for_key
 from kafkasafe._core.txn import Marker
 from kafkasafe._io.appender import FencedError
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
-from kafkasafe.spark import foreach_batch_sink, write_batch
+from kafkasafe.spark import MetricsListener, foreach_batch_sink, write_batch
+from kafkasafe.spark.listener import _behind
 from kafkasafe.spark.session import Session
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -317,6 +320,58 @@ def test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows(spark, kaf
     assert values(kafka, topic) == numbers(range(400), range(400))
 
 
+def test_the_listener_counts_what_spark_cannot_see(spark, kafka, topic, tmp_path):
+    registry = CollectorRegistry()
+    listener = MetricsListener(registry)
+    spark.streams.addListener(listener)
+    sink = foreach_batch_sink(topic, **options(kafka))
+    rows(spark, 0, 100).write.text(str(tmp_path / "in"))
+    name = new_name("query")
+    try:
+        query = (
+            spark.readStream.schema("value string")
+            .text(str(tmp_path / "in"))
+            .writeStream.queryName(name)
+            .foreachBatch(sink)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+        def sample(what, **labels):
+            return registry.get_sample_value(f"kafkasafe_spark_{what}", {"query": name, **labels})
+
+        # Spark tells its listeners later.
+        deadline = time.monotonic() + 60
+        while registry.get_sample_value("kafkasafe_spark_active_queries") != 0 or not sample(
+            "batch_duration_seconds_count"
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert sample("batches_total", outcome="written") == 1
+        assert sample("rows_total", direction="in") == sample("rows_total", direction="out") == 100
+        assert sample("restarts_total") == 0
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
+        sink.close()
+
+
+@pytest.mark.parametrize(
+    ("latest", "behind"),
+    [
+        ({"t": {"0": 15, "1": 7}}, 5),
+        ('{"t": {"0": 10, "1": 9}}', 2),
+        ({"kafkasafe": 1, "topics": {"t": {"partitions": {"0": {"offset": 11}, "2": {"offset": 3}}}}}, 1),
+        (None, None),
+        ("no JSON", None),
+    ],
+)
+def test_how_far_a_query_is_behind(latest, behind):
+    assert _behind([{"endOffset": {"t": {"0": 10, "1": 7}}, "latestOffset": latest}], None) == behind
+
+
 def test_two_writes_of_one_micro_batch_need_two_names(spark, kafka, topic, make, monkeypatch):
     monkeypatch.setattr(
         "kafkasafe.spark.sink._Properties.get", lambda _, name: "run-1" if "job" in name else None
@@ -368,6 +423,16 @@ def test_a_topic_that_is_recompressed_by_the_broker_says_what_to_set(spark, kafk
         make(name)(rows(spark, 0, 10), 0)
     make(name, **{"kafka.compression.type": "gzip"})(rows(spark, 0, 10), 0)
     assert values(kafka, name) == numbers(range(10))
+
+
+def test_a_topic_whose_broker_sets_the_time(spark, kafka, make):
+    name = new_name()
+    kafka.create_topic(name, partitions=2, config={"message.timestamp.type": "LogAppendTime"})
+    for batch_id, codec in enumerate(("none", "lz4")):
+        make(name, **{"kafka.compression.type": codec})(
+            rows(spark, batch_id * 300, batch_id * 300 + 300), batch_id
+        )
+    assert values(kafka, name) == numbers(range(600))
 
 
 def test_no_broker_is_told_with_the_option_to_look_at(spark):

@@ -1,0 +1,204 @@
+"""Streaming queries in Prometheus: a `StreamingQueryListener`.
+
+Spark says how long a batch took and how many rows it read. What the sink made of it (written, skipped as a duplicate,
+resumed) Spark does not know; that comes from the sinks of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from kafkasafe.spark import stats
+
+__all__ = ["MetricsListener"]
+
+_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class MetricsListener(StreamingQueryListener):
+    """Counts what streaming queries do, for Prometheus.
+
+    ```python
+    spark.streams.addListener(MetricsListener())
+    ```
+
+    Families, with the label `query` (its name, or its id where it has none):
+
+    - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sinks: `written`, `duplicate` (committed
+      before, skipped), `resumed` (written with more than one transaction), `failed`.
+    - `kafkasafe_spark_rows_total{direction}`: `in` (read, as Spark says), `out` (committed by the sinks).
+    - `kafkasafe_spark_restarts_total`, `kafkasafe_spark_retries_total`: transactions begun again; requests sent again.
+    - `kafkasafe_spark_batch_duration_seconds`: histogram of whole micro-batches, as Spark says.
+    - `kafkasafe_spark_offsets_behind_latest`: records between the end of the last batch and the end of the logs; only
+      for sources that tell where the logs end.
+    - `kafkasafe_spark_active_queries`.
+
+    Args:
+        registry: Prometheus's own by default.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._collector = _Collector()
+        self._registry = registry
+        registry.register(self._collector)
+
+    def close(self) -> None:
+        """Takes the families out of the registry."""
+        self._registry.unregister(self._collector)
+
+    # Spark's names.
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """A query began."""
+        self._collector.started(str(event.id), event.name)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """A micro-batch ended."""
+        self._collector.progress(json.loads(event.progress.json))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """There was nothing to do."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """A query ended. Its counts stay."""
+        self._collector.ended(str(event.id))
+
+
+class _Query:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.active = True
+        self.rows = 0
+        self.seconds = 0.0
+        self.counts = [0] * (len(_BUCKETS_S) + 1)
+        self.behind: int | None = None
+        self.last_batch = -1
+
+
+class _Collector(Collector):
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queries: dict[str, _Query] = {}
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are checked when something is collected."""
+        return []
+
+    def started(self, query_id: str, name: str | None) -> None:
+        with self._lock:
+            query = self._queries.setdefault(query_id, _Query(name or query_id))
+            query.active = True
+
+    def ended(self, query_id: str) -> None:
+        with self._lock:
+            if query_id in self._queries:
+                self._queries[query_id].active = False
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        query_id = str(progress["id"])
+        with self._lock:
+            query = self._queries.setdefault(query_id, _Query(progress.get("name") or query_id))
+            query.behind = _behind(progress.get("sources", ()), query.behind)
+            batch = int(progress.get("batchId", -1))
+            # Spark reports a query that waits again and again, with the number of the batch to come.
+            took = progress.get("durationMs", {})
+            if "addBatch" not in took or batch == query.last_batch:
+                return
+            query.last_batch = batch
+            query.rows += max(0, int(progress.get("numInputRows", 0)))
+            seconds = took.get("triggerExecution", took["addBatch"]) / 1000
+            query.seconds += seconds
+            query.counts[sum(seconds > bound for bound in _BUCKETS_S)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        batches = CounterMetricFamily(
+            "kafkasafe_spark_batches", "Micro-batches of the sinks, by outcome.", labels=["query", "outcome"]
+        )
+        rows = CounterMetricFamily(
+            "kafkasafe_spark_rows", "Rows read and committed.", labels=["query", "direction"]
+        )
+        restarts = CounterMetricFamily(
+            "kafkasafe_spark_restarts", "Transactions begun again for the same micro-batch.", labels=["query"]
+        )
+        retries = CounterMetricFamily(
+            "kafkasafe_spark_retries", "Requests that tasks sent again.", labels=["query"]
+        )
+        duration = HistogramMetricFamily(
+            "kafkasafe_spark_batch_duration_seconds", "Time of a micro-batch.", labels=["query"]
+        )
+        behind = GaugeMetricFamily(
+            "kafkasafe_spark_offsets_behind_latest", "Records not read yet.", labels=["query"]
+        )
+        active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Queries that run.")
+        with self._lock:
+            names = {query_id: query.name for query_id, query in self._queries.items()}
+            active.add_metric([], sum(query.active for query in self._queries.values()))
+            for query in self._queries.values():
+                rows.add_metric([query.name, "in"], query.rows)
+                if query.behind is not None:
+                    behind.add_metric([query.name], query.behind)
+                total, buckets = 0, []
+                for bound, count in zip([*map(str, _BUCKETS_S), "+Inf"], query.counts, strict=True):
+                    total += count
+                    buckets.append((bound, float(total)))
+                duration.add_metric([query.name], buckets, query.seconds)
+        for (query_id, outcome), count in stats.batches.copy().items():
+            batches.add_metric([names.get(query_id, query_id), outcome], count)
+        for family, counts, labels in (
+            (rows, stats.rows, ["out"]),
+            (restarts, stats.restarts, []),
+            (retries, stats.retries, []),
+        ):
+            for query_id, count in counts.copy().items():
+                family.add_metric([names.get(query_id, query_id), *labels], count)
+        yield from (batches, rows, restarts, retries, duration, behind, active)
+
+
+def _behind(sources: Any, before: int | None) -> int | None:
+    """Records between where the sources are and where their logs end; as before where none of them tells."""
+    total, told = 0, False
+    for source in sources:
+        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+        if end and latest:
+            told = True
+            total += sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items())
+    return total if told else before
+
+
+def _offsets(position: Any) -> dict[tuple[str, str], int]:
+    """(topic, partition) → offset, of Spark's own Kafka source or of kafkasafe's."""
+    if isinstance(position, str):
+        try:
+            position = json.loads(position)
+        except ValueError:
+            return {}
+    if not isinstance(position, dict):
+        return {}
+    if "kafkasafe" in position:
+        return {
+            (topic, number): mark["offset"]
+            for topic, of_topic in position.get("topics", {}).items()
+            for number, mark in of_topic.get("partitions", {}).items()
+        }
+    return {
+        (topic, number): offset
+        for topic, offsets in position.items()
+        if isinstance(offsets, dict)
+        for number, offset in offsets.items()
+        if isinstance(offset, int)
+    }
