@@ -8,7 +8,7 @@ query; `read` in the executors' workers. So readers are pickled before they have
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -85,6 +85,23 @@ class KafkaSafeSource(DataSource):
                 ) from None
             return StreamReader(options, schema)
         return LimitedStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002 - Spark's signature
+        """There is none: see `write_batch`."""
+        raise error(
+            "WRITE_UNSUPPORTED",
+            'df.write.format("kafkasafe") is not supported, because Spark does not let a Python data source say which'
+            " rows come to one task: use kafkasafe.spark.write_batch(df, topic, ...), which writes in one transaction.",
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802, ARG002 - Spark's name
+        """There is none: see `foreach_batch_sink`."""
+        raise error(
+            "WRITE_UNSUPPORTED",
+            'writeStream.format("kafkasafe") is not supported, because Spark does not let a Python data source say'
+            " which rows come to one task: use writeStream.foreachBatch(kafkasafe.spark.foreach_batch_sink(topic)),"
+            " which writes each micro-batch exactly once.",
+        )
 
 
 class _Reading:
