@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -18,10 +17,11 @@ from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
 from kafkasafe._core.batch import Compression
 from kafkasafe.errors import ConfigError
+from kafkasafe.logs import EventLog
 
 __all__ = ["ConsumerConfig", "DeadLetter", "ProducerConfig", "validate", "validate_consumer"]
 
-log = logging.getLogger("kafkasafe")
+log = EventLog("config")
 
 DeadLetter: TypeAlias = Callable[..., object]
 
@@ -97,7 +97,7 @@ class ProducerConfig:
         state_age_s: How long after a batch's timestamp the broker surely remembers its producer.
     """
 
-    kafka: Mapping[str, Any]
+    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
     client_id: str
     acks: int
     compression: Compression
@@ -161,7 +161,7 @@ class ConsumerConfig:
         remote_storage_timeout_s: After how long without remote storage `poll` says so; None: never.
     """
 
-    kafka: Mapping[str, Any]
+    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
     on_divergence: Literal["raise", "seek"] | Callable[[Any], int | None]
     on_event: Callable[[Any], object] | None
     offsets_path: Path | None
@@ -231,7 +231,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         raise ConfigError(f"acks must be 'all', -1 or 1, not {merged['acks']!r}")
     if acks == 1:
         log.warning(
-            "acks=1: what only the leader has can be lost with it; 'all' is what makes delivery lossless"
+            "acks=1: what only the leader has can be lost with it; 'all' is what makes delivery lossless",
+            event="option_weak",
         )
     if merged["transactional_id"] is not None:
         raise ConfigError(
@@ -247,7 +248,9 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         raise ConfigError(f"compression_type must be one of {known}, not {merged['compression_type']!r}")
     if merged["retries"] not in {float("inf"), 2147483647}:
         log.warning(
-            "retries=%s has no effect: a record that waits on disk is never given up", merged["retries"]
+            "retries=%s has no effect: a record that waits on disk is never given up",
+            merged["retries"],
+            event="option_ignored",
         )
     _check_connection(merged)
     window = _number(merged, "max_in_flight_requests_per_connection", least=1)

@@ -19,6 +19,7 @@ import functools
 import logging
 import math
 import random
+import re
 import struct
 import threading
 import time
@@ -72,12 +73,13 @@ from kafkasafe.events import (
     PartitionReady,
     PositionReset,
 )
+from kafkasafe.logs import EventLog
 from kafkasafe.metrics import consumer_readings, install
 from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
 
 __all__ = ["Offsets", "SafeConsumer"]
 
-log = logging.getLogger(__name__)
+log = EventLog("consumer")
 
 EARLIEST: Final = -2
 LOCAL_START: Final = -4
@@ -324,6 +326,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             self._safe.offsets_path, hold_timeout_s=self._safe.offsets_hold_timeout_s
         )
         self.counters: collections.Counter[str] = collections.Counter()
+        self._log = log.bind(client_id=options.get("client_id", KafkaConsumer.DEFAULT_CONFIG["client_id"]))
         self._stats = ConsumerStats()
         self._lock = threading.Lock()
         self._transport: Transport | None = None
@@ -422,7 +425,13 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             self._memory.save()
         except OSError:
             # Reading goes on: without the file only the next life knows less. `close` raises it.
-            log.exception("%s could not be written", self._safe.lineage_path)
+            log.exception(
+                "%s could not be written",
+                self._safe.lineage_path,
+                client_id=self.client_id,
+                path=str(self._safe.lineage_path),
+                event="lineage_not_written",
+            )
             self.counters["lineage_write_errors"] += 1
             self._save_due = time.monotonic() + _SAVE_AGAIN_S
         else:
@@ -1094,7 +1103,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         if only is not None:
             undecided = [part for part in undecided if part is self._parts.get(only)]
         elif undecided := [part for part in undecided if not part.told]:
-            log.debug("%s partitions wait for a decision", len(undecided))
+            self._log.debug("%s partitions wait for a decision", len(undecided), event="undecided")
         if undecided:
             raise self._told(undecided)
 
@@ -1157,7 +1166,18 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         if part.state.awaiting_reset or not isinstance(error, kafka_errors.KafkaError):
             raise error
         # Brokers before 2.3 do not let clients ask about epochs; without the right to ask, fetching fails by itself.
-        log.warning("%s-%s: what was read cannot be compared with the log: %r", tp.topic, tp.partition, error)
+        self._log.seldom(
+            logging.WARNING,
+            "not_comparable",
+            f"{tp.topic}-{tp.partition}",
+            "%s-%s: what was read cannot be compared with the log: %r",
+            tp.topic,
+            tp.partition,
+            error,
+            topic=tp.topic,
+            partition=tp.partition,
+            error=type(error).__name__,
+        )
         part.suspected = False
         part.checked = self._leadership(tp)
         part.state.complete_validation()
@@ -1238,7 +1258,19 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                     part.marks.truncate(part.position)
                 part.state.position = OffsetAndMetadata(part.position, "", UNDEFINED)
             if isinstance(outcome, Unknown):
-                log.info("%s-%s at %s: %s", tp.topic, tp.partition, part.position, outcome.reason)
+                self._log.seldom(
+                    logging.INFO,
+                    "unknown_lineage",
+                    f"{tp.topic}-{tp.partition}",
+                    "%s-%s at %s: %s",
+                    tp.topic,
+                    tp.partition,
+                    part.position,
+                    outcome.reason,
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    position=part.position,
+                )
             part.state.complete_validation()
             return
         part.suspected = False
@@ -1426,18 +1458,30 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         self._count(event)
         match event:
             case LogDiverged() | OffsetLowered():
-                log.error("%s", event)
+                self._say(logging.ERROR, event)
             case PositionReset(skipped=skipped) if skipped is not None:
-                log.warning("%s", event)
+                self._say(logging.WARNING, event)
             case _:
-                log.info("%s", event)
+                self._say(logging.INFO, event)
         if self._safe.on_event is None:
             return
         try:
             self._safe.on_event(event)
         except Exception:
             # The hook is the application's: it must not decide what becomes of the partition.
-            log.exception("on_event failed for %s", event)
+            self._log.exception("on_event failed for %s", event, event="hook_failed")
+
+    def _say(self, level: int, event: ConsumerEvent) -> None:
+        """The level that never repeats by itself is said each time: a loss, a position that was moved."""
+        fields = {"topic": event.topic, "partition": event.partition}
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+        if level == logging.INFO:
+            about = f"{event.topic}-{event.partition}"
+            self._log.seldom(level, name, about, "%s", event, **fields)
+        elif level == logging.WARNING:
+            self._log.warning("%s", event, event=name, **fields)
+        else:
+            self._log.error("%s", event, event=name, **fields)
 
     def _count(self, event: ConsumerEvent) -> None:
         stats, topic = self._stats, event.topic
@@ -1581,7 +1625,14 @@ class _Coordinator(ConsumerCoordinator):
                     )
                 )
             except kafka_errors.InvalidMetadataError as error:
-                log.info("No group coordinator yet: %r", error)
+                self.owner._log.seldom(
+                    logging.INFO,
+                    "no_coordinator",
+                    "",
+                    "No group coordinator yet: %r",
+                    error,
+                    error=type(error).__name__,
+                )
             if time.monotonic() >= deadline:
                 return False
             await self._manager._net.sleep(self.config["retry_backoff_ms"] / 1000)
@@ -1594,9 +1645,10 @@ class _Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            log.warning(
+            self.owner._log.warning(
                 "offset.metadata.max.bytes of the brokers is below 2048: what was read before cannot be kept with"
-                " committed offsets"
+                " committed offsets",
+                event="lineage_not_kept",
             )
             self.owner._keeps_lineage = False
             return await parent._send_offset_commit_request(offsets)

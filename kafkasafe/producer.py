@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import operator
 import os
 import random
@@ -34,12 +33,13 @@ from kafkasafe.errors import (
     SpoolError,
     SpoolFullError,
 )
+from kafkasafe.logs import EventLog
 from kafkasafe.metrics import flush as flush_metrics
 from kafkasafe.metrics import install, producer_readings
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
-log = logging.getLogger("kafkasafe")
+log = EventLog("producer")
 
 _MAX_RECORDS: Final = 8192
 _RECORD_OVERHEAD: Final = 16
@@ -347,11 +347,22 @@ class SafeProducer:
         files = OsFiles()
         directory = SpoolDirectory.open(config.spool_dir, files=files)
         if config.spool_dir_is_default:
-            log.info("Records wait in %s (spool_dir or KAFKASAFE_SPOOL_DIR change it)", config.spool_dir)
+            log.info(
+                "Records wait in %s (spool_dir or KAFKASAFE_SPOOL_DIR change it)",
+                config.spool_dir,
+                client_id=config.client_id,
+                path=str(config.spool_dir),
+                event="spool_directory",
+            )
         reason = volatile_reason(config.spool_dir)
         if reason is not None:
             log.warning(
-                "The spool %s does not survive a restart of the machine: %s", config.spool_dir, reason
+                "The spool %s does not survive a restart of the machine: %s",
+                config.spool_dir,
+                reason,
+                client_id=config.client_id,
+                path=str(config.spool_dir),
+                event="spool_volatile",
             )
         lock = directory.take_lane(config.spool_lane)
         try:
@@ -708,7 +719,13 @@ class SafeProducer:
                 )
             except Exception:
                 # The partitioner is the user's, the records are accepted: they go where the default one puts them.
-                log.exception("%s: the partitioner failed; records go where KafkaProducer's puts them", topic)
+                log.exception(
+                    "%s: the partitioner failed; records go where KafkaProducer's puts them",
+                    topic,
+                    client_id=self.client_id,
+                    topic=topic,
+                    event="partitioner_failed",
+                )
         # Records without a key go together: to one partition per batch, another one each time (KIP-480).
         self._rotation += 1
         if None not in keys:
@@ -849,7 +866,12 @@ class SafeProducer:
         if self._config.spool == "on_error":
             pump.spill_all()
         if not pump.wait(lambda: pump.spooled(number), limit_s) and pump.failure is None:
-            log.error("Not everything could be made durable within %.0f s of close()", limit_s)
+            log.error(
+                "Not everything could be made durable within %.0f s of close()",
+                limit_s,
+                client_id=self.client_id,
+                event="not_durable",
+            )
 
     def resume_parked(self, *, resend: bool) -> None:
         """Decide about every undecidable batch.
@@ -1068,7 +1090,7 @@ def _safely(call: Callable[[], object]) -> None:
         call()
     except Exception:
         # The callback is the user's.
-        log.exception("Error processing callback")
+        log.exception("Error processing callback", event="callback_failed")
 
 
 _PRODUCERS: weakref.WeakSet[SafeProducer] = weakref.WeakSet()

@@ -61,10 +61,11 @@ from kafkasafe.errors import (
     UsageError,
     WrongClusterError,
 )
+from kafkasafe.logs import EventLog
 
 __all__ = ["UNCHOSEN", "Parcel", "Pump", "given_partition", "given_partitions"]
 
-log = logging.getLogger("kafkasafe")
+log = EventLog("producer")
 
 UNCHOSEN: Final = j.UNCHOSEN
 
@@ -82,7 +83,6 @@ _CALM: Final = 4
 """A partition in trouble goes on when no more than so many of its requests of the last second failed or were questions.
 What it does before it looks at that again takes five at most (epoch, log start, log end, log, send). So it is less than
 ten a second, whatever is answered."""
-_LOG_EVERY_S: Final = 10.0
 _SEQUENCE_ERRORS: Final = frozenset(
     {
         "OUT_OF_ORDER_SEQUENCE_NUMBER",
@@ -266,7 +266,7 @@ class Pump:
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
         self._cluster_id: str | None = None
         self._stranger: WrongClusterError | None = None
-        self._complained: dict[str, float] = {}
+        self._log = log.bind(client_id=config.client_id)
         self._memory = 0
         self._own: Lane
         self._lanes: list[Lane] = []
@@ -502,10 +502,16 @@ class Pump:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
-            log.error("The producer ended: %s", error)  # noqa: TRY400 - it says what is safe and what to do
+            # Not with its traceback: it says what is safe and what to do.
+            self._log.error(
+                "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
+            )
             self._fail(error)
         except BaseException as error:
-            log.exception("The producer ended by an error; everything durable is safe in the spool")
+            self._log.exception(
+                "The producer ended by an error; everything durable is safe in the spool",
+                event="producer_ended",
+            )
             self._fail(error)
         finally:
             self._shut()
@@ -630,7 +636,16 @@ class Pump:
             records = sum(batch.count for _, _, batch in waiting)
             doubt = sum(batch.identity is not None for _, _, batch in waiting)
             self.stats.replayed_records += records
-            log.info("%s: %d batches (%d records) of an earlier life", lane.name, len(waiting), records)
+            self._log.info(
+                "%s: %d batches (%d records) of an earlier life",
+                lane.name,
+                len(waiting),
+                records,
+                lane=lane.name,
+                batches=len(waiting),
+                records=records,
+                event="spool_recovered",
+            )
             if own:
                 self._emit(events.SpoolRecovered(lane.name, len(waiting), records, doubt))
             else:
@@ -653,17 +668,28 @@ class Pump:
             found = self._directory.dead_lanes()
         except SpoolError as error:
             # Too many open files, a directory that cannot be read for a moment: the own lane works all the same.
-            self._complain("adopt", "Lanes left behind cannot be looked for: %s", error)
+            self._log.seldom(
+                logging.WARNING,
+                "lanes_unreadable",
+                "",
+                "Lanes left behind cannot be looked for: %s",
+                error,
+                error=type(error).__name__,
+            )
             found = []
         for lock in found:
             try:
                 lane = self._open_lane(lock, own=False)
             except SpoolError as error:
-                self._complain(
-                    f"adopt {lock.path.name}",
+                self._log.seldom(
+                    logging.WARNING,
+                    "lane_not_adopted",
+                    lock.path.name,
                     "%s was left behind and cannot be adopted: %s",
                     lock.path.name,
                     error,
+                    lane=lock.path.name,
+                    error=type(error).__name__,
                 )
                 continue
             self._lanes.append(lane)
@@ -680,7 +706,14 @@ class Pump:
             lane.spool.release(position, self._config.retain_acked_bytes, self._retain_since_ms())
             lane.spool.close(closed_mark=True)
         except SpoolError as error:
-            log.warning("%s could not be closed in order; nothing is lost: %s", lane.name, error)
+            self._log.warning(
+                "%s could not be closed in order; nothing is lost: %s",
+                lane.name,
+                error,
+                lane=lane.name,
+                error=type(error).__name__,
+                event="lane_not_closed",
+            )
         finally:
             lane.lock.release()
 
@@ -812,8 +845,16 @@ class Pump:
                 pause_s = self._backoff.pause_s(lane.read_attempt)
                 lane.unreadable_until = time.monotonic() + pause_s
                 self._timer(pause_s, lambda: None)  # wakes
-                self._complain(
-                    f"read {lane.name}", "%s: a read failed, it is tried again: %s", lane.name, error
+                self._log.seldom(
+                    logging.WARNING,
+                    "spool_read_failed",
+                    lane.name,
+                    "%s: a read failed, it is tried again: %s",
+                    lane.name,
+                    error,
+                    lane=lane.name,
+                    attempt=lane.read_attempt,
+                    error=type(error).__name__,
                 )
                 break
             lane.read_attempt = 0
@@ -829,12 +870,20 @@ class Pump:
                 (self._reencode(parent, columns, indexes, partition), indexes)
                 for indexes in _pieces(parent.count, bad)
             ]
-            log.info(
+            self._log.seldom(
+                logging.INFO,
+                "batch_divided",
+                f"{topic}-{partition}",
                 "%s-%d: a batch of %d records is divided: %s",
                 topic,
                 partition,
                 parent.count,
                 divide.batch.message,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=parent.count,
+                code=divide.batch.code,
             )
         else:
             known = lane.journal.topic(parent.topic)
@@ -887,11 +936,16 @@ class Pump:
     def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
         lane.write_attempt += 1
         self.counters["spool_write_errors"] += 1
-        self._complain(
-            f"write {lane.name}",
+        self._log.seldom(
+            logging.WARNING,
+            "spool_write_failed",
+            lane.name,
             "%s: a write failed (%s). Nothing promised is affected; it is tried again. If the disk is full, make room",
             lane.name,
             error,
+            lane=lane.name,
+            attempt=lane.write_attempt,
+            error=type(error).__name__,
         )
         self._emit(events.SpoolWriteFailed(lane.name, str(error), lane.write_attempt))
         if lane.retry_at <= time.monotonic():
@@ -1006,7 +1060,16 @@ class Pump:
         try:
             freed = lane.spool.release(position, retain, self._retain_since_ms())
         except SpoolError as error:
-            self._complain(f"release {lane.name}", "%s: old segments cannot be deleted: %s", lane.name, error)
+            self._log.seldom(
+                logging.WARNING,
+                "segments_not_deleted",
+                lane.name,
+                "%s: old segments cannot be deleted: %s",
+                lane.name,
+                error,
+                lane=lane.name,
+                error=type(error).__name__,
+            )
             return
         if freed:
             lane.journal.released(lane.spool.first_position)
@@ -1144,15 +1207,22 @@ class Pump:
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         self.counters["retries"] += 1
         self.stats.backoff_s["produce"] += pause_s
-        self._complain(
-            f"retry {topic}-{partition}",
+        self._log.seldom(
+            logging.WARNING if wait.attempt > 3 else logging.INFO,
+            "delivery_retried",
+            f"{topic}-{partition}",
             "%s-%d: attempt %d failed, next in %.2f s: %s",
             topic,
             partition,
             wait.attempt,
             pause_s,
             wait.reason,
-            level=logging.WARNING if wait.attempt > 3 else logging.INFO,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            attempt=wait.attempt,
+            pause_s=round(pause_s, 3),
+            error=self._reasons.get((topic, partition), ""),
         )
         self._emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
         if wait.refresh_metadata:
@@ -1174,7 +1244,16 @@ class Pump:
             lane.journal.granted(result.producer_id, result.epoch)
             return
         lane.producer_id_failures += 1
-        self._complain(f"id {lane.name}", "No producer id yet: %s", _text(result.error), level=logging.INFO)
+        self._log.seldom(
+            logging.INFO,
+            "no_producer_id",
+            lane.name,
+            "No producer id yet: %s",
+            _text(result.error),
+            lane=lane.name,
+            attempt=lane.producer_id_failures,
+            error=type(result.error).__name__,
+        )
         pause_s = self._backoff.pause_s(lane.producer_id_failures)
         self._timer(pause_s, lambda: self._want_producer_id(lane))
 
@@ -1220,7 +1299,15 @@ class Pump:
                     raise
                 # A disk that fails or is full: nothing may go anywhere before this is known and written down.
                 attempt += 1
-                self._complain("bind", "Nothing is sent yet, it is tried again: %s", error)
+                self._log.seldom(
+                    logging.WARNING,
+                    "cluster_not_bound",
+                    "",
+                    "Nothing is sent yet, it is tried again: %s",
+                    error,
+                    attempt=attempt,
+                    error=type(error).__name__,
+                )
                 time.sleep(self._backoff.pause_s(attempt))
         if not ours:
             self._stranger = WrongClusterError(
@@ -1231,8 +1318,12 @@ class Pump:
             return
         self._cluster_id = cluster_id
         if bound is not None and bound != cluster_id:
-            log.warning(
-                "%s was used for cluster %s until now; nothing waited for it", self._directory.path, bound
+            self._log.warning(
+                "%s was used for cluster %s until now; nothing waited for it",
+                self._directory.path,
+                bound,
+                path=str(self._directory.path),
+                event="cluster_changed",
             )
             for lane in self._lanes:
                 lane.journal.new_cluster()
@@ -1398,7 +1489,19 @@ class Pump:
             fate = "The spool does not have them any more: retain_acked_bytes or retain_acked_s keep them"
         else:
             fate = f"Nothing is sent again (on_acked_loss={self._config.on_acked_loss!r})"
-        log.error("%s. %s", message, fate)
+        self._log.error(
+            "%s. %s",
+            message,
+            fate,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=loss.records,
+            first_offset=loss.first_offset,
+            last_offset=loss.last_offset,
+            detector=loss.cause.value,
+            event="acked_data_lost",
+        )
         healing = lane.healing.setdefault(loss.destination, _Healing())
         for at, number, batch in lane.journal.batches():
             if batch.handle not in lane.parcels and (at, number) == (topic, partition):
@@ -1447,7 +1550,17 @@ class Pump:
             return
         del lane.healing[batch.destination]
         topic, partition = lane.journal.address(batch.destination)
-        log.warning("%s-%d: %d lost records are in the log again", topic, partition, healing.records)
+        self._log.warning(
+            "%s-%d: %d lost records are in the log again",
+            topic,
+            partition,
+            healing.records,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=healing.records,
+            event="healed",
+        )
         self._emit(
             events.Healed(topic, partition, healing.records, healing.first_offset, healing.last_offset)
         )
@@ -1578,13 +1691,34 @@ class Pump:
             " the producer with on_undecidable='resend' or 'skip'"
         )
         if policy == "raise":
-            log.error("%s", message)
+            self._log.error(
+                "%s",
+                message,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=batch.count,
+                position=batch.position,
+                event="batch_undecidable",
+            )
             error = UndecidableError(message, evidence=evidence)
             with self.lock:
                 self.parked = error
                 self.cond.notify_all()
             return
-        log.warning("%s-%d: undecidable batch, policy %r: %s", topic, partition, policy, evidence)
+        self._log.warning(
+            "%s-%d: undecidable batch, policy %r: %s",
+            topic,
+            partition,
+            policy,
+            evidence,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=batch.count,
+            position=batch.position,
+            event="batch_undecidable",
+        )
         lane.journal.decide(batch, resend=policy == "resend")
 
     def _keep_rejected(self, lane: Lane, batch: j.Batch) -> None:
@@ -1599,9 +1733,36 @@ class Pump:
         try:
             _write_aside(folder, name, data)
         except OSError as error:
-            log.error("%s-%d: refused records could not be kept in %s: %s", topic, partition, name, error)  # noqa: TRY400
-        log.error(
-            "%s-%d: %d records refused: %s; kept in %s", topic, partition, batch.count, batch.message, name
+            # Not with its traceback: a disk's error says all.
+            self._log.error(
+                "%s-%d: refused records could not be kept in %s: %s",
+                topic,
+                partition,
+                name,
+                error,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=batch.count,
+                error=type(error).__name__,
+                event="rejected_not_kept",
+            )
+        self._log.seldom(
+            logging.ERROR,
+            "batch_rejected",
+            f"{topic}-{partition} {batch.code}",
+            "%s-%d: %d records refused: %s; kept in %s",
+            topic,
+            partition,
+            batch.count,
+            batch.message,
+            name,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=batch.count,
+            code=batch.code,
+            path=str(name),
         )
         self._emit(events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, str(name)))
         if parcel.data is None:
@@ -1629,7 +1790,12 @@ class Pump:
                 )
             except Exception:
                 # The handler is the user's; its records are in `rejected/` all the same.
-                log.exception("The dead-letter handler failed; the record is kept in the spool directory")
+                self._log.exception(
+                    "The dead-letter handler failed; the record is kept in the spool directory",
+                    topic=topic,
+                    partition=partition,
+                    event="dead_letter_failed",
+                )
 
     def _emit(self, event: events.Event) -> None:
         if self._config.on_event is None:
@@ -1638,14 +1804,7 @@ class Pump:
             self._config.on_event(event)
         except Exception:
             # The hook is the user's: it must not stop delivery.
-            log.exception("on_event failed for %s", event)
-
-    def _complain(self, about: str, message: str, *args: object, level: int = logging.WARNING) -> None:
-        """Log, but not the same thing again and again in an outage."""
-        now = time.monotonic()
-        if now - self._complained.get(about, -_LOG_EVERY_S) >= _LOG_EVERY_S:
-            self._complained[about] = now
-            log.log(level, message, *args)
+            self._log.exception("on_event failed for %s", event, event="hook_failed")
 
 
 class _Question:

@@ -19,10 +19,11 @@ from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.classification import ErrorAction, Verdict, classify
 from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.logs import EventLog
 
 __all__ = ["Backoff", "RetryEvent", "RetryPolicy"]
 
-log = logging.getLogger("kafkasafe.retry")
+log = EventLog("retry")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -390,17 +391,33 @@ class _Call:
         elapsed_s = self._elapsed_s()
         name = _name(self._function)
         if pause_s is not None:
-            log.info(
+            log.seldom(
+                logging.INFO,
+                "retry",
+                name,
                 "%s failed (try %d, %.1f s): %r; again in %.2f s",
                 name,
                 self._tries,
                 elapsed_s,
                 error,
                 pause_s,
+                attempt=self._tries,
+                pause_s=pause_s,
+                error=type(error).__name__,
             )
         else:
-            log.info(
-                "%s failed (try %d, %.1f s): %r; given up (%s)", name, self._tries, elapsed_s, error, gave_up
+            log.seldom(
+                logging.INFO,
+                "retry_given_up",
+                name,
+                "%s failed (try %d, %.1f s): %r; given up (%s)",
+                name,
+                self._tries,
+                elapsed_s,
+                error,
+                gave_up,
+                attempt=self._tries,
+                error=type(error).__name__,
             )
         if self._policy._on_retry is None:
             return
@@ -409,7 +426,7 @@ class _Call:
             self._policy._on_retry(event)
         except Exception:
             # The hook is the user's: it must not decide what becomes of the call.
-            log.exception("on_retry failed for %s", event)
+            log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
         """Says on the raised error what was tried, once: a function may raise the same instance for ever."""

@@ -31,10 +31,11 @@ from kafkasafe._io.recovery import (
     segment_name,
 )
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+from kafkasafe.logs import EventLog
 
 __all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool", "copy_aside", "cut_tail"]
 
-log = logging.getLogger("kafkasafe")
+log = EventLog("spool")
 
 Sync = Literal["group", "each", "os"]
 
@@ -508,8 +509,13 @@ class Spool:
             self._files.unlink(self._lane / _SPARE)
             # Space is free only when the deletion is durable.
             self._files.sync_directory(self._lane)
-            log.warning(
-                "%s: the disk is full to the last byte; the reserve was given up for marks", self._lane
+            log.seldom(
+                logging.WARNING,
+                "reserve_given_up",
+                str(self._lane),
+                "%s: the disk is full to the last byte; the reserve was given up for marks",
+                self._lane,
+                lane=self._lane.name,
             )
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -582,7 +588,16 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
         files.make_directory(folder)
     for damage in damaged:
         path = folder / f"{damage.path.stem}-{damage.start}.bad"
-        log.error("%s: %s; copied to %s", lane, damage, path)
+        log.error(
+            "%s: %s; copied to %s",
+            lane,
+            damage,
+            path,
+            lane=lane.name,
+            position=damage.position,
+            path=str(path),
+            event="damage_quarantined",
+        )
         content = _range(files, damage)
         handle = files.open(path, write=True, create=True)
         try:
@@ -626,7 +641,15 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
             cut = files.size(handle) - last.size_bytes
             files.truncate(handle, last.size_bytes)
             if cut:
-                log.info("%s: %d bytes of a torn tail were cut off %s", lane, cut, last.path.name)
+                log.info(
+                    "%s: %d bytes of a torn tail were cut off %s",
+                    lane,
+                    cut,
+                    last.path.name,
+                    lane=lane.name,
+                    path=str(last.path),
+                    event="torn_tail_cut",
+                )
                 files.sync_data(handle)
         finally:
             files.close(handle)

@@ -38,7 +38,6 @@ import functools
 import heapq
 import ipaddress
 import itertools
-import logging
 import os
 import random
 import socket
@@ -67,8 +66,9 @@ from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._core.batch import BatchHeader, iter_headers
 from kafkasafe.errors import ForkedProcessError
+from kafkasafe.logs import EventLog, limit_foreign, own_threads
 
-log = logging.getLogger(__name__)
+log = EventLog("network")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NodeId: TypeAlias = int | str
@@ -578,15 +578,20 @@ class _Loop(NetworkSelector):
     on_exit: Callable[[], None]
 
     def run_forever(self) -> None:
+        own_threads.add(threading.get_ident())
         try:
             super().run_forever()  # type: ignore[no-untyped-call]
         except Exception:
-            log.exception("The network thread ended by an error: this producer can send nothing any more")
+            log.exception(
+                "The network thread ended by an error: this producer can send nothing any more",
+                event="network_thread_ended",
+            )
         finally:
             self._stop = True  # close() must not try to join its own thread
             try:
                 self.on_exit()
             finally:
+                own_threads.discard(threading.get_ident())
                 # After a crash close() would run what is ready once more, crash again and leave sockets open.
                 self._ready.clear()
                 self.close()  # type: ignore[no-untyped-call]
@@ -727,7 +732,7 @@ def _safely(reply: Callable[..., None], *args: Any) -> None:
         reply(*args)
     except Exception:
         # One callback's error must not cost the others theirs.
-        log.exception("A reply callback raised")
+        log.exception("A reply callback raised", event="callback_failed")
 
 
 class _KafkaCall(_Call):
@@ -1213,6 +1218,8 @@ class Transport:
         loop_settings = {key: value for key, value in settings.items() if key in _LOOP_OPTIONS}
 
         self._client_id: str = settings["client_id"]
+        self._log = log.bind(client_id=self._client_id)
+        limit_foreign()
         make_loop: Any = _Loop
         make_manager: Any = _Manager
         self._net: Any = make_loop(**loop_settings)
@@ -1789,7 +1796,7 @@ class Transport:
                     run()
             except Exception:
                 # A bug, but one that must not take the other jobs with it.
-                log.exception("A request could not be passed on")
+                log.exception("A request could not be passed on", event="request_failed")
 
     def _empty_inbox(self, error: BaseException) -> None:
         while True:
@@ -2166,7 +2173,7 @@ class Transport:
             self._want_metadata()
             return
         if self._failed_refreshes and not self._connected:
-            log.info("The cluster answers again")
+            self._log.info("The cluster answers again", event="cluster_reachable")
             self._logged_at = -1e9
         self._failed_refreshes = 0
         self._connected = True
@@ -2204,7 +2211,12 @@ class Transport:
     def _log_unreachable(self, error: BaseException, now: float) -> None:
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
-            log.warning("No broker answers (%s); trying again until one does", error)
+            self._log.warning(
+                "No broker answers (%s); trying again until one does",
+                error,
+                error=type(error).__name__,
+                event="cluster_unreachable",
+            )
 
     def _parse_metadata(self, response: Any) -> MetadataRefreshed:
         code = getattr(response, "error_code", 0)
@@ -2214,7 +2226,12 @@ class Transport:
             raise kafka_errors.MetadataEmptyBrokerList("The broker does not know its cluster yet")
         cluster_id = response.cluster_id or None
         if self._cluster_id is not None and cluster_id is not None and cluster_id != self._cluster_id:
-            log.warning("Another cluster answers: %s, until now %s", cluster_id, self._cluster_id)
+            self._log.warning(
+                "Another cluster answers: %s, until now %s",
+                cluster_id,
+                self._cluster_id,
+                event="cluster_changed",
+            )
         cluster = self._manager.cluster
         cluster._brokers = {broker.node_id: broker for broker in response.brokers}
         # KAFKA-9212: brokers before 2.4 may announce stale leader epochs.

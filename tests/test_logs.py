@@ -1,0 +1,172 @@
+"""One tree of loggers, fields, limits; and no secret in any of it."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+import kafkasafe
+from kafkasafe import config
+from kafkasafe.errors import ConfigError
+from kafkasafe.logs import WINDOW_S, EventLog, _Foreign, own_threads
+
+PACKAGE = Path(kafkasafe.__file__).parent
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.DEBUG)
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.fixture
+def records(caplog):
+    """What arrives at the root of the tree."""
+    handler = Kept()
+    logger = logging.getLogger("kafkasafe")
+    caplog.set_level(logging.DEBUG, "kafkasafe")
+    logger.addHandler(handler)
+    yield handler.records
+    logger.removeHandler(handler)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_records_carry_their_fields_and_the_place_of_the_call(records):
+    log = EventLog("producer", client_id="c").bind(lane="lane-000")
+    log.warning("%s: %d", "a", 2, event="something", topic="t", partition=0)
+    (record,) = records
+    assert (record.name, record.levelname, record.getMessage()) == ("kafkasafe.producer", "WARNING", "a: 2")
+    assert (record.event, record.client_id, record.lane, record.topic, record.partition) == (
+        *("something", "c", "lane-000", "t"),
+        0,
+    )
+    assert record.filename == "test_logs.py"
+    assert record.funcName == "test_records_carry_their_fields_and_the_place_of_the_call"
+
+
+def test_a_traceback_where_one_is_wanted(records):
+    log = EventLog("producer")
+    try:
+        int("x")
+    except ValueError:
+        log.exception("failed", event="failed")
+        log.error("failed", event="failed")  # noqa: TRY400
+    assert [bool(record.exc_info) for record in records] == [True, False]
+
+
+def test_one_thing_once_in_a_while_and_a_kind_not_too_often(records):
+    clock = Clock()
+    log = EventLog("producer", clock=clock)
+
+    def outage(partitions):
+        for _ in range(50):
+            for number in range(partitions):
+                log.seldom(logging.WARNING, "retry", f"t-{number}", "t-%d failed", number, partition=number)
+
+    outage(3)
+    assert [record.partition for record in records] == [0, 1, 2]
+    outage(100)
+    assert len(records) == 10
+    assert [record.suppressed for record in records] == [0, 0, 0, 150, 0, 0, 0, 0, 0, 0]
+    # Another kind is another thing.
+    log.seldom(logging.WARNING, "write", "lane", "failed")
+    assert len(records) == 11
+    clock.now += WINDOW_S
+    log.seldom(logging.WARNING, "retry", "t-0", "t-%d failed", 0)
+    # 50 times 103 calls, less the 10 that were logged and the 150 that were told.
+    assert records[-1].suppressed == 50 * 103 - 10 - 150
+    assert records[-1].getMessage().endswith("more of this kind were not logged)")
+
+
+def test_what_nobody_listens_to_does_not_count(caplog):
+    caplog.set_level(logging.WARNING, "kafkasafe")
+    log = EventLog("producer", clock=Clock())
+    log.seldom(logging.INFO, "retry", "t-0", "failed")
+    log.seldom(logging.WARNING, "retry", "t-0", "failed")
+    assert [(record.levelname, record.suppressed) for record in caplog.records] == [("WARNING", 0)]
+
+
+def test_limits_do_not_grow_without_end():
+    clock = Clock()
+    log = EventLog("producer", clock=clock)
+    for number in range(5000):
+        clock.now += 2.0
+        log.seldom(logging.ERROR, "retry", str(number), "failed")
+    assert len(log._limiter._last) <= 1001
+
+
+def test_what_others_log_passes():
+    """kafka-python's records of our own network threads are limited, those of an application's own clients are not."""
+    passes = _Foreign(Clock()).filter
+
+    def record():
+        return logging.LogRecord("kafka.net.manager", logging.ERROR, "", 0, "Connection failed: %s", (), None)
+
+    assert [passes(record()) for _ in range(3)] == [True] * 3
+    own_threads.add(threading.get_ident())
+    try:
+        assert [passes(record()) for _ in range(3)] == [True, False, False]
+    finally:
+        own_threads.discard(threading.get_ident())
+
+
+RESERVED = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}
+
+
+def calls():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "testing" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                yield path, node
+
+
+def test_all_loggers_are_in_the_tree_and_all_records_have_an_event():
+    seen = 0
+    for path, node in calls():
+        where = f"{path.name}:{node.lineno}"
+        if node.func.attr == "getLogger":
+            named = ast.unparse(node.args[0])
+            # The command line silences kafka-python; logs.py limits it.
+            assert "kafkasafe" in named or named == "__name__" or path.name in {"cli.py", "logs.py"}, where
+        if "spark" in path.parts:
+            continue
+        base = ast.unparse(node.func.value)
+        if base.split(".")[-1] in {"log", "_log"} and node.func.attr in {
+            *("debug", "info", "warning", "error", "exception", "seldom"),
+        }:
+            seen += 1
+            names = {keyword.arg for keyword in node.keywords}
+            assert node.func.attr == "seldom" or "event" in names, where
+            assert not names & RESERVED, where
+    assert seen > 30
+
+
+def test_no_secret_in_errors_or_reprs():
+    secret = "hunter2"
+    options = {"bootstrap_servers": "x:1", "sasl_plain_password": secret, "ssl_password": secret}
+    told = repr(config.validate(options)) + repr(config.validate_consumer(options))
+    for wrong in (
+        {"security_protocol": "SASL"},
+        {"acks": 7},
+        {"sasl_plain_pasword": secret},
+        {"linger_ms": "x"},
+    ):
+        with pytest.raises(ConfigError) as raised:
+            config.validate({**options, **wrong})
+        told += str(raised.value) + repr(raised.value)
+    assert secret not in told
