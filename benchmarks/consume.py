@@ -1,0 +1,321 @@
+"""Consumers side by side: records/s from one partition, on one broker, in one run.
+
+    python benchmarks/consume.py [--quick] [--records N] [--repeats N] [--json FILE] [--profile]
+
+Each measurement is a process of its own, so that no client disturbs another one. The topic is written once, by
+confluent-kafka with its defaults (batches of up to 1 MB, not compressed), and is in the page cache. The clock starts as
+soon as some records are there (connections, metadata and a fetch are over; confluent-kafka has fetched ahead) and
+stops with the last one. Repeats are interleaved: one of each client, then the next round; the median counts. Clients so
+slow that they would take minutes read fewer records; all rates are per second. Records are counted, and the last offset
+is checked; nothing is done with them, which favours clients that make an object of each.
+
+The settings are each client's defaults; "16 MB" are larger fetches for whoever takes them. confluent-kafka is asked for
+10,000 messages at a time, poll_arrow for what is there.
+
+A benchmark on a machine that is shared, or whose broker shares its cores, says little in records/s and something in
+ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import cProfile
+import json
+import os
+import platform
+import pstats
+import random
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+CLIENTS = {
+    "kafka-python": "KafkaConsumer.poll",
+    "safe": "SafeConsumer.poll",
+    "confluent": "confluent-kafka consume()",
+    "confluent-16MB": "confluent-kafka consume(), 16 MB",
+    "arrow": "SafeConsumer.poll_arrow",
+    "arrow-16MB": "SafeConsumer.poll_arrow, 16 MB",
+    "arrow-values": "… 16 MB, value and offset alone",
+}
+# Name: bytes of the value, whether lengths vary around it, share of --records.
+TOPICS = {
+    "100 B, keyed": (100, False, 1.0),
+    "100 B on average, 50 to 150, keyed": (100, True, 1.0),
+    "1 KB, keyed": (1024, False, 0.25),
+}
+SHARE = {"kafka-python": 0.15, "safe": 0.15}
+LARGE_FETCH = 16_000_000
+KEYS = 10_000
+JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
+
+
+# --- one measurement, in a process of its own -------------------------------------------------------------------------
+
+
+Poll = Callable[[], tuple[int, int]]
+"""How many records came, and the offset of the last of them."""
+
+
+@contextlib.contextmanager
+def kafka_python(kind: type, servers: list[str], topic: str) -> Iterator[Poll]:
+    from kafka import TopicPartition
+
+    consumer = kind(bootstrap_servers=servers, auto_offset_reset="earliest", enable_auto_commit=False)
+    consumer.assign([TopicPartition(topic, 0)])
+
+    def poll() -> tuple[int, int]:
+        count, last = 0, -1
+        for records in consumer.poll(1000).values():
+            count += len(records)
+            last = records[-1].offset
+        return count, last
+
+    try:
+        yield poll
+    finally:
+        consumer.close()
+
+
+@contextlib.contextmanager
+def arrow(
+    servers: list[str], topic: str, fetch_bytes: int | None, columns: list[str] | None
+) -> Iterator[Poll]:
+    from kafka import TopicPartition
+
+    from kafkasafe.consumer import SafeConsumer
+
+    more = {} if fetch_bytes is None else {"max_partition_fetch_bytes": fetch_bytes}
+    consumer = SafeConsumer(
+        bootstrap_servers=servers, auto_offset_reset="earliest", enable_auto_commit=False, **more
+    )
+    consumer.assign([TopicPartition(topic, 0)])
+
+    def poll() -> tuple[int, int]:
+        table = consumer.poll_arrow(1000, columns=columns)
+        return table.num_rows, table["offset"][-1].as_py() if table.num_rows else -1
+
+    try:
+        yield poll
+    finally:
+        consumer.close()
+
+
+@contextlib.contextmanager
+def confluent(servers: list[str], topic: str, fetch_bytes: int | None) -> Iterator[Poll]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {
+        "bootstrap.servers": ",".join(servers),
+        "group.id": "bench",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+    }
+    if fetch_bytes is not None:
+        settings["fetch.message.max.bytes"] = fetch_bytes
+    consumer = Consumer(settings)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+
+    def poll() -> tuple[int, int]:
+        messages = consumer.consume(10_000, 1.0)
+        return len(messages), messages[-1].offset() if messages else -1
+
+    try:
+        yield poll
+    finally:
+        consumer.close()
+
+
+def open_client(name: str, servers: list[str], topic: str) -> contextlib.AbstractContextManager[Poll]:
+    match name:
+        case "kafka-python":
+            from kafka import KafkaConsumer
+
+            return kafka_python(KafkaConsumer, servers, topic)
+        case "safe":
+            from kafkasafe.consumer import SafeConsumer
+
+            return kafka_python(SafeConsumer, servers, topic)
+        case "confluent" | "confluent-16MB":
+            return confluent(servers, topic, LARGE_FETCH if name.endswith("MB") else None)
+        case _:
+            columns = ["offset", "value"] if name == "arrow-values" else None
+            return arrow(servers, topic, None if name == "arrow" else LARGE_FETCH, columns)
+
+
+def measure(options: argparse.Namespace) -> None:
+    wanted = options.records
+    with open_client(options.client, options.servers.split(","), options.topic) as poll:
+        first, last = 0, -1
+        deadline = time.monotonic() + 60
+        while not first:
+            first, last = poll()
+            if time.monotonic() > deadline:
+                sys.exit(f"{options.client}: nothing came within 60 s")
+        count = first
+        profile = cProfile.Profile() if options.profile else contextlib.nullcontext()
+        cpu = time.process_time()
+        with profile:
+            started = time.perf_counter()
+            while count < wanted:
+                some, offset = poll()
+                count += some
+                last = offset if some else last
+            seconds = time.perf_counter() - started
+        cpu = time.process_time() - cpu
+    if last != count - 1:
+        sys.exit(f"{options.client}: {count} records, and the last one has offset {last}")
+    if isinstance(profile, cProfile.Profile):
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(18)
+    read = count - first
+    print(json.dumps({"records": read, "seconds": seconds, "cpu_us": cpu / read * 1e6}))
+
+
+# --- all measurements -------------------------------------------------------------------------------------------------
+
+
+def fill(cluster, size: int, varies: bool, count: int) -> str:
+    """A topic with so many records."""
+    from confluent_kafka import Producer
+
+    topic = f"bench-{uuid.uuid4().hex[:8]}"
+    cluster.create_topic(topic)
+    producer = Producer(
+        {
+            "bootstrap.servers": ",".join(cluster.bootstrap_servers),
+            "queue.buffering.max.messages": 10_000_000,
+            "queue.buffering.max.kbytes": 2_000_000,
+        }
+    )
+    noise = os.urandom(4 * size + 65_536)
+    rnd = random.Random(size)
+    lengths = [rnd.randint(size // 2, size * 3 // 2) if varies else size for _ in range(1024)]
+    for index in range(count):
+        length = lengths[index & 1023]
+        key = b"customer-%06d" % (index * 7919 % KEYS)
+        producer.produce(topic, noise[index * 61 % 65_536 :][:length], key, 0)
+        if not index & 1023:
+            producer.poll(0)
+    if producer.flush(300):
+        sys.exit("confluent-kafka did not deliver everything")
+    return topic
+
+
+def one(cluster, client: str, topic: str, count: int, options: argparse.Namespace) -> dict[str, float]:
+    command = [
+        *(sys.executable, __file__, "--client", client, "--topic", topic, "--records", str(count)),
+        *("--servers", ",".join(cluster.bootstrap_servers)),
+        *(["--profile"] if options.profile else []),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=300)
+    if done.returncode:
+        sys.exit(f"{client} failed with exit code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine() -> dict[str, object]:
+    model = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": model,
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+
+
+def ratio(rate: float | None, to: float | None) -> str:
+    return f"{rate / to:.2f}x" if rate and to else "-"
+
+
+def run_all(options: argparse.Namespace) -> list[dict[str, object]]:
+    from kafkasafe.testing.broker import KafkaCluster
+
+    facts = machine()
+    print(
+        f"{facts['cores']} cores ({facts['cpu']}), load {facts['load']}, Linux {facts['kernel']},"
+        f" Python {facts['python']}"
+    )
+    names = options.clients.split(",") if options.clients else list(CLIENTS)
+    rows: list[dict[str, object]] = []
+    config = {"file.delete.delay.ms": 0, "log.initial.task.delay.ms": 1000}
+    with KafkaCluster(brokers=1, config=config, java_options=JAVA_OPTIONS) as cluster:
+        for layout, (size, varies, share) in TOPICS.items():
+            total = int(options.records * share)
+            topic = fill(cluster, size, varies, total)
+            # The broker's own warm-up: its compiler has seen what comes.
+            one(cluster, names[-1], topic, total, options)
+            rates: dict[str, list[float]] = {name: [] for name in names}
+            cpu: dict[str, list[float]] = {name: [] for name in names}
+            for _ in range(options.repeats):
+                for name in names:
+                    result = one(cluster, name, topic, int(total * SHARE.get(name, 1.0)), options)
+                    rates[name].append(result["records"] / result["seconds"])
+                    cpu[name].append(result["cpu_us"])
+            cluster.delete_topic(topic)
+            medians = {name: statistics.median(found) for name, found in rates.items()}
+            print(f"\n{layout}")
+            print(
+                f"  {'':36}{'records/s':>12}{'MB/s':>8}{'CPU us':>8}{'/KafkaConsumer':>16}{'/confluent':>12}  runs"
+            )
+            for name in names:
+                rate, used = medians[name], statistics.median(cpu[name])
+                print(
+                    f"  {CLIENTS[name]:36}{rate:>12,.0f}{rate * size / 1e6:>8.0f}{used:>8.2f}"
+                    f"{ratio(rate, medians.get('kafka-python')):>16}{ratio(rate, medians.get('confluent')):>12}"
+                    f"  {' '.join(f'{found / 1000:.0f}k' for found in rates[name])}",
+                    flush=True,
+                )
+                rows.append(
+                    {
+                        "client": name,
+                        "layout": layout,
+                        "records_per_s": round(rate),
+                        "runs": [round(found) for found in rates[name]],
+                        "client_cpu_us": round(used, 3),
+                        "to_kafka_python": medians.get("kafka-python") and rate / medians["kafka-python"],
+                        "to_confluent": medians.get("confluent") and rate / medians["confluent"],
+                    }
+                )
+    if options.json:
+        options.json.write_text(json.dumps({"machine": facts, "results": rows}, indent=1) + "\n")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--records", type=int, default=0, help="per measurement, at 100 B (default 2,000,000)"
+    )
+    parser.add_argument("--repeats", type=int, default=0, help="default 5")
+    parser.add_argument("--quick", action="store_true", help="600,000 records, 3 repeats")
+    parser.add_argument("--clients", help=f"comma-separated, of {', '.join(CLIENTS)}")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", action="store_true", help="cProfile of the polling thread (slower)")
+    child = parser.add_argument_group("one measurement (used by this program itself)")
+    child.add_argument("--client", choices=CLIENTS)
+    for name in ("--topic", "--servers"):
+        child.add_argument(name)
+    options = parser.parse_args()
+    if options.client:
+        measure(options)
+        return
+    options.records = options.records or (600_000 if options.quick else 2_000_000)
+    options.repeats = options.repeats or (3 if options.quick else 5)
+    if unknown := set((options.clients or "").split(",")) - {"", *CLIENTS}:
+        parser.error(f"unknown clients: {', '.join(sorted(unknown))}")
+    run_all(options)
+
+
+if __name__ == "__main__":
+    main()
