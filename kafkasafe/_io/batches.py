@@ -163,6 +163,7 @@ class BatchFetcher(Fetcher):
     _wanted: frozenset[str] | None = None  # columns; None: records
     _left_bytes: int = _CALL_BYTES
     _completed_fetches: Any
+    _manager: Any
     _next_partition_records: Any
     _paused_partition_records: Any
     _subscriptions: Any
@@ -184,6 +185,19 @@ class BatchFetcher(Fetcher):
         if wanted is None:
             return Fetcher.PartitionRecords
         return lambda offset, tp, records, **options: _Batches(wanted, offset, tp, records, **options)
+
+    def fetch_records(
+        self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
+    ) -> Any:
+        """See kafka-python's. While the application works on what it got, more is on its way."""
+        parent: Any = super()
+        records, idle = parent.fetch_records(
+            max_records, update_offsets=update_offsets, timeout_ms=timeout_ms
+        )
+        if records and self._wanted is not None and not self._completed_fetches:
+            # Not waited for: an interrupt here would lose what is to be returned.
+            self._manager.call_soon(self._send_fetches_async)
+        return records, idle
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """See kafka-python's."""

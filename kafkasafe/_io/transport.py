@@ -59,6 +59,7 @@ from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
@@ -355,6 +356,26 @@ class StaleFenceError(kafka_errors.RetriableError):
 # kafka-python's sockets and event loop, with what they lack
 
 
+class _Incoming(KafkaBytes):
+    """A response that is being received; kafka-python's copies what is read from it twice."""
+
+    _idx: int
+
+    @staticmethod
+    def become(parser: Any) -> None:
+        """Makes one of the response that a connection is in the middle of, as all large ones are."""
+        frame = getattr(parser, "_rbuffer", None)
+        if type(frame) is KafkaBytes:
+            frame.__class__ = _Incoming
+
+    def read(self, nbytes: int | None = None) -> bytes:
+        """The next bytes, as many as there are."""
+        start, size = self._idx, len(self)
+        self._idx = size if nbytes is None else min(start + nbytes, size)
+        with memoryview(self) as view, view[start : self._idx] as part:
+            return bytes(part)
+
+
 class _SocketMixin:
     """Reads in large pieces, tries to write before it waits, and dies of any error instead of staying silent."""
 
@@ -380,6 +401,7 @@ class _SocketMixin:
                     sensors.bytes_received.record(len(data))
                 try:
                     self._protocol.data_received(data)
+                    _Incoming.become(getattr(self._protocol, "parser", None))
                 except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
                     error = decoding
             if error is not None:
