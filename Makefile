@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-spark test lint format bench clean
+.PHONY: help demo demo-spark test lint format bench bench-consume clean
 
 help:  ## show the tasks
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
@@ -36,6 +36,9 @@ format: $(STAMP)  ## rewrite the code in the project's format
 
 bench: $(STAMP)  ## throughput beside kafka-python and confluent-kafka
 	$(BIN)/python benchmarks/produce.py $(ARGS)
+
+bench-consume: $(STAMP)  ## consumers beside kafka-python and confluent-kafka
+	$(BIN)/python benchmarks/consume.py $(ARGS)
 
 clean:  ## remove what the tasks made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
