@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 PARTITIONS = 3
 NAMES = {"exact": "exactly-once sink", "naive": "plain foreachBatch", "jvm": "Spark's JVM sink"}
@@ -203,6 +203,25 @@ def count(servers: str, topic: str, rows: int, *, committed: bool) -> dict[str, 
     }
 
 
+class Growth:
+    """Sees that a topic grows: records are being sent now."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.topic = topic
+        self.consumer = Consumer(
+            {"bootstrap.servers": servers, "group.id": "growth", "enable.auto.commit": False}
+        )
+        self.last = [0] * PARTITIONS
+
+    def ends(self) -> list[int]:
+        """Ends of the logs, aborted and open transactions included; those of before where no broker answers."""
+        for number in range(PARTITIONS):
+            with contextlib.suppress(KafkaException):
+                _, end = self.consumer.get_watermark_offsets(TopicPartition(self.topic, number), timeout=0.5)
+                self.last[number] = max(self.last[number], end)
+        return list(self.last)
+
+
 def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Path) -> dict:
     dice = random.Random(seed)  # the same kills for each sink
     topic = f"{sink}-{seed}"
@@ -226,12 +245,15 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     began = time.monotonic()
     down: tuple[int, float] | None = None
     finished = False
+    growth = Growth(servers, topic)
+    before: list[int] | None = None  # of a kill that waits until records are sent
     while not finished:
         lives += 1
         assert lives < 60, "the query does not come to its end"
         life = Life({**settings, "life": seed * 1000 + lives})
         try:
             hit_at: float | None = None
+            before = None
             while True:
                 if down is not None and time.monotonic() > down[1]:
                     cluster.start(down[0], timeout_s=120)
@@ -241,8 +263,15 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                 except queue.Empty:
                     line = []
                 if line[:1] == ["start"] and kills and hit_at is None and down is None:
-                    hit_at = time.monotonic() + dice.uniform(0, options.within)
+                    # Most kills are to meet a batch that is being sent, the others anything else.
+                    if dice.random() < 0.7:
+                        before = growth.ends()
+                    else:
+                        hit_at = time.monotonic() + dice.uniform(0, options.within)
+                elif before is not None and not line and growth.ends() != before:
+                    before, hit_at = None, time.monotonic() + dice.uniform(0, 0.3)
                 elif line[:1] == ["outcome"]:
+                    before = None
                     outcomes[line[1]] += 1
                     done["restarts"] += int(line[2])
                 elif line[:1] == ["finished"]:
@@ -266,7 +295,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     kills.pop()
                     done[what] += 1
                     if sink == "jvm" and kills:  # it says nothing of its batches
-                        hit_at = time.monotonic() + dice.uniform(0.5, 3)
+                        before = growth.ends()
                 if life.process.poll() is not None and life.lines.empty():
                     break
                 assert time.monotonic() - began < options.timeout, "\n".join(life.errors)
@@ -274,6 +303,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
             life.close()
         if options.verbose and not finished:
             print("\n".join(life.errors), file=sys.stderr)
+    growth.consumer.close()
     if down is not None:
         cluster.start(down[0], timeout_s=120)
     result = {

@@ -1,0 +1,182 @@
+"""What a task appends under a transaction that is not its own: claims, fences, repetitions, on a real broker."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from kafkasafe._core import arrow_encode, batch
+from kafkasafe._core.txn import Report
+from kafkasafe._io.appender import Appender, FencedError, RestartError, claim_base
+from kafkasafe._io.transactions import Coordinator
+from kafkasafe._io.transport import Transport
+from kafkasafe.errors import RejectedError
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def transport(kafka):
+    made = Transport({"bootstrap_servers": kafka.bootstrap_servers})
+    made.start()
+    yield made
+    assert made.close(30)
+
+
+@pytest.fixture
+def topic(kafka):
+    name = f"appended-{uuid.uuid4().hex}"
+    kafka.create_topic(name, partitions=2)
+    return name
+
+
+@pytest.fixture
+def coordinator(transport):
+    return Coordinator(transport, f"app-{uuid.uuid4().hex}", timeout_s=60)
+
+
+def begin(coordinator, topic):
+    grant = coordinator.fence(60_000)
+    coordinator.add_partitions(grant, [(topic, 0), (topic, 1)])
+    return grant
+
+
+def appender(transport, grant, attempt=0):
+    return Appender(
+        transport,
+        grant,
+        attempt=attempt,
+        delivery_timeout_s=60,
+        request_timeout_ms=30_000,
+        buffer_bytes=1_000_000,
+    )
+
+
+def encoded(*values, claim=False):
+    now = int(time.time() * 1000)
+    return arrow_encode.encode_columns(
+        None, pa.array(values), timestamp=now, base_timestamp=claim_base(now) if claim else None
+    )
+
+
+def send(task, topic, partition, data):
+    task.append(topic, partition, data)
+    return task.finish()
+
+
+def committed(kafka, topic, partition=0):
+    consumer = KafkaConsumer(
+        bootstrap_servers=kafka.bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False
+    )
+    try:
+        place = TopicPartition(topic, partition)
+        consumer.assign([place])
+        consumer.seek_to_beginning(place)
+        end = consumer.end_offsets([place])[place]
+        found = []
+        while consumer.position(place) < end:
+            for records in consumer.poll(timeout_ms=500).values():
+                found += [record.value for record in records]
+        return found
+    finally:
+        consumer.close()
+
+
+def test_batches_arrive_in_order_and_are_reported(kafka, transport, coordinator, topic):
+    grant = begin(coordinator, topic)
+    task = appender(transport, grant)
+    for partition in (0, 1):
+        assert not task.has(topic, partition)
+        task.append(topic, partition, encoded(b"0", b"1", claim=True))
+        assert task.has(topic, partition)
+        for number in range(2, 30):
+            task.append(topic, partition, encoded(b"%d" % number))
+    assert task.finish() == [Report(topic, 0, 30), Report(topic, 1, 30)]
+    states = coordinator.producers([(topic, 0), (topic, 1)])
+    assert {state.producers[grant.producer_id].last_sequence for state in states.values()} == {29}
+    assert {place[0] for place in coordinator.partitions(grant)} == {topic}
+    coordinator.end(grant, commit=True)
+    assert committed(kafka, topic) == [b"%d" % number for number in range(30)]
+
+
+@pytest.mark.parametrize("second", [(b"x", b"y"), (b"x",), (b"x", b"y", b"z")], ids=["same", "fewer", "more"])
+def test_of_two_attempts_one_ends_before_it_has_changed_anything(
+    kafka, transport, coordinator, topic, second
+):
+    grant = begin(coordinator, topic)
+    first, late = appender(transport, grant), appender(transport, grant, attempt=1)
+    first.append(topic, 0, encoded(b"a", b"b", claim=True))
+    first.finish()
+    # The leader says success to the same number of records, with the first attempt's offset.
+    with pytest.raises(RestartError):
+        send(late, topic, 0, encoded(*second, claim=True))
+    first.append(topic, 0, encoded(b"c"))
+    assert first.finish() == [Report(topic, 0, 3)]
+    coordinator.end(grant, commit=True)
+    assert committed(kafka, topic) == [b"a", b"b", b"c"]
+
+
+def test_two_attempts_at_the_same_time(kafka, transport, coordinator, topic):
+    for number in range(10):
+        grant = begin(coordinator, topic)
+        tasks = [appender(transport, grant, attempt) for attempt in (0, 1)]
+        for attempt, task in enumerate(tasks):
+            task.append(topic, 0, encoded(b"%d-%d" % (number, attempt), claim=True))
+        ends = []
+        for attempt, task in enumerate(tasks):
+            try:
+                task.append(topic, 0, encoded(b"%d-%d" % (number, attempt)))
+                ends.append(task.finish())
+            except RestartError:
+                ends.append(None)
+        winners = [attempt for attempt, end in enumerate(ends) if end is not None]
+        assert len(winners) == 1, ends
+        coordinator.end(grant, commit=True)
+        assert committed(kafka, topic)[-2:] == [b"%d-%d" % (number, winners[0])] * 2
+
+
+def test_an_old_grant_is_worth_nothing(kafka, transport, coordinator, topic):
+    old = begin(coordinator, topic)
+    task = appender(transport, old)
+    task.append(topic, 0, encoded(b"old", claim=True))
+    task.finish()
+    grant = begin(coordinator, topic)
+    with pytest.raises(FencedError):
+        send(task, topic, 0, encoded(b"late"))
+    with pytest.raises(FencedError):
+        send(appender(transport, old), topic, 1, encoded(b"late", claim=True))
+    with pytest.raises(Exception, match=r"(?i)fenced|epoch|hands"):
+        coordinator.partitions(old)
+    coordinator.end(grant, commit=True)
+    assert committed(kafka, topic) == committed(kafka, topic, 1) == []
+
+
+def test_what_the_broker_refuses_is_told(kafka, transport, coordinator):
+    name = f"small-{uuid.uuid4().hex}"
+    kafka.create_topic(name, partitions=2, config={"max.message.bytes": 2000})
+    grant = begin(coordinator, name)
+    with pytest.raises(RejectedError) as told:
+        send(appender(transport, grant), name, 0, encoded(b"x" * 5000, claim=True))
+    assert told.value.code == 10
+    coordinator.end(grant, commit=False)
+
+
+def test_a_marker_is_an_offset_that_comes_with_its_transaction(transport, coordinator, topic):
+    assert coordinator.committed_offset((topic, 0)) is None
+    for number, commit, seen in ((1, True, (1, "m1")), (2, False, (1, "m1")), (3, True, (3, "m3"))):
+        grant = begin(coordinator, topic)
+        coordinator.commit_offset(grant, (topic, 0), number, f"m{number}")
+        coordinator.end(grant, commit=commit)
+        coordinator.end(grant, commit=commit)  # as often as one likes
+        coordinator.fence(60_000)
+        assert coordinator.committed_offset((topic, 0)) == seen
+
+
+def test_claims_differ():
+    bases = {claim_base(1_700_000_000_000) for _ in range(100)}
+    assert len(bases) == 100
+    assert batch.read_header(encoded(b"x", claim=True)).base_timestamp < 1_800_000_000_000
