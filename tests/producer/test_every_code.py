@@ -179,9 +179,9 @@ def read_topics(servers, topics) -> dict[str, harness.Log]:
     return logs
 
 
-def peak(times: list[float]) -> int:
-    """The most in any second."""
-    return max((bisect.bisect_left(times, first + 1) - i for i, first in enumerate(times)), default=0)
+def peak(times: list[float]) -> float:
+    """The most in a second, in any two of them: what was sent a second ago may arrive late on a busy machine."""
+    return max((bisect.bisect_left(times, first + 2) - i for i, first in enumerate(times)), default=0) / 2
 
 
 def busy(wire: Wire, *topics: str) -> dict:

@@ -586,6 +586,8 @@ class TestRequests:
         topic = site.topic(partitions=4)
         with site.transport() as transport:
             ask(transport.refresh_metadata, [topic])
+            for partition in range(4):
+                ask(transport.list_offset, topic, partition, -1)  # it is led
             replies = Replies()
             requests = [ProduceRequest((p, n), topic, p, plain_batch()) for n in range(3) for p in range(4)]
             transport.produce(requests, 1, 5000, replies.produced)
