@@ -92,7 +92,7 @@ def doctor(
         deadline = time.monotonic() + timeout_s
         found, cluster_id = _ask(contents, options, timeout_s, bound, directory)
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
-    damage = [(content.name, str(each)) for content in contents for each in content.log.damage]
+    damage = [(content.name, str(each)) for content in contents for each in content.damage]
     counts = collections.Counter(examined.verdict.finding for examined in found)
     bad = bool(damage or counts[Finding.UNKNOWABLE] or any(c.level == "breaks" for _, c in settings))
     unanswered = options is not None and counts[Finding.NOT_ANSWERED] > 0
@@ -193,7 +193,7 @@ def _print(
         pid = lanes.seems_owned(number)
         owner = f"owned by process {pid}, what it has under way may change" if pid else "owned by nobody"
         print(f"{content.name}: {owner}; {records:,} records in {len(mine):,} batches are not delivered")
-        for damage in content.log.damage:
+        for damage in content.damage:
             print(f"  DAMAGE {damage}: see kafkasafe spool repair")
         for examined in mine:
             batch, verdict = examined.batch, examined.verdict
@@ -252,7 +252,7 @@ def _print_json(
             {
                 "lane": content.name,
                 "owner_pid": lanes.seems_owned(number) or None,
-                "damage": [str(damage) for damage in content.log.damage],
+                "damage": [str(damage) for damage in content.damage],
             }
             for number, content in zip(lanes.lanes(), contents, strict=False)
         ],

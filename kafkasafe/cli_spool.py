@@ -146,7 +146,7 @@ def spool_show(
     rows = []
     damaged = False
     for content in _contents(directory, lane):
-        damaged = damaged or bool(content.log.damage)
+        damaged = damaged or bool(content.damage)
         for batch in content.batches:
             if position is not None and batch.position != position:
                 continue
@@ -268,7 +268,7 @@ def spool_export(
     def rows() -> Iterator[dict[str, Any]]:
         done = 0
         for content in contents:
-            damage.extend(f"{content.name}: {each}" for each in content.log.damage)
+            damage.extend(f"{content.name}: {each}" for each in content.damage)
             for batch in content.batches:
                 done += 1
                 told(done, total)

@@ -307,6 +307,28 @@ def test_a_torn_tail_is_cut_and_kept(capsys, lane):
     opens(lane)
 
 
+def test_a_segment_without_one_intact_group_is_left_and_told(capsys, lane):
+    (segment,) = lane.path.glob("*.log")
+    segment.write_bytes(bytes(reversed(segment.read_bytes())))
+    before = segment.read_bytes()
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--apply")
+    assert (code, "without one intact group" in out) == (1, True)
+    assert segment.read_bytes() == before
+    assert not list(lane.path.glob("repair-*"))
+    for command in (("spool", "show"), ("doctor",)):
+        assert run(capsys, *command, lane.path.parent)[0] == 1
+    code, _, err = run(capsys, "spool", "export", lane.path.parent, "-o", "-")
+    assert (code, "not one intact group" in err) == (1, True)
+
+
+def test_a_lane_that_is_no_directory_is_told(capsys, lane):
+    (lane.path.parent / "lane-001").symlink_to("nowhere")
+    for command in (("spool", "ls"), ("spool", "repair"), ("doctor",)):
+        code, out, err = run(capsys, *command, lane.path.parent)
+        assert (code, out) == (3, "")
+        assert "lane-001 is no directory" in err
+
+
 def test_a_lane_that_a_process_owns_is_left_alone(capsys, lane):
     damage(lane, 0)
     with_lock = SpoolDirectory.open(lane.path.parent, files=OsFiles()).take_lane(0)

@@ -83,6 +83,14 @@ class LaneContent:
     _aside: frozenset[int]
     """Positions of batches that are in rejected/ only."""
 
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """One sentence per damaged range; also where there is not one intact group, and so nothing to be read."""
+        told = tuple(map(str, self.log.damage))
+        if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
+            told += (f"{self.log.torn[0].name}: not one intact group is in it",)
+        return told
+
     def data(self, batch: SpooledBatch) -> bytearray:
         """A batch's bytes, checked.
 

@@ -91,7 +91,15 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
             left.append(_why_left(damage))
         elif step.what != "quarantine" or not _is_told(files, lane, damage):
             steps.append(step)
-    if found.torn is not None:
+    if found.torn is not None and not found.groups:
+        # Not one intact group: whether this was torn at its first write, or all of it is damaged, nothing can tell.
+        left += [
+            f"{path.name}: {size} bytes without one intact group: if it was ever in use, restore it from a copy. A"
+            " producer that opens the lane takes it for a first write that a crash tore, and deletes it"
+            for path in (found.torn[0], *found.doomed)
+            if (size := _size(files, path))
+        ]
+    elif found.torn is not None:
         path, at = found.torn
         size = _size(files, path)
         if size > at:
