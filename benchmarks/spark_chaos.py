@@ -209,7 +209,7 @@ class Growth:
     def __init__(self, servers: str, topic: str) -> None:
         self.topic = topic
         self.consumer = Consumer(
-            {"bootstrap.servers": servers, "group.id": "growth", "enable.auto.commit": False}
+            {"bootstrap.servers": servers, "group.id": "growth", "enable.auto.commit": False, "log_level": 0}
         )
         self.last = [0] * PARTITIONS
 

@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 OutcomeName: TypeAlias = Literal["written", "duplicate", "resumed"]
 
+_OPEN: Final = frozenset({Step.OPEN, Step.WRITE, Step.VERIFY, Step.MARK})  # a transaction may be open
 _MARKER_PARTITIONS: Final = 8
 _FENCED: Final = frozenset({47, 90})
 _SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
@@ -157,12 +158,7 @@ class Session:
             except BaseException as raised:
                 failure = raised
                 event = self._event(step, raised)
-                if (
-                    event is Event.REFUSED
-                    and grant is not None
-                    and step is not Step.COMMIT
-                    and not _is_fenced(raised)
-                ):
+                if event is Event.REFUSED and step in _OPEN and grant is not None and not _is_fenced(raised):
                     self.abort(grant)
             if machine.on(event) is Step.FENCE:
                 log.warning("Batch %d of %s is begun again: %r", batch_id, self._app_id, failure)
