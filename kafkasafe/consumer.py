@@ -103,6 +103,7 @@ _OLD_ANSWERS: Final = 3
 _REMOTE_READ_MS: Final = 1000
 # While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
 _REMINDER_MS: Final = 1000
+_BRIEFLY_MS: Final = 100
 
 # What a deleted topic answers, and for a moment a broker that just started: UNKNOWN_TOPIC_OR_PARTITION,
 # UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID.
@@ -372,9 +373,8 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         """
         undecided = self._undecided()
         if undecided:
-            if not self._has_others():
-                raise self._told(undecided)
-            timeout_ms = min(timeout_ms, _REMINDER_MS)
+            # Even when nobody else has records: the group is looked after in there.
+            timeout_ms = min(timeout_ms, _REMINDER_MS if self._has_others() else _BRIEFLY_MS)
         parent: Any = super()
         records: dict[TopicPartition, list[Any]] = parent.poll(timeout_ms, max_records, update_offsets)
         if self._safe.lineage_path is not None and time.monotonic() >= self._save_due:

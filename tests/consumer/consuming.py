@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -12,8 +13,9 @@ from kafka import KafkaProducer, TopicPartition
 from kafkasafe._core import batch
 from kafkasafe._io.transport import Failure, ProduceRequest, Transport
 from kafkasafe.consumer import SafeConsumer
+from kafkasafe.errors import LogDivergedError
 
-__all__ = ["Consumers", "Raw", "Writer", "collect", "kafka_errors", "new_topic", "until"]
+__all__ = ["Consumers", "Raw", "Slowness", "Writer", "collect", "join", "kafka_errors", "new_topic", "until"]
 
 
 def new_topic(cluster, partitions=1, **more):
@@ -120,6 +122,42 @@ class Raw:
     def code(self, topic, partition=0):
         answer = self.ask(topic, partition)
         return None if isinstance(answer, Failure) else answer.error_code
+
+
+def join(*members):
+    """Polls until the last of these consumers is in the group, and the others know."""
+
+    def joined():
+        for member in members:
+            with contextlib.suppress(LogDivergedError):
+                member.poll(100)
+        generations = {member._coordinator._generation.generation_id for member in members}
+        return len(generations) == 1 and min(generations) >= 0 and not members[0]._coordinator.need_rejoin()
+
+    until(joined, 60, "a rebalance")
+
+
+class Slowness:
+    """How far the machine is behind: what a moment's sleep takes too long at most, seconds."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._measure)
+
+    def _measure(self):
+        while not self._stop.is_set():
+            began = time.monotonic()
+            time.sleep(0.05)
+            self.seconds = max(self.seconds, time.monotonic() - began - 0.05)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
 
 
 class Consumers:

@@ -6,6 +6,8 @@ import itertools
 
 import consuming
 import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import TopicPartition as ConfluentPartition
 from consuming import Consumers, Writer, collect, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
@@ -74,16 +76,56 @@ class Alternation:
         return next(offset for offset, (ours, theirs) in enumerate(pairs) if ours != theirs)
 
 
+# Fetch v11 does not say that a log diverges.
+FETCH_V11 = {"api_version": (2, 4)}
+
+
+def confluent_reads_on(cluster, tp, position, epoch, end):
+    """confluent-kafka, asked to stop at a log that was cut: offsets that it returns."""
+    consumer = ConfluentConsumer(
+        {
+            "bootstrap.servers": ",".join(cluster.bootstrap_servers),
+            "group.id": tp.topic,
+            "auto.offset.reset": "error",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([ConfluentPartition(*tp, position, leader_epoch=epoch)])
+        found = []
+        until(lambda: (found.extend(consumer.consume(100, 0.5)), len(found) >= end - position)[1])
+        assert not any(message.error() for message in found)
+        return [message.offset() for message in found]
+    finally:
+        consumer.close()
+
+
 def test_one_unclean_election_while_reading(cluster, consumers):
+    """By one who is there, one with an old Fetch, and a group that has a restart and a rebalance meanwhile."""
     topic = unclean_topic(cluster)
+    tp = TopicPartition(topic, 0)
     consumer = consumers.assigned(topic, auto_offset_reset="earliest")
+    old = consumers.assigned(topic, auto_offset_reset="earliest", **FETCH_V11)
+    options = {
+        "group_id": topic,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "heartbeat_interval_ms": 300,
+        # A broker that just started may not know the topic yet; kafka-python asks again only then.
+        "metadata_max_age_ms": 1000,
+    }
+    member = consumers(topic, **options)
     with Writer(cluster) as writer:
         writer.write(topic, 10)
-        collect(consumer, 10)
+        for each in (consumer, old, member):
+            collect(each, 10)
 
         def during():
             writer.write(topic, 10, acks=1)
-            collect(consumer, 10)
+            for each in (consumer, old, member):
+                collect(each, 10)
+            member.commit()
+            member.close()
 
         lost = cluster.unclean_failover(topic, during=during)
         assert lost.offsets == range(10, 20)
@@ -95,10 +137,38 @@ def test_one_unclean_election_while_reading(cluster, consumers):
         with pytest.raises(LogDivergedError):  # until it is decided about
             consumer.poll(1000)
         assert len(consumers.of(LogDiverged)) == 1
-        consumer.seek(TopicPartition(topic, 0), event.at)
-        writer.write(topic, 3)
-        assert [record.offset for record in collect(consumer, 3)] == [10, 11, 12]
+        consumer.seek(tp, event.at)
+        writer.write(topic, 13)
+        assert [record.offset for record in collect(consumer, 13)] == list(range(10, 23))
         assert len(consumers.of(LogDiverged)) == 1
+        # The log is longer than it was.
+        with pytest.raises(LogDivergedError) as told:
+            old.poll(20_000)
+        assert (told.value.event.at, told.value.event.replaced) == (10, (10, 19))
+
+        # Back with the committed offset; it is not decided about when another member takes over.
+        one = consumers(topic, **options)
+        until(lambda: diverged(one) == 10)
+        two = consumers(topic, **options)
+        consuming.join(one, two)
+        one.close()
+        until(lambda: diverged(two) == 10, 60)
+        two.seek(tp, 10)
+        assert [record.offset for record in collect(two, 13)] == list(range(10, 23))
+        two.commit()
+        two.close()
+        three = consumers(topic, **options)
+        writer.write(topic, 1)
+        assert [record.offset for record in collect(three, 1)] == [23]
+
+
+def diverged(consumer):
+    """Where, if that is what `poll` says."""
+    try:
+        consumer.poll(200)
+    except LogDivergedError as error:
+        return error.event.at
+    return None
 
 
 def test_many_unclean_elections_are_found_from_every_position(cluster, consumers):
@@ -141,7 +211,8 @@ def test_many_unclean_elections_are_found_from_every_position(cluster, consumers
         known = lineage.copy()
         known.truncate(position)
         setter.commit({tp: OffsetAndMetadata(position, known.encode(), read[position - 1])})
-        restarted = consumers(group_id=log.topic, auto_offset_reset="none", enable_auto_commit=False)
+        fetch = FETCH_V11 if position % 2 else {}
+        restarted = consumers(group_id=log.topic, auto_offset_reset="none", enable_auto_commit=False, **fetch)
         restarted.assign([tp])
         if position <= first:
             assert collect(restarted, 12 - position)[0].offset == position
@@ -151,10 +222,11 @@ def test_many_unclean_elections_are_found_from_every_position(cluster, consumers
             assert (told.value.event.at, told.value.event.rolled_back) == (first, (first, position - 1))
         restarted.close()
 
-    # The control: kafka-python, where the epoch asked about ends at or behind the position. Nobody says a word.
+    # The controls, where the epoch asked about ends at or behind the position. Nobody says a word.
     for position in (6, 8, 9):
         setter._subscription.seek(tp, OffsetAndMetadata(position, "", read[position - 1]))
         assert [record.offset for record in collect(setter, 12 - position)] == list(range(position, 12))
+        assert confluent_reads_on(cluster, tp, position, read[position - 1], 12) == list(range(position, 12))
 
     # Policies.
     following = consumers(

@@ -245,6 +245,32 @@ class TestResets:
         assert collect(two, 3)[0].offset == 7
         assert PositionReset(topic, 0, "retention", "earliest", 4, 7, (4, 6)) in consumers.events
 
+    def test_retention_overtakes_a_paused_member_and_a_rebalance(self, kafka, consumers):
+        topic = new_topic(kafka)
+        tp = TopicPartition(topic, 0)
+        consuming.produce(kafka, topic, [b"x"] * 20)
+        options = {
+            "group_id": topic,
+            "auto_offset_reset": "earliest",
+            "max_poll_records": 3,
+            "enable_auto_commit": False,
+            "heartbeat_interval_ms": 300,
+        }
+        one = consumers(topic, **options)
+        collect(one, 3)
+        one.commit()
+        one.pause(tp)
+        with kafka.admin() as admin:
+            admin.delete_records({tp: 12})
+        two = consumers(topic, **options)
+        consuming.join(one, two)
+        consumers.events.clear()
+        one.close()
+        until(lambda: two.poll(500) and two.position(tp) >= 15)
+        assert consumers.of(PositionReset) == [
+            PositionReset(topic, 0, "retention", "earliest", 3, 12, (3, 11))
+        ]
+
     def test_without_a_policy_it_is_an_error_until_a_seek(self, kafka, consumers):
         topic = new_topic(kafka)
         tp = TopicPartition(topic, 0)

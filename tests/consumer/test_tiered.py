@@ -10,7 +10,7 @@ import time
 
 import consuming
 import pytest
-from consuming import Consumers, Raw, new_topic, until
+from consuming import Consumers, Raw, Slowness, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
@@ -168,7 +168,7 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         assert (told.value.topic, told.value.partition, told.value.code) == (topic.topic, 0, 9)
         assert two.position(topic.remote) == 2
 
-        ready, slow = [], [0.0]
+        ready = []
         stop = threading.Event()
 
         def probe():
@@ -179,26 +179,20 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
                         ready.append(time.monotonic())
                     time.sleep(0.02)
 
-        def measure():
-            # How far this machine is behind, while it waits.
-            while not stop.is_set():
-                at = time.monotonic()
-                time.sleep(0.05)
-                slow[0] = max(slow[0], time.monotonic() - at - 0.05)
-
-        threads = [threading.Thread(target=work) for work in (probe, measure, lambda: cluster.start(holder))]
+        threads = [threading.Thread(target=work) for work in (probe, lambda: cluster.start(holder))]
         for thread in threads:
             thread.start()
-        try:
-            got = until(lambda: patiently(two, 0), 60)
-            arrived = time.monotonic()
-        finally:
-            until(lambda: ready, 60)
-            stop.set()
-            for thread in threads:
-                thread.join()
+        with Slowness() as slowness:
+            try:
+                got = until(lambda: patiently(two, 0), 60)
+                arrived = time.monotonic()
+            finally:
+                until(lambda: ready, 60)
+                stop.set()
+                for thread in threads:
+                    thread.join()
         assert got[0] == (0, 2)
-        assert arrived - ready[0] < 1.0 + 2 * slow[0]
+        assert arrived - ready[0] < 1.0 + 2 * slowness.seconds
     assert not consumers.of(PositionReset)
     assert {(event.partition, event.code, event.remote) for event in consumers.of(PartitionNotReady)} == {
         (0, 9, True)
