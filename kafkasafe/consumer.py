@@ -111,6 +111,8 @@ _OTHER_TOPIC: Final = frozenset({3, 100, 103})
 # The file of `lineage_path` is written at most so often, and after a failure not sooner than this.
 _SAVE_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
+# Pause before an end offset that is held is asked for again.
+_SETTLE_S: Final = 0.5
 
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
 _HEADER: Final = struct.Struct(">qiibIhi")
@@ -378,7 +380,8 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         parent: Any = super()
         records: dict[TopicPartition, list[Any]] = parent.poll(timeout_ms, max_records, update_offsets)
         if self._safe.lineage_path is not None and time.monotonic() >= self._save_due:
-            self._save_now_and_then(records)
+            # An iterator moves the position with each record; otherwise they count as handed out now.
+            self._save_now_and_then({} if update_offsets else records)
         if not records and (undecided := self._undecided()):
             raise self._told(undecided)
         return records
@@ -872,8 +875,25 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             start = yield from self._start(tp, _ignore)
         if strategy == EARLIEST and start is not None:
             return _ResetTo(strategy, start, start)
-        end = yield from self._end(tp, _ignore)
+        end = yield from self._settled_end(tp)
         return _ResetTo(strategy, end, start)
+
+    def _settled_end(self, tp: TopicPartition) -> Procedure[int]:
+        """An end to go on from: one that is held although the log is shorter would be out of range at once."""
+        began = time.monotonic()
+        while True:
+            end = yield from self._end(tp, _ignore)
+            if end <= (yield from self._log_end(tp)):
+                return end
+            if time.monotonic() - began >= self._safe.offsets_hold_timeout_s:
+                lowered = self._tracker.accept(tp.topic, tp.partition, isolation_level=self._isolation)
+                if lowered is not None:
+                    event = OffsetLowered(
+                        tp.topic, tp.partition, lowered.offset, lowered.previous, lowered.cause.value
+                    )
+                    self._emit(event)
+                    return lowered.offset
+            yield Pause(_SETTLE_S)
 
     def _begin_checks(self) -> None:
         """Whoever leads now may have another log than whoever led when the position was found good."""
@@ -909,13 +929,17 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 with self._lock:
                     part.lineage = Lineage((), position)
                 part.suspected = False
+            if part.topic_id is not None and part.topic_id != leadership[0]:
+                part.former_ids.add(part.topic_id)
             part.checked, part.topic_id = leadership, leadership[0]
             part.state._awaiting_validation = False
             return
         part.position = position
         part.state._awaiting_validation = True
         part.inquiry = self._desk.begin(
-            self._walk(tp, part.lineage.copy(), part.marks.marks, position, part.topic_id)
+            self._walk(
+                tp, part.lineage.copy(), part.marks.marks, position, part.topic_id, frozenset(part.former_ids)
+            )
         )
 
     def _leadership(self, tp: TopicPartition) -> _Leadership | None:
@@ -935,6 +959,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         marks: Sequence[BatchMark],
         position: int,
         topic_id: bytes | None,
+        former_ids: frozenset[bytes],
     ) -> Procedure[_Walked]:
         tries = 0
         while True:
@@ -942,8 +967,16 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             told = info.partitions.get(tp.partition)
+            # Nor need a broker know yet what another one has told kafka-python.
+            ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
+            if ids & former_ids:
+                self._manager.cluster.request_update()
+                yield Pause(pause_s(tries))
+                tries += 1
+                continue
+            other = next(iter(ids - {None, topic_id}), None)
             try:
-                if topic_id is not None and any(info.topic_id) and info.topic_id != topic_id:
+                if topic_id is not None and other is not None:
                     end = yield from self._log_end(tp)
                     epoch = UNDEFINED if told is None else told.leader_epoch
                     walked = _Walked(_all_gone(lineage, position, end), epoch, 0, recreated=True)
@@ -955,7 +988,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
-            walked.topic_id = info.topic_id if any(info.topic_id) else None
+            walked.topic_id = other or topic_id
             walked.leadership = leadership
             return walked
 
@@ -1078,12 +1111,13 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         marks: Sequence[BatchMark],
         position: int,
         topic_id: bytes | None,
+        former_ids: frozenset[bytes],
     ) -> Procedure[_Ranged]:
         start = yield from self._start(tp, _ignore)
         end = yield from self._log_end(tp)
         walked = None
         if position > end and lineage.entries and lineage.start_offset < position:
-            walked = yield from self._walk(tp, lineage, marks, position, topic_id)
+            walked = yield from self._walk(tp, lineage, marks, position, topic_id, former_ids)
         return _Ranged(start, end, walked)
 
     # --- procedures, applied ----------------------------------------------------------------------------------------
@@ -1180,6 +1214,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         )
         part.suspected = False
         part.checked = self._leadership(tp)
+        self._resting[tp] = time.monotonic() + pause_s(part.failures)
         part.state.complete_validation()
 
     def _apply_reset(self, tp: TopicPartition, part: _Part, to: _ResetTo) -> None:
@@ -1378,7 +1413,14 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             part.position = position
             part.state._awaiting_validation = True
             part.inquiry = self._desk.begin(
-                self._examine_range(tp, part.lineage.copy(), part.marks.marks, position, part.topic_id)
+                self._examine_range(
+                    tp,
+                    part.lineage.copy(),
+                    part.marks.marks,
+                    position,
+                    part.topic_id,
+                    frozenset(part.former_ids),
+                )
             )
             return
         if code == _TOPIC_AUTHORIZATION_FAILED:
@@ -1409,8 +1451,9 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             part.position = part.state.position.offset
             part.inquiry = self._desk.begin(self._local(tp))
         remote = maybe_remote and bool(part.remote)
-        if part.code != code and (remote or part.failures > 1 or code in _OTHER_TOPIC):
-            # An ordinary change of leaders is over with the first pause.
+        # An ordinary change of leaders is over with the first pause; what it is else may still be asked.
+        enough = 5 if maybe_remote and part.remote is None else 1
+        if part.code != code and (remote or part.failures > enough or code in _OTHER_TOPIC):
             self._emit_not_ready(tp, part)
         timeout_s = self._safe.remote_storage_timeout_s
         if remote and timeout_s is not None and now - part.overdue_since >= timeout_s:

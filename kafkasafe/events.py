@@ -277,14 +277,15 @@ class OffsetHeld:
 
 @dataclass(frozen=True, slots=True)
 class OffsetLowered:
-    """An end offset went back, with a proof.
+    """An end offset went back, with a proof but for "accepted".
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         offset: The new value.
         previous: The value before: records from `offset` to `previous` - 1 are gone.
-        cause: "truncated", "unclean_election" or "recreated".
+        cause: "truncated", "unclean_election" or "recreated". "accepted": not proven; a position was to be reset to the
+            end, and the log of a broker without leader epochs was shorter for `offsets_hold_timeout_s`.
     """
 
     topic: str

@@ -159,6 +159,68 @@ class EndOffsetTracker:
             ends[at] = offset if result.offset is None else result.offset
         return ends
 
+    def observe_start(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        topic_id: bytes | UUID | None = None,
+        isolation_level: IsolationLevel = "read_uncommitted",
+    ) -> Value | Held:
+        """An earliest offset was answered. The highest one stands: a new leader may not have deleted as much yet.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            offset: First offset of the log.
+            topic_id: Of the topic that was asked, when known; another one makes what was before void.
+            isolation_level: With which ends are asked for; what is remembered is apart.
+
+        Raises:
+            ValueError: `offset` is negative, or the isolation level is none.
+        """
+        key = _key(topic, partition, isolation_level)
+        number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
+        with self._lock:
+            result = self._ends.observe_start(key, offset, topic_id=number)
+        self._tell(key, result)
+        return result
+
+    def observe_timestamp(
+        self,
+        topic: str,
+        partition: int,
+        timestamp_ms: int,
+        offset: int | None,
+        *,
+        topic_id: bytes | UUID | None = None,
+        isolation_level: IsolationLevel = "read_uncommitted",
+    ) -> Value | Held:
+        """A look-up by time was answered.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp_ms: What was looked for, ms since the epoch.
+            offset: First record at or behind it; None when there is none.
+            topic_id: See `observe_start`.
+            isolation_level: See `observe_start`.
+
+        Returns:
+            Held when such a record was found before, none is now, and no earliest offset shows that it was deleted: a
+            new leader may not be ready to tell (KIP-207). Ask again.
+
+        Raises:
+            ValueError: See `observe_start`.
+        """
+        key = _key(topic, partition, isolation_level)
+        number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
+        with self._lock:
+            result = self._ends.observe_timestamp(key, timestamp_ms, offset, topic_id=number)
+        self._tell(key, result)
+        return result
+
     def unavailable(
         self,
         topic: str,

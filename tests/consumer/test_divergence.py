@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 
 import consuming
 import pytest
@@ -13,7 +14,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._core.epochs import Lineage
-from kafkasafe.errors import LogDivergedError
+from kafkasafe.errors import LineageFileError, LogDivergedError
 from kafkasafe.events import LogDiverged, OffsetLowered
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -271,6 +272,39 @@ def test_a_topic_made_anew(cluster, consumers):
     assert (event.cause, event.at, event.rolled_back) == ("recreated", 0, (0, 5))
     consumer.seek(tp, 0)
     assert [record.value for record in collect(consumer, 9)] == [b"y"] * 9
+
+
+def test_positions_that_the_application_keeps(cluster, consumers, tmp_path):
+    """In no group: the file tells the next life what was read, however it was."""
+    topic = new_topic(cluster, replication_factor=1)
+    tp = TopicPartition(topic, 0)
+    path = tmp_path / "lineage.json"
+    consuming.produce(cluster, topic, [b"x"] * 12)
+    first = consumers.assigned(topic, auto_offset_reset="earliest", lineage_path=path, max_poll_records=3)
+    assert [next(first).offset for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(LineageFileError, match="in use by another consumer"):
+        consumers(lineage_path=path)
+    until(lambda: first.poll_arrow(500, 3).num_rows)
+    first.save_lineage()
+    crashed = tmp_path / "crashed.json"
+    shutil.copy(path, crashed)
+    collect(first, 5)
+    first.close()
+    cluster.lose_log(topic)
+    consuming.produce(cluster, topic, [b"y"] * 20)
+    found = {}
+    for file, position in ((path, 12), (crashed, 7), (crashed, 2), (None, 12)):
+        again = consumers.assigned(topic, auto_offset_reset="none", lineage_path=file)
+        again.seek(tp, position)
+        try:
+            found[file, position] = collect(again, 1)[0].offset
+        except LogDivergedError as error:
+            found[file, position] = error.event.rolled_back
+        again.close()
+    assert found == {(path, 12): (0, 11), (crashed, 7): (0, 6), (crashed, 2): (0, 1), (None, 12): 12}
+    path.write_text(path.read_text().replace(topic, topic[::-1]))
+    with pytest.raises(LineageFileError, match="checksum does not match"):
+        consumers(lineage_path=path)
 
 
 def test_a_log_that_lost_its_end_is_lower_with_a_proof(cluster, consumers, tmp_path):

@@ -128,7 +128,10 @@ def test_the_bug_of_kip_207(cluster, consumers, tmp_path):
             until(lambda: look() == 0, what="the bug")
             controls = what_others_say(cluster, heir, tp)
             tracker.save()
-            restarted = consumers(offsets_path=path, request_timeout_ms=3000)
+            host, port = cluster.client_address(heir)  # another one hangs
+            restarted = consumers(
+                offsets_path=path, bootstrap_servers=f"{host}:{port}", request_timeout_ms=3000
+            )
             ours.append(restarted.end_offsets([tp], timeout_ms=60_000)[tp])
             until(lambda: look() is not None and isinstance(hasty_results[-1], Undecidable))
         finally:
@@ -252,3 +255,24 @@ def _poll(consumer, found):
     except LogDivergedError as error:
         found[TopicPartition(error.event.topic, error.event.partition)] = error.event
     return True
+
+
+@pytest.mark.crash
+def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
+    """Nothing proves it there, so it is held for a while; then the log as it is counts."""
+    topic = new_topic(pair, 1, replication_factor=1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(pair) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="latest", offsets_hold_timeout_s=1.0)
+        consuming.produce(pair, topic, [b"x"] * 10, acks="all")
+        assert consumer.end_offsets([tp]) == {tp: 10}
+        pair.lose_log(topic)
+        consuming.produce(pair, topic, [b"y"] * 4, acks="all")
+        assert consumer.end_offsets([tp]) == {tp: 10}
+        assert consumer.position(tp) == 4
+        assert consumer.end_offsets([tp]) == {tp: 4}
+        (lowered,) = consumers.of(OffsetLowered)
+        assert (lowered.offset, lowered.previous, lowered.cause) == (4, 10, "accepted")
+        assert {event.why for event in consumers.of(OffsetHeld)} <= {"lower", "undecidable"}
+        consuming.produce(pair, topic, [b"z"], acks="all")
+        assert [record.offset for record in collect(consumer, 1)] == [4]

@@ -194,9 +194,8 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         assert got[0] == (0, 2)
         assert arrived - ready[0] < 1.0 + 2 * slowness.seconds
     assert not consumers.of(PositionReset)
-    assert {(event.partition, event.code, event.remote) for event in consumers.of(PartitionNotReady)} == {
-        (0, 9, True)
-    }
+    assert {(event.partition, event.code) for event in consumers.of(PartitionNotReady)} == {(0, 9)}
+    assert any(event.remote for event in consumers.of(PartitionNotReady))
     assert {event.partition for event in consumers.of(PartitionReady)} == {0}
 
 

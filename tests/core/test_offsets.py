@@ -549,6 +549,20 @@ def test_the_file_outlives_the_process(tmp_path):
     EndOffsetTracker().save()
 
 
+def test_the_tracker_judges_starts_and_look_ups_by_time_too():
+    told = []
+    tracker = EndOffsetTracker(on_result=lambda *result: told.append(result))
+    assert tracker.observe_start("orders", 0, 5, topic_id=uuid.UUID(bytes=OLD)) == Value(5)
+    assert tracker.observe_start("orders", 0, 3) == Held(5, 3, Why.LOWER)
+    assert tracker.observe_timestamp("orders", 0, 1000, 7) == Value(7)
+    assert tracker.observe_timestamp("orders", 0, 1000, None) == Held(7, None, Why.NOT_FOUND)
+    assert [why.why for _, _, why in told] == [Why.LOWER, Why.NOT_FOUND]
+    tracker.observe_start("orders", 0, 8)
+    assert tracker.observe_timestamp("orders", 0, 1000, None) == Value(None)
+    assert tracker.observe_start("orders", 0, 0, topic_id=NEW) == Value(0, recreated=True)
+    assert tracker.observe_timestamp("orders", 0, 9, 1, topic_id=OLD).why is Why.FORMER_TOPIC
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{}", seal("end offsets", 9, []).encode()])
 def test_a_file_of_something_else_is_refused_and_kept(tmp_path, content):
     path = tmp_path / "ends.json"
