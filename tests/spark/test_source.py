@@ -80,7 +80,7 @@ def written(spark: SparkSession, tmp_path: Path) -> Callable[[], list[bytes]]:
 
 def is_slow_start(query: StreamingQuery) -> bool:
     """Spark gives a Python process ten seconds to connect, which a busy machine exceeds. Nothing was read then."""
-    return "failed to connect back" in str(query.exception())
+    return "to connect back" in str(query.exception())
 
 
 def finish(start: Callable[..., StreamingQuery], topic: str, **given: str) -> StreamingQuery:
