@@ -357,6 +357,8 @@ def main() -> None:
     options.jars_list = ",".join(map(str, sorted(Path(options.jars).glob("*.jar")))) if options.jars else ""
     from kafkasafe.testing.broker import KafkaCluster
 
+    # Drivers have sessions of their own: they must not outlive a run that is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     wrong = 0
     with (
         tempfile.TemporaryDirectory() as scratch,
