@@ -1,10 +1,11 @@
 # Tasks. `make demo` and `make test` need Python 3.11+ and, for Spark, a JDK 17+; everything else they fetch.
+# `make dashboard` and `make test` also need Prometheus and Chromium: as root they install Debian's packages.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-spark test lint format bench bench-consume clean
+.PHONY: help demo demo-spark dashboard test lint format bench bench-consume clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -20,6 +21,9 @@ demo: $(STAMP)  ## a real 3-broker Kafka, kill -9 of everything, nothing lost
 
 demo-spark: $(STAMP)  ## Kafka to Kafka with Spark, kill -9 of the driver, each total once
 	$(BIN)/python examples/spark_exactly_once.py $(ARGS)
+
+dashboard: $(STAMP)  ## a real Kafka with faults, a real Prometheus, and the page that shows them
+	$(BIN)/python examples/dashboard/run.py $(ARGS)
 
 test: $(STAMP)  ## all tests, on real brokers
 	$(BIN)/python -m pytest $(ARGS)

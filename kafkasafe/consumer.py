@@ -1561,6 +1561,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 max(ends, default=None),
                 now - part.failing_since if part is not None and part.failures else None,
                 part is not None and part.error is not None,
+                part is not None and part.failures > 0 and bool(part.remote),
             )
         return found
 

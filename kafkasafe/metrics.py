@@ -470,6 +470,7 @@ def consumer_readings(
         # Those of a topic's partitions are added up.
         yield CONSUMER["lag_records"], (topic,), lag
         yield CONSUMER["not_ready_partitions"], (topic,), at.not_ready_s is not None
+        yield CONSUMER["remote_storage_not_ready_partitions"], (topic,), at.remote
         yield CONSUMER["undecided_partitions"], (topic,), at.undecided
         for name, offset in (("end_offset", at.end_offset), ("position", at.position)):
             if offset is not None:

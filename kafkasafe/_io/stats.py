@@ -93,8 +93,18 @@ Reading: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
 
 _RETRIES: Final = (
     Definition("retries", "counter", "Requests sent again, by the error that caused it.", ("api", "error")),
-    Definition("retry_backoff_seconds", "counter", "Pauses before requests were sent again.", ("api",)),
-    Definition("retries_exhausted", "counter", "Deadlines that ended before there was an answer.", ("api",)),
+    Definition(
+        "retry_backoff_seconds",
+        "counter",
+        "Pauses before requests were sent again, of all partitions.",
+        ("api",),
+    ),
+    Definition(
+        "retries_exhausted",
+        "counter",
+        "Deadlines that ended before there was an answer; the spool keeps what was to be delivered.",
+        ("api",),
+    ),
 )
 """Of both: no family may come twice."""
 
@@ -102,12 +112,6 @@ _DEFINITIONS: Final = (
     Definition("records", "counter", "Records by what became of them.", ("topic", "outcome")),
     *_RETRIES,
     Definition("request_errors", "counter", "Requests answered with an error, or not.", ("api", "error")),
-    Definition(
-        "retry_backoff_seconds", "counter", "Pauses before the next try, of all partitions.", ("api",)
-    ),
-    Definition(
-        "retry_exhausted", "counter", "Batches whose time for retries ended; the spool keeps them.", ("api",)
-    ),
     Definition(
         "sequence_errors",
         "counter",
@@ -225,6 +229,12 @@ _CONSUMER: Final = (
         ("topic",),
     ),
     Definition(
+        "remote_storage_not_ready_partitions",
+        "gauge",
+        "Those of them whose position lies in remote storage (KIP-1007).",
+        ("topic",),
+    ),
+    Definition(
         "undecided_partitions",
         "gauge",
         "Partitions that wait for the application to choose a position.",
@@ -337,9 +347,11 @@ class PartitionProgress:
         not_ready_s: For how long it cannot be fetched from, seconds; None: it can.
         undecided: Records that were read are gone, or the position is out of range, and the application has not
             chosen another position.
+        remote: It cannot be fetched from, and its position is known to lie in remote storage.
     """
 
     position: int | None
     end_offset: int | None
     not_ready_s: float | None
     undecided: bool
+    remote: bool

@@ -8,9 +8,11 @@ import consuming
 import pytest
 from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
+from prometheus_client import CollectorRegistry
 
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
 from kafkasafe.events import LogDiverged, PartitionNotReady, PartitionReady, PositionReset
+from kafkasafe.metrics import install
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 
@@ -84,6 +86,14 @@ def tier(proxy, topic, local_start):
     return rule.when(lambda exchange: exchange.request.topics[0].partitions[0].timestamp == -4).edit(edit)
 
 
+def remote_partitions(consumer, topic):
+    """What Prometheus sees."""
+    registry = CollectorRegistry()
+    install(consumer, registry=registry)
+    labels = {"client_id": consumer.client_id, "topic": topic}
+    return registry.get_sample_value("kafkasafe_remote_storage_not_ready_partitions", labels)
+
+
 def test_poll_says_so_only_when_the_deadline_ends(cluster, proxy, consumers):
     topic = new_topic(cluster)
     tp = TopicPartition(topic, 0)
@@ -99,11 +109,13 @@ def test_poll_says_so_only_when_the_deadline_ends(cluster, proxy, consumers):
         assert time.monotonic() - began >= 0.6
     (waiting,) = consumers.of(PartitionNotReady)
     assert waiting.remote
+    assert remote_partitions(consumer, topic) == 1
     assert (told.value.topic, told.value.code, told.value.retriable) == (topic, 9, True)
     rule.remove()
     assert [record.offset for record in collect(consumer, 4)] == list(range(4))
     (again,) = consumers.of(PartitionReady)
     assert again.after_s >= 1.3
+    assert remote_partitions(consumer, topic) == 0
 
 
 @pytest.mark.parametrize("code", [9, -1])
@@ -114,6 +126,7 @@ def test_the_same_codes_are_not_remote_storage_where_the_leader_has_it_all(clust
     rule = proxy.on("Fetch", topic=topic, partition=0).answer(code=code, high_watermark=-1, records=None)
     until(lambda: not consumer.poll(100) and rule.hits >= 6)
     assert {event.remote for event in consumers.of(PartitionNotReady)} == {False}
+    assert remote_partitions(consumer, topic) == 0
     rule.remove()
     collect(consumer, 4)
 

@@ -1,0 +1,480 @@
+"""The Grafana dashboard, as code: `python examples/dashboard/grafana.py` writes kafkasafe.json beside this file.
+
+Import that file in Grafana (Dashboards, New, Import); it asks which Prometheus to read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import dashboard as d
+from grafana_foundation_sdk.builders.common import ReduceDataOptions, VizLegendOptions, VizTooltipOptions
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+from grafana_foundation_sdk.builders.stat import Panel as Stat
+from grafana_foundation_sdk.builders.timeseries import Panel as Timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    DataSourceRef,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    TooltipDisplayMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    Threshold,
+    ThresholdsMode,
+    VariableOption,
+    VariableRefresh,
+)
+from tools import rules
+
+FILE = Path(__file__).with_name("kafkasafe.json")
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+_WIDTH = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """One panel.
+
+    Attributes:
+        title: Above it.
+        unit: As Grafana names units.
+        queries: (PromQL, legend); `[]` stands for the label matchers, so that `x[]` is of the clients chosen.
+        text: What it tells an operator.
+        levels: From which value on it is yellow, and red. Only of those that show one number.
+        top: The largest value that can be.
+    """
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    text: str
+    levels: tuple[float | None, float | None] = (None, None)
+    top: float | None = None
+
+
+def _quantile(part: float, buckets: str) -> str:
+    return f"histogram_quantile({part}, sum by (client_id, le) (rate({buckets}[][$__rate_interval])))"
+
+
+_NUMBERS = (
+    Shown(
+        "Acknowledged records lost",
+        "short",
+        (("sum(kafkasafe_acked_lost_records_total[]) or vector(0)", "lost"),),
+        "What the cluster acknowledged and lost, since the processes began.",
+        (None, 1),
+    ),
+    Shown(
+        "Put back",
+        "short",
+        (("sum(kafkasafe_acked_healed_records_total[]) or vector(0)", "healed"),),
+        "Of those, what is in the log again, from the retained spool.",
+    ),
+    Shown(
+        "Records that wait on disk",
+        "short",
+        (("sum(kafkasafe_spool_records[])", "records"),),
+        "Durable, and not delivered yet.",
+    ),
+    Shown(
+        "Fullest spool",
+        "percentunit",
+        (("max(kafkasafe:spool_fill:ratio[])", "full"),),
+        "Where there is no room for another segment (94 % with the defaults) send() blocks, and then raises.",
+        (0.5, 0.7),
+    ),
+    Shown(
+        "Batches in doubt",
+        "short",
+        (("sum(kafkasafe_in_doubt_batches[])", "batches"),),
+        "Sent, and nobody knows yet whether they are in the log.",
+    ),
+    Shown(
+        "Undecidable batches",
+        "short",
+        (("sum(kafkasafe_undecidable_batches_total[])", "batches"),),
+        "The evidence is gone: your policy on_undecidable decided, or waits for you.",
+        (None, 1),
+    ),
+    Shown(
+        "Records skipped",
+        "short",
+        (("sum(kafkasafe_skipped_records_total[]) or vector(0)", "records"),),
+        "What resets of positions left out.",
+        (None, 1),
+    ),
+    Shown(
+        "Alerts",
+        "short",
+        (('count(ALERTS{alertstate="firing", alertname=~"{alerts}"}) or vector(0)', "firing"),),
+        "Of rules.yml, that are firing.",
+        (None, 1),
+    ),
+)
+
+_ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
+    (
+        "Produce",
+        (
+            Shown(
+                "Records by outcome",
+                "cps",
+                (
+                    (
+                        "sum by (client_id, outcome) (rate(kafkasafe_records_total[][$__rate_interval]))",
+                        "{{client_id}} {{outcome}}",
+                    ),
+                ),
+                "accepted: taken by send(); committed: acknowledged, and marked so on disk.",
+            ),
+            Shown(
+                "From sealed to acknowledged",
+                "s",
+                (
+                    ("kafkasafe:ack_latency_seconds:p99_5m[]", "{{client_id}} p99"),
+                    (
+                        _quantile(0.5, "kafkasafe_ack_latency_seconds_bucket"),
+                        "{{client_id}} p50",
+                    ),
+                ),
+                "How long a record waits for the cluster, its commit mark on disk included.",
+            ),
+            Shown(
+                "From sealed to durable",
+                "s",
+                (
+                    (
+                        _quantile(0.99, "kafkasafe_durable_latency_seconds_bucket"),
+                        "{{client_id}} p99",
+                    ),
+                    (
+                        _quantile(0.99, "kafkasafe_spool_fsync_duration_seconds_bucket"),
+                        "{{client_id}} fsync p99",
+                    ),
+                ),
+                "How long until a record may be promised; and the disk's part of it.",
+            ),
+            Shown(
+                "Errors and retries",
+                "cps",
+                (
+                    (
+                        "sum by (client_id, api, error) (rate(kafkasafe_request_errors_total[][$__rate_interval]))",
+                        "{{client_id}} {{api}} {{error}}",
+                    ),
+                    (
+                        "sum by (client_id, api, error) (rate(kafkasafe_retries_total[][$__rate_interval]))",
+                        "{{client_id}} {{api}} {{error}}, again",
+                    ),
+                ),
+                "What brokers answer, by the protocol's names, and what is sent again because of it.",
+            ),
+            Shown(
+                "Pauses before retries",
+                "s",
+                (
+                    (
+                        "sum by (client_id, api) (rate(kafkasafe_retry_backoff_seconds_total[][$__rate_interval]))",
+                        "{{client_id}} {{api}}",
+                    ),
+                ),
+                "Seconds of pause per second, of all partitions together.",
+            ),
+            Shown(
+                "In doubt, and resolved",
+                "short",
+                (
+                    ("sum by (client_id) (kafkasafe_in_doubt_batches[])", "{{client_id}} in doubt"),
+                    (
+                        "sum by (client_id, verdict, method) (kafkasafe_in_doubt_resolved_total[])",
+                        "{{client_id}} {{verdict}} by {{method}}",
+                    ),
+                ),
+                "After a crash or a lost answer: was the batch in the log, and how that was found out.",
+            ),
+            Shown(
+                "Lost and put back",
+                "short",
+                (
+                    ("sum by (client_id, topic) (kafkasafe_acked_lost_records_total[])", "{{topic}} lost"),
+                    (
+                        "sum by (client_id, topic) (kafkasafe_acked_healed_records_total[])",
+                        "{{topic}} put back",
+                    ),
+                    (
+                        "sum by (client_id, detector) (kafkasafe_acked_loss_detected_total[])",
+                        "{{client_id}} noticed by {{detector}}",
+                    ),
+                ),
+                "Acknowledged records that the cluster does not have any more.",
+            ),
+            Shown(
+                "Last acknowledged offset",
+                "short",
+                (
+                    (
+                        "max by (topic, partition) (kafkasafe_last_acked_offset[])",
+                        "{{topic}}-{{partition}}",
+                    ),
+                ),
+                "Only where metrics were installed with partitions=True.",
+            ),
+        ),
+    ),
+    (
+        "Spool",
+        (
+            Shown(
+                "Bytes on disk",
+                "bytes",
+                (
+                    ("sum by (client_id) (kafkasafe_spool_bytes[])", "{{client_id}}"),
+                    ("sum by (client_id) (kafkasafe_spool_capacity_bytes[])", "{{client_id}} at most"),
+                ),
+                "What waits, and what is retained of what was acknowledged.",
+            ),
+            Shown(
+                "Records that wait",
+                "short",
+                (
+                    ("sum by (client_id) (kafkasafe_spool_records[])", "{{client_id}} on disk"),
+                    ("sum by (client_id) (kafkasafe_unfinished_batches[])", "{{client_id}} batches"),
+                    (
+                        "sum by (client_id) (kafkasafe_undurable_batches[])",
+                        "{{client_id}} batches, not on disk yet",
+                    ),
+                ),
+                "Undelivered.",
+            ),
+            Shown(
+                "Age of the oldest record that waits",
+                "s",
+                (("max by (client_id) (kafkasafe_spool_oldest_record_age_seconds[])", "{{client_id}}"),),
+                "The length of the outage.",
+            ),
+            Shown(
+                "Life of producer ids",
+                "percentunit",
+                (("max by (client_id) (kafkasafe:producer_id_life:ratio[])", "{{client_id}}"),),
+                "At 100 % brokers forget which batches of an undelivered producer id they have.",
+                top=1,
+            ),
+            Shown(
+                "Trouble with the disk",
+                "short",
+                (
+                    (
+                        "sum by (client_id) (kafkasafe_spool_write_errors_total[])",
+                        "{{client_id}} failed writes",
+                    ),
+                    ("sum by (client_id) (kafkasafe_spool_corrupt_total[])", "{{client_id}} damaged ranges"),
+                    (
+                        "sum by (client_id) (kafkasafe_spool_full_total[])",
+                        "{{client_id}} sends refused: full",
+                    ),
+                ),
+                "Damage is set aside and told, never passed over.",
+            ),
+            Shown(
+                "Found at the start, and files",
+                "short",
+                (
+                    (
+                        "sum by (client_id) (kafkasafe_spool_replayed_records_total[])",
+                        "{{client_id}} records of earlier lives",
+                    ),
+                    ("sum by (client_id) (kafkasafe_spool_segments[])", "{{client_id}} files"),
+                ),
+                "What earlier lives of the process left undelivered.",
+            ),
+        ),
+    ),
+    (
+        "Consume",
+        (
+            Shown(
+                "Lag",
+                "short",
+                (("sum by (client_id, topic) (kafkasafe_lag_records[])", "{{client_id}} {{topic}}"),),
+                "Offsets between position and end.",
+            ),
+            Shown(
+                "Position and end",
+                "short",
+                (
+                    (
+                        "max by (client_id, topic, partition) (kafkasafe_position[])",
+                        "{{client_id}} {{topic}}-{{partition}}",
+                    ),
+                    ("max by (topic, partition) (kafkasafe_end_offset[])", "{{topic}}-{{partition}} end"),
+                ),
+                "Only where metrics were installed with partitions=True.",
+            ),
+            Shown(
+                "Positions that were reset, records skipped",
+                "short",
+                (
+                    (
+                        "sum by (client_id, topic, reason) (kafkasafe_offset_resets_total[])",
+                        "{{client_id}} {{topic}} {{reason}}",
+                    ),
+                    (
+                        "sum by (client_id, topic) (kafkasafe_skipped_records_total[])",
+                        "{{client_id}} {{topic}} skipped",
+                    ),
+                ),
+                "no_position is a first start; what was skipped was never read.",
+            ),
+            Shown(
+                "Logs that went back",
+                "short",
+                (
+                    (
+                        "sum by (client_id, topic, cause) (kafkasafe_end_offset_regressions_total[])",
+                        "{{client_id}} {{topic}} end went back: {{cause}}",
+                    ),
+                    (
+                        "sum by (client_id, topic) (kafkasafe_diverged_records_total[])",
+                        "{{client_id}} {{topic}} read, and gone",
+                    ),
+                    (
+                        "sum by (client_id, topic) (kafkasafe_log_divergences_total[])",
+                        "{{client_id}} {{topic}} divergences",
+                    ),
+                ),
+                "Always with a proof: leader epochs, or the topic's id.",
+            ),
+            Shown(
+                "Partitions that cannot be read",
+                "short",
+                (
+                    (
+                        "sum by (client_id, topic) (kafkasafe_not_ready_partitions[])",
+                        "{{client_id}} {{topic}}",
+                    ),
+                    (
+                        "sum by (client_id, topic) (kafkasafe_remote_storage_not_ready_partitions[])",
+                        "{{client_id}} {{topic}} remote storage",
+                    ),
+                    (
+                        "sum by (client_id, topic) (kafkasafe_undecided_partitions[])",
+                        "{{client_id}} {{topic}} waits for the application",
+                    ),
+                ),
+                "Their position is kept, and the others go on.",
+            ),
+            Shown(
+                "Time without an answer",
+                "s",
+                (
+                    (
+                        "sum by (client_id, topic) (kafkasafe_partition_not_ready_seconds_total[])",
+                        "{{client_id}} {{topic}}",
+                    ),
+                    (
+                        "sum by (client_id, api) (kafkasafe_retries_exhausted_total[])",
+                        "{{client_id}} {{api}} deadlines that ended",
+                    ),
+                ),
+                "Of partitions that could be read again.",
+            ),
+        ),
+    ),
+)
+
+
+def _chosen(expression: str) -> str:
+    alerts = [rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule]
+    chosen = expression.replace("[]", '{job=~"$job", client_id=~"$client_id"}')
+    return chosen.replace("{alerts}", "|".join(alerts))
+
+
+def _panel(builder: Stat | Timeseries, shown: Shown) -> Stat | Timeseries:
+    builder.title(shown.title).description(shown.text).unit(shown.unit).datasource(SOURCE).min(0)
+    if shown.top is not None:
+        builder.max(shown.top)
+    for number, (expression, legend) in enumerate(shown.queries):
+        builder.with_target(
+            Dataquery()
+            .expr(_chosen(expression))
+            .legend_format(legend)
+            .ref_id("ABCDEF"[number])
+            .datasource(SOURCE)
+        )
+    return builder
+
+
+def _number(shown: Shown) -> Stat | Timeseries:
+    yellow, red = shown.levels
+    steps = [Threshold(color="green", value=None)]
+    if yellow is not None:
+        steps.append(Threshold(color="yellow", value=yellow))
+    if red is not None:
+        steps.append(Threshold(color="red", value=red))
+    panel = Stat().span(_WIDTH // len(_NUMBERS)).height(4).color_mode(BigValueColorMode.BACKGROUND)
+    panel.reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+    panel.thresholds(d.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+    return _panel(panel, shown)
+
+
+def _graph(shown: Shown) -> Stat | Timeseries:
+    panel = Timeseries().span(_WIDTH // 3).height(8).fill_opacity(10)
+    panel.legend(
+        VizLegendOptions()
+        .display_mode(LegendDisplayMode.LIST)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(True)
+    )
+    panel.tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
+    return _panel(panel, shown)
+
+
+def _variable(name: str, label: str, query: str) -> d.QueryVariable:
+    return (
+        d.QueryVariable(name)
+        .label(label)
+        .query(query)
+        .datasource(SOURCE)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(VariableOption(selected=True, text="All", value="$__all"))
+    )
+
+
+def build() -> str:
+    """The JSON of the dashboard."""
+    builder = (
+        d.Dashboard("kafkasafe")
+        .uid("kafkasafe")
+        .description("What is spooled, in doubt, lost, put back, held or diverged.")
+        .tags(["kafka", "kafkasafe"])
+        .timezone("browser")
+        .refresh("30s")
+        .time("now-1h", "now")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .with_variable(d.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .with_variable(_variable("job", "Job", "label_values(kafkasafe_build_info, job)"))
+        .with_variable(
+            _variable(
+                "client_id", "Client", 'label_values({__name__=~"kafkasafe_.+", job=~"$job"}, client_id)'
+            )
+        )
+    )
+    for shown in _NUMBERS:
+        builder.with_panel(_number(shown))
+    for title, panels in _ROWS:
+        builder.with_row(d.Row(title))
+        for shown in panels:
+            builder.with_panel(_graph(shown))
+    return JSONEncoder(sort_keys=True, indent=2).encode(builder.build()) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(build())

@@ -1,0 +1,281 @@
+"""A real Kafka, clients with and without faults, and a real Prometheus with the console page: `make dashboard`.
+
+python examples/dashboard/run.py                            # until Ctrl-C; the faults begin after 20 seconds
+python examples/dashboard/run.py --once                     # checks that each alert fires in its fault, and ends
+python examples/dashboard/run.py --once --screenshot x.png  # and takes a picture of the page with headless Chromium
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+from tools import HERE, MissingPackageError, Prometheus, find, rules
+from workload import ALERTS, LASTING, Workload
+
+_PATIENCE_S = 120.0
+
+
+def wait_for(
+    condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = _PATIENCE_S
+) -> None:
+    """Until it is so.
+
+    Raises:
+        TimeoutError: It is not so in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:.0f} s: {what()}")
+        time.sleep(0.2)
+
+
+def quiet(workload: Workload, prometheus: Prometheus, seconds: float = 5.0) -> None:
+    """Every client is scraped for so long, and no alert fires or is about to.
+
+    Raises:
+        AssertionError: One does.
+    """
+    settled = "count(count_over_time(kafkasafe_spool_records[10m]) >= {n}) == 3 and on () up == 1"
+    wait_for(
+        lambda: bool(prometheus.query(settled.replace("{n}", str(int(seconds))))),
+        lambda: f"scrapes of {workload.target}",
+    )
+    for state in ("firing", "pending"):
+        assert not (found := prometheus.alerts(state)), f"without a fault: {state} {sorted(found)}"
+
+
+def alarmed(prometheus: Prometheus) -> None:
+    """Each alert fires for the client whose fault it tells, and for no other.
+
+    While the broker is away others may wait for longer than a minute, on a slow machine: that ends with its restart.
+    """
+    expected = set(ALERTS.items())
+    wait_for(
+        lambda: prometheus.alerts() == expected,
+        lambda: (
+            f"{sorted(expected - prometheus.alerts())} to fire, {sorted(prometheus.alerts() - expected)} not to"
+        ),
+    )
+
+
+def over(prometheus: Prometheus) -> None:
+    """The alerts of faults that last end with them; those of what has happened stay."""
+    left = {(alert, client) for alert, client in ALERTS.items() if alert not in LASTING}
+    wait_for(lambda: prometheus.alerts() == left, lambda: f"{sorted(prometheus.alerts() - left)} to end")
+
+
+def expressions() -> list[str]:
+    """All of PromQL that Grafana's dashboard and the console page hold, their variables filled in."""
+    dashboard = json.loads((HERE / "kafkasafe.json").read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    page = (HERE / "console.html").read_text()
+    found += re.findall(r'data-expr="([^"]+)"', page) + re.findall(r'query "([^"]+)"', page)
+    assert len(found) > 50, found
+    for variable, value in (
+        ("$job", ".*"),
+        ("$client_id", ".*"),
+        ("$__rate_interval", "15s"),
+        ("$window", "15s"),
+    ):
+        found = [expression.replace(variable, value) for expression in found]
+    return found
+
+
+def answered(prometheus: Prometheus, what: list[str], *, data: bool = True) -> None:
+    """Prometheus takes every expression and, if `data`, has something to show for it.
+
+    Raises:
+        ValueError: It does not take one.
+        TimeoutError: It has nothing to show for one.
+    """
+    missing = what
+    for expression in what:
+        prometheus.query(expression)
+    if data:
+
+        def all_there() -> bool:
+            nonlocal missing
+            missing = [expression for expression in missing if not has_data(prometheus, expression)]
+            return not missing
+
+        wait_for(all_there, lambda: "data for " + "\n".join(missing))
+
+
+def has_data(prometheus: Prometheus, expression: str) -> bool:
+    """A number, in any sample; rates of what does not happen are NaN."""
+    return any(sample["value"][1] != "NaN" for sample in prometheus.query(expression))
+
+
+def idle(prometheus: Prometheus) -> None:
+    """The expressions of the alerts are taken, and find nothing.
+
+    Raises:
+        AssertionError: One finds something.
+    """
+    for group in rules()["groups"]:
+        for rule in group["rules"]:
+            if "alert" in rule:
+                assert not (found := prometheus.query(rule["expr"])), (
+                    f"{rule['alert']} without a fault: {found}"
+                )
+
+
+def linted(workload: Workload) -> None:
+    """What Prometheus's own tool says of names, types and texts of the metrics.
+
+    Raises:
+        AssertionError: It complains.
+    """
+    with urllib.request.urlopen(f"http://{workload.target}/metrics", timeout=30) as answer:
+        text = answer.read()
+    names = {line.split(b" ")[2] for line in text.splitlines() if line.startswith(b"# TYPE")}
+    assert len(names) > 40, names
+    done = subprocess.run(
+        [find("promtool", "prometheus"), "check", "metrics"],
+        input=text,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+def screenshot(prometheus: Prometheus, file: Path) -> None:
+    """A picture of the console page, by headless Chromium, which has drawn all of it.
+
+    Raises:
+        AssertionError: An alert or a graph is not on it.
+        RuntimeError: Chromium failed.
+    """
+    page = f"{prometheus.console}&still"
+    html = chromium("--dump-dom", page)
+    rows = html.count('<tr class="alert">')
+    assert rows == len(prometheus.alerts()), html
+    graphs = html.split('<section class="graph')[1:]
+    assert len(graphs) == 8, html
+    for graph in graphs:
+        assert not graph.startswith(" bad"), graph
+        assert "<polyline" in graph, graph
+    chromium("--hide-scrollbars", "--window-size=1280,840", f"--screenshot={file.resolve()}", page)
+    assert file.stat().st_size > 10_000, file
+
+
+def chromium(*arguments: str) -> str:
+    """What headless Chromium prints; it gives a page five seconds of the page's own time to draw.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    command = [
+        find("chromium", "chromium"),
+        "--headless=new",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--no-first-run",
+        "--virtual-time-budget=5000",
+    ]
+    if os.geteuid() == 0:
+        # Its sandbox refuses to be set up by root; it sees no page but ours.
+        command.append("--no-sandbox")
+    with tempfile.TemporaryDirectory(prefix="kafkasafe-chromium-") as profile:
+        done = subprocess.run(
+            [*command, f"--user-data-dir={profile}", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(f"chromium {arguments}:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def once(workload: Workload, prometheus: Prometheus, picture: Path | None) -> None:
+    """All checks, one after the other."""
+    quiet(workload, prometheus)
+    idle(prometheus)
+    asked = expressions()
+    answered(prometheus, asked, data=False)
+    print("no alert without a fault", flush=True)
+    workload.break_everything()
+    alarmed(prometheus)
+    print(f"each of {len(ALERTS)} alerts fires in its fault, and for nobody else", flush=True)
+    answered(prometheus, asked)
+    print(f"each of {len(asked)} expressions of the dashboard and the page has data", flush=True)
+    linted(workload)
+    print("promtool has nothing to say about the metrics", flush=True)
+    if picture is not None:
+        screenshot(prometheus, picture)
+        print(f"the page is in {picture}", flush=True)
+    workload.repair()
+    over(prometheus)
+    print("those of faults that are over have ended", flush=True)
+
+
+def show(workload: Workload, prometheus: Prometheus) -> None:
+    """Until Ctrl-C: 20 seconds without faults, then faults, repaired after a minute."""
+    print("Ctrl-C ends it. In 20 seconds a disk is lost, a topic has too few replicas, and more", flush=True)
+    webbrowser.open(prometheus.console)
+    time.sleep(20)
+    workload.break_everything()
+    print("everything is broken; repaired in a minute", flush=True)
+    time.sleep(60)
+    workload.repair()
+    print(
+        "repaired: what was spooled is delivered; what was lost, skipped or went back is told for 15 minutes"
+    )
+    while True:
+        time.sleep(3600)
+
+
+def main() -> int:
+    """0: as it should be; 1: a check failed; 3: a program is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="check that each alert fires in its fault, and end"
+    )
+    parser.add_argument("--screenshot", type=Path, metavar="PNG", help="with --once: a picture of the page")
+    options = parser.parse_args()
+    # The workload's spools are in a temporary directory, and its faults are meant.
+    logging.getLogger("kafkasafe").setLevel(logging.CRITICAL)
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    try:
+        find("prometheus", "prometheus")
+        with Workload() as workload, Prometheus(workload.target) as prometheus:
+            print(f"metrics     http://{workload.target}/metrics", flush=True)
+            print(f"Prometheus  {prometheus.url}", flush=True)
+            print(f"console     {prometheus.console}", flush=True)
+            if options.once:
+                once(workload, prometheus, options.screenshot)
+            else:
+                show(workload, prometheus)
+    except MissingPackageError as error:
+        print(error, file=sys.stderr)
+        return 3
+    except (AssertionError, TimeoutError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Debian's packages, and a Prometheus that lives as long as this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from kafkasafe.testing.broker import _reserve_port, _spawn
+
+HERE = Path(__file__).parent
+_POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+class MissingPackageError(RuntimeError):
+    """A program is not there, and cannot be installed."""
+
+
+def find(program: str, package: str) -> str:
+    """Where a program is; its Debian package is installed if it is not there and this is root.
+
+    No service of the package is started or enabled, and nothing that is only recommended is installed.
+
+    Raises:
+        MissingPackageError: It is not there, and this is not root or there is no apt-get.
+    """
+    found = shutil.which(program)
+    if found is None:
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            raise MissingPackageError(
+                f"{program} is not installed: apt-get install --no-install-recommends {package} (as root), or put"
+                f" {program} into PATH"
+            )
+        _install(package)
+        found = shutil.which(program)
+    if found is None:
+        raise MissingPackageError(f"Debian's package {package} is installed and holds no {program}")
+    return found
+
+
+def _install(package: str) -> None:
+    print(f"installing Debian's package {package}", flush=True)
+    apt = ["apt-get", "--quiet", "--yes", "-o", "DPkg::Lock::Timeout=300"]
+    with _no_service():
+        # The lists of a fresh machine are empty, those of an old one name files that are gone.
+        for command in (
+            [*apt, "update"],
+            [*apt, "install", "--no-install-recommends", package],
+        ):
+            done = subprocess.run(
+                command,
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=600,
+                check=False,
+            )
+            if done.returncode:
+                raise MissingPackageError(f"{' '.join(command)}:\n{done.stdout[-3000:]}")
+    if package == "prometheus" and shutil.which("systemctl"):
+        # Works on a machine that was not started by systemd as well: it removes a link.
+        subprocess.run(
+            ["systemctl", "disable", "prometheus.service"], capture_output=True, timeout=60, check=False
+        )
+
+
+@contextlib.contextmanager
+def _no_service() -> Iterator[None]:
+    """Packages ask this script whether they may start their service."""
+    if _POLICY.exists():
+        # Somebody's own policy; containers have one that says no.
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n")
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink()
+
+
+def rules(*, patient: bool = True) -> dict[str, Any]:
+    """rules.yml; where not `patient`, alerts that wait for a minute or two wait for a second."""
+    loaded: dict[str, Any] = yaml.safe_load((HERE / "rules.yml").read_text())
+    if not patient:
+        for group in loaded["groups"]:
+            for rule in group["rules"]:
+                if "for" in rule:
+                    rule["for"] = "1s"
+    return loaded
+
+
+class Prometheus:
+    """A real Prometheus on 127.0.0.1 that scrapes one endpoint every second. A context manager.
+
+    It is a child that the kernel kills with this process, on a port of its own, in a directory that is removed.
+
+    Args:
+        target: `host:port` of the endpoint.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._binary = find("prometheus", "prometheus")
+
+    def __enter__(self) -> Self:
+        self._directory = tempfile.TemporaryDirectory(prefix="kafkasafe-prometheus-")
+        here = Path(self._directory.name)
+        self._port, self._port_lock = _reserve_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.console = f"{self.url}/consoles/console.html?seconds=120&window=15s"
+        (here / "rules.yml").write_text(yaml.safe_dump(rules(patient=False)))
+        (here / "consoles").mkdir()
+        shutil.copy(HERE / "console.html", here / "consoles")
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yml"],
+            "scrape_configs": [{"job_name": "kafkasafe", "static_configs": [{"targets": [self._target]}]}],
+        }
+        (here / "prometheus.yml").write_text(yaml.safe_dump(config))
+        self._log = here / "prometheus.log"
+        self._process = _spawn(
+            [
+                self._binary,
+                "--config.file=prometheus.yml",
+                "--storage.tsdb.path=data",
+                f"--web.listen-address=127.0.0.1:{self._port}",
+                "--web.console.templates=consoles",
+                # Its own default is a directory that may not be there.
+                "--web.console.libraries=consoles",
+            ],
+            here,
+            self._log,
+        )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._port_lock)
+        self._directory.cleanup()
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/-/ready", timeout=10):
+                    return
+            except urllib.error.HTTPError as error:
+                error.close()
+            except OSError:
+                pass
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Prometheus does not serve:\n{self._log.read_text(errors='replace')[-3000:]}"
+                )
+            time.sleep(0.1)
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Samples of an instant query.
+
+        Raises:
+            ValueError: Prometheus does not take the expression.
+        """
+        url = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                data = json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(f"{expression}: {error.read().decode()}") from None
+        if data["resultType"] == "scalar":
+            return [{"metric": {}, "value": data["result"]}]
+        return list(data["result"])
+
+    def alerts(self, state: str = "firing") -> set[tuple[str, str]]:
+        """(alert, client id) of those in a state."""
+        found = self.query(f'ALERTS{{alertstate="{state}"}}')
+        return {(sample["metric"]["alertname"], sample["metric"]["client_id"]) for sample in found}

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# The modules of the example, which is run as a program from its directory.
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples" / "dashboard"))
