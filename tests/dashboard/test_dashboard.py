@@ -182,3 +182,16 @@ def test_what_is_missing_is_named_where_it_cannot_be_installed(monkeypatch):
         tools.MissingPackageError, match="apt-get install --no-install-recommends some-package"
     ):
         tools.find("kafkasafe-has-no-such-program", "some-package")
+
+
+def test_packages_are_told_to_start_no_service_and_somebodys_own_policy_stays(monkeypatch, tmp_path):
+    policy = tmp_path / "policy-rc.d"
+    monkeypatch.setattr(tools, "_POLICY", policy)
+    with tools._no_service():
+        # What invoke-rc.d asks; 101 is "forbidden".
+        assert subprocess.run([policy, "prometheus", "start"], check=False).returncode == 101
+    assert not policy.exists()
+    policy.write_text("own")
+    with tools._no_service():
+        assert policy.read_text() == "own"
+    assert policy.read_text() == "own"
