@@ -393,6 +393,14 @@ class _SocketMixin:
     async def _read_from_sock(self) -> None:
         while self._read and not self._closed:
             await self._net.wait_read(self._sock)
+            came, whole = self._fill()
+            if came:
+                self.last_read = time.monotonic()
+                sensors = self._protocol._sensors
+                if sensors:
+                    sensors.bytes_received.record(came)
+            if not whole:
+                continue
             data, error = self._sock_recv()
             if error is None and data:
                 self.last_read = time.monotonic()
@@ -407,6 +415,33 @@ class _SocketMixin:
             if error is not None:
                 self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
                 return
+
+    def _fill(self) -> tuple[int, bool]:
+        """Receives into the large response that is under way, without a copy.
+
+        Returns:
+            The bytes that came, and whether it is to go on with `_sock_recv`: at the end of the response, where none is
+            under way, and after an error, which it meets again.
+        """
+        frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
+        if not isinstance(frame, _Incoming):
+            return 0, True
+        came = 0
+        # The last byte is left to the parser, which notices by it that the response is whole.
+        with memoryview(frame) as view, view[frame._idx : max(frame._idx, len(frame) - 1)] as rest:
+            while came < len(rest):
+                try:
+                    with rest[came:] as place:
+                        size = self._sock.recv_into(place)
+                except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return came, False
+                except Exception:
+                    break
+                if not size:
+                    break
+                came += size
+                frame._idx += size
+        return came, True
 
     def _sock_recv(self) -> tuple[bytes, BaseException | None]:
         chunks = []
