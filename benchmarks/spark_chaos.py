@@ -263,8 +263,11 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                 except queue.Empty:
                     line = []
                 if line[:1] == ["start"] and kills and hit_at is None and down is None:
-                    # Most kills are to meet a batch that is being sent, the others anything else.
-                    if dice.random() < 0.7:
+                    # Most kills are to meet a batch that is being sent, the others anything else. When no more batches
+                    # are left than kills, none may be missed.
+                    if len(kills) >= options.files - outcomes.total():
+                        hit_at = time.monotonic() + dice.uniform(0, 0.1)
+                    elif dice.random() < 0.7:
                         before = growth.ends()
                     else:
                         hit_at = time.monotonic() + dice.uniform(0, options.within)

@@ -49,6 +49,7 @@ def cluster():
         "transaction.state.log.min.isr": 1,
         "min.insync.replicas": 1,
         "log.cleaner.backoff.ms": 100,
+        "log.retention.ms": -1,  # timestamps of these records are old
     }
     with KafkaCluster(brokers=2, config=config) as running:
         yield running
@@ -92,7 +93,13 @@ class Written:
         self.at = {}
         options = {key.replace("_", "."): value for key, value in options.items()}
         self.producer = Producer(
-            {"bootstrap.servers": ",".join(cluster.bootstrap_servers), "linger.ms": 20, **options}
+            # Idempotent: otherwise a batch that came before its topic was ready is appended behind the next ones.
+            {
+                "bootstrap.servers": ",".join(cluster.bootstrap_servers),
+                "linger.ms": 20,
+                "enable.idempotence": True,
+                **options,
+            }
         )
 
     def write(self, count, *, committed=True, headers=None, timestamp=NOW, value=None):
@@ -163,7 +170,11 @@ class TestRecords:
         rnd = random.Random(5)
         written = 2500
         producer = Producer(
-            {"bootstrap.servers": ",".join(cluster.bootstrap_servers), "batch.num.messages": 50}
+            {
+                "bootstrap.servers": ",".join(cluster.bootstrap_servers),
+                "batch.num.messages": 50,
+                "enable.idempotence": True,
+            }
         )
         for number in range(written):
             producer.produce(topic, b"%d" % number * 300, b"%d" % rnd.randrange(40), 0)

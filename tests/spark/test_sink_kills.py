@@ -17,7 +17,7 @@ CHAOS = Path(__file__).parents[2] / "benchmarks" / "spark_chaos.py"
 def test_each_row_is_there_once_after_kill_9_of_everything(tmp_path):
     said = tmp_path / "results"
     done = subprocess.run(
-        [sys.executable, str(CHAOS), "--rows", "40000", "--files", "3", "--kills", "1", "--sinks", "exact",
+        [sys.executable, str(CHAOS), "--rows", "40000", "--files", "5", "--kills", "1", "--sinks", "exact",
          "--first", "1", "--json", str(said)],
         capture_output=True,
         text=True,
