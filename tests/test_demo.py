@@ -103,14 +103,14 @@ def test_nothing_at_all_in_the_topic(ledger):
 
 @pytest.mark.kafka
 @pytest.mark.crash
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_the_quick_demo_shows_nothing_lost_within_its_time(tmp_path):
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "kafkasafe.cli", "demo", "--quick", "--json", str(tmp_path / "runs.json")],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=380,
         check=False,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )
@@ -130,13 +130,13 @@ def test_the_quick_demo_shows_nothing_lost_within_its_time(tmp_path):
     # It cleans up; which ports are taken is known to all clusters of a machine, and stays.
     left = {path.name for path in tmp_path.iterdir() if not path.name.startswith("kafkasafe-ports")}
     assert left == {"runs.json"}
-    # 40 s on two idle cores; the tests' machine may be busy.
-    assert seconds < 90
+    # 40 s on two idle cores; the machine of the tests may be busy with much else.
+    assert seconds < 240
 
 
 @pytest.mark.kafka
 @pytest.mark.crash
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_when_the_demo_is_killed_its_brokers_and_producers_die_with_it(tmp_path):
     parent = subprocess.Popen(
         [sys.executable, "-m", "kafkasafe.cli", "demo", "--quick", "--no-controls"],
@@ -146,7 +146,7 @@ def test_when_the_demo_is_killed_its_brokers_and_producers_die_with_it(tmp_path)
     )
     try:
         me = psutil.Process(parent.pid)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         # Four JVMs and one producer.
         while len(children := me.children()) < 5 or any("--ledger" in c.cmdline() for c in children) is False:
             assert time.monotonic() < deadline, children
@@ -155,5 +155,5 @@ def test_when_the_demo_is_killed_its_brokers_and_producers_die_with_it(tmp_path)
     finally:
         parent.kill()
         parent.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive

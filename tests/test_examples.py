@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
@@ -20,7 +20,7 @@ SAYS = {
 }
 
 
-def run(tmp_path, name, *arguments, timeout_s=100):
+def run(tmp_path, name, *arguments, timeout_s=240):
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
         capture_output=True,

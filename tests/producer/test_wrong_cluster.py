@@ -8,7 +8,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafkasafe import SafeProducer, WrongClusterError
 from kafkasafe.testing.broker import KafkaCluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 
 def values(cluster, topic):
