@@ -316,8 +316,9 @@ def test_a_disk_that_fails_now_and_then(kafka, producers, quota, method, options
     producer.flush(60)
     assert [future.exception for future in futures if not future.succeeded()] == []
     failures = [event for event in seen if isinstance(event, events.SpoolWriteFailed)]
-    assert failures
-    assert "Input/output error" in failures[0].error
+    # Where the cluster is faster than the disk, "on_error" may have nothing to write.
+    assert failures or options.get("spool") == "on_error"
+    assert all("Input/output error" in failure.error for failure in failures)
     producer.close()
     harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(600))
     # And what is on disk is whole.
