@@ -25,6 +25,7 @@ from pathlib import Path
 
 import kafka.errors as kafka_errors
 
+from kafkasafe._io.transport import Transport
 from kafkasafe.producer import SafeProducer
 from kafkasafe.testing.demo import Ledger
 
@@ -98,6 +99,21 @@ def stream(
     producer.close()
 
 
+def die_after(batches: int) -> None:
+    """kill -9 of this process, once so many batches were sent and it is about to send another one."""
+    produce = Transport.produce
+    sent = 0
+
+    def counted(self, requests, *args, **more):
+        nonlocal sent
+        if sent >= batches:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sent += len(requests)
+        return produce(self, requests, *args, **more)
+
+    Transport.produce = counted
+
+
 def burst(
     *,
     servers: list[str],
@@ -111,6 +127,7 @@ def burst(
     partition: int | None = None,
     go: str | None = None,
     first: int = 0,
+    batches: int | None = None,
 ) -> None:
     """Sends records in batches of a few, makes them durable, says so by a file, and waits to be killed.
 
@@ -126,7 +143,10 @@ def burst(
         partition: Of all records.
         go: With `first`: file to wait for before the rest is sent.
         first: So many records are sent and acknowledged before `go` is waited for; `<ready>.first` says so.
+        batches: It dies of kill -9 when it has sent so many, at the latest.
     """
+    if batches is not None:
+        die_after(batches)
     producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool, **options)
     begin, end = numbers
     for number in range(begin, begin + first):
