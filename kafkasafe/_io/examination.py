@@ -18,7 +18,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
 from kafkasafe._core.identity import BatchId, ProducerView
 from kafkasafe._core.journal import UNCHOSEN, Journal
-from kafkasafe._io.files import Files
+from kafkasafe._io.files import Files, read_file
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
 from kafkasafe._io.inspection import read_lane
 from kafkasafe._io.recovery import BatchEntry, Log, LostEntry, MarksEntry, Stored, StoredSegment, replay
@@ -186,11 +186,7 @@ def _rejected_positions(files: Files, lane: Path) -> list[int]:
 def _rejected(files: Files, lane: Path, position: int) -> tuple[bytearray, codec.BatchHeader]:
     path = lane / "rejected" / f"{position:020d}.log"
     try:
-        handle = files.open(path)
-        try:
-            data = bytearray(files.read(handle, 0, files.size(handle)))
-        finally:
-            files.close(handle)
+        data = bytearray(read_file(files, path))
         return data, codec.verify(data)
     except (OSError, codec.CorruptBatchError) as error:
         raise SpoolError(f"{path} cannot be read: {error}") from error

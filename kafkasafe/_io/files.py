@@ -15,7 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-__all__ = ["IOV_MAX", "Buffer", "Files", "OsFiles", "read_whole", "replace_whole"]
+__all__ = [
+    "IOV_MAX",
+    "Buffer",
+    "Files",
+    "OsFiles",
+    "read_file",
+    "read_whole",
+    "replace_whole",
+    "size_of",
+    "write_all",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -203,6 +213,20 @@ class OsFiles:
         return status.f_bavail * status.f_frsize
 
 
+def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) -> bytes:
+    """A file's bytes from `start` to `end` (default: its end).
+
+    Raises:
+        FileNotFoundError: There is none.
+        OSError: It cannot be read.
+    """
+    handle = files.open(path)
+    try:
+        return files.read(handle, start, (files.size(handle) if end is None else end) - start)
+    finally:
+        files.close(handle)
+
+
 def read_whole(files: Files, path: Path) -> bytes | None:
     """A small file's content; None if there is none.
 
@@ -210,13 +234,43 @@ def read_whole(files: Files, path: Path) -> bytes | None:
         OSError: It cannot be read.
     """
     try:
-        handle = files.open(path)
+        return read_file(files, path)
     except FileNotFoundError:
         return None
+
+
+def size_of(files: Files, path: Path) -> int:
+    """Bytes in a file.
+
+    Raises:
+        OSError: There is none, or it cannot be opened.
+    """
+    handle = files.open(path)
     try:
-        return files.read(handle, 0, files.size(handle))
+        return files.size(handle)
     finally:
         files.close(handle)
+
+
+def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int) -> None:
+    """All of it, in as few system calls as the system allows. Nothing is durable before `sync_data`.
+
+    Raises:
+        OSError: A part of it may have been written.
+    """
+    rest: list[Buffer] = [buffer for buffer in buffers if len(buffer)]
+    while rest:
+        written = files.writev(handle, rest[:IOV_MAX], offset)
+        if written <= 0:
+            raise OSError(errno.EIO, "nothing was written")
+        offset += written
+        done = 0
+        while done < len(rest) and written >= len(rest[done]):
+            written -= len(rest[done])
+            done += 1
+        rest = rest[done:]
+        if written:
+            rest[0] = memoryview(rest[0])[written:]
 
 
 def replace_whole(files: Files, path: Path, content: bytes) -> None:
@@ -229,9 +283,7 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
     handle = files.open(beside, write=True, create=True)
     try:
         files.truncate(handle, 0)
-        written = 0
-        while written < len(content):
-            written += files.writev(handle, [content[written:]], written)
+        write_all(files, handle, [content], 0)
         files.sync_data(handle)
     finally:
         files.close(handle)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe._core.journal import Journal
-from kafkasafe._io.files import Files
+from kafkasafe._io.files import Files, size_of
 from kafkasafe._io.recovery import BatchEntry, Damage, Log, replay, scan
 from kafkasafe.errors import SpoolError
 
@@ -104,8 +104,8 @@ def inspect(lane: Path, *, files: Files) -> Inspected:
     try:
         torn = 0
         if found.torn is not None:
-            torn = _size(files, found.torn[0]) - found.torn[1]
-            torn += sum(_size(files, path) for path in found.doomed)
+            torn = size_of(files, found.torn[0]) - found.torn[1]
+            torn += sum(size_of(files, path) for path in found.doomed)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error
     batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
@@ -134,11 +134,3 @@ def _waiting(found: Log) -> tuple[Waiting, ...]:
         count[1] += batch.count
         count[2] += batch.identity is not None
     return tuple(Waiting(*address, *count) for address, count in sorted(counts.items()))
-
-
-def _size(files: Files, path: Path) -> int:
-    handle = files.open(path)
-    try:
-        return files.size(handle)
-    finally:
-        files.close(handle)

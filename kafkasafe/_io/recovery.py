@@ -16,7 +16,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal import Journal
-from kafkasafe._io.files import Files
+from kafkasafe._io.files import Files, read_file
 from kafkasafe.errors import SpoolFormatError
 
 __all__ = [
@@ -226,12 +226,7 @@ def scan(files: Files, lane: Path) -> Log:
     found: list[_Group | _Bad] = []
     for index, segment in enumerate(segments):
         limit = segments[index + 1].first_position if index + 1 < len(segments) else None
-        handle = files.open(segment.path)
-        try:
-            content = files.read(handle, 0, files.size(handle))
-        finally:
-            files.close(handle)
-        found += reader.segment(index, segment, content, limit)
+        found += reader.segment(index, segment, read_file(files, segment.path), limit)
     first_position = segments[0].first_position if segments else 0
     synced = max(
         (item.group.synced_position for item in found if isinstance(item, _Group)), default=first_position

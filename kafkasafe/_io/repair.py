@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, SpoolFate, fates
-from kafkasafe._io.files import Files
+from kafkasafe._io.files import Files, read_file, size_of, write_all
 from kafkasafe._io.inspection import read_lane
 from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry
-from kafkasafe._io.spool import copy_aside, cut_tail
+from kafkasafe._io.spool import copy_aside, cut_tail, was_told
 from kafkasafe.errors import SpoolError
 
 __all__ = ["Plan", "Step", "carry_out", "plan_repair"]
@@ -89,7 +88,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         step = _restored(files, damage, found) or _finished(files, lane, damage, told, blind=blind)
         if step is None:
             left.append(_why_left(damage))
-        elif step.what != "quarantine" or not _is_told(files, lane, damage):
+        elif step.what != "quarantine" or not was_told(files, lane, damage):
             steps.append(step)
     if found.torn is not None and not found.groups:
         # Not one intact group: whether this was torn at its first write, or all of it is damaged, nothing can tell.
@@ -97,16 +96,16 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
             f"{path.name}: {size} bytes without one intact group: if it was ever in use, restore it from a copy. A"
             " producer that opens the lane takes it for a first write that a crash tore, and deletes it"
             for path in (found.torn[0], *found.doomed)
-            if (size := _size(files, path))
+            if (size := size_of(files, path))
         ]
     elif found.torn is not None:
         path, at = found.torn
-        size = _size(files, path)
+        size = size_of(files, path)
         if size > at:
             why = "no group behind it says that it was durable: it is what a crash leaves"
             steps.append(Step("cut", path.name, at, size, why))
         steps += [
-            Step("cut", doomed.name, 0, _size(files, doomed), "it stands behind a torn tail")
+            Step("cut", doomed.name, 0, size_of(files, doomed), "it stands behind a torn tail")
             for doomed in found.doomed
         ]
     return Plan("", tuple(steps), tuple(left))
@@ -150,7 +149,7 @@ def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
     entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
     if entry is None or damage.end - damage.start != entry.size_bytes:
         return None
-    data = bytearray(_bytes(files, damage))
+    data = bytearray(read_file(files, damage.path, damage.start, damage.end))
     before = bytes(data[: _ADDRESS.size])
     _ADDRESS.pack_into(data, 0, entry.position, entry.size_bytes - _OVERHEAD, entry.destination, 2, entry.crc)
     try:
@@ -192,56 +191,21 @@ def _why_left(damage: Damage) -> str:
     )
 
 
-def _is_told(files: Files, lane: Path, damage: Damage) -> bool:
-    name = f"{damage.path.stem}-{damage.start}.bad"
-    if name not in _names(files, lane, "quarantine"):
-        return False
-    return _whole(files, lane / "quarantine" / name) == _bytes(files, damage)
-
-
 def _names(files: Files, lane: Path, folder: str) -> list[str]:
     return files.list(lane / folder) if folder in files.list(lane) else []
 
 
-def _bytes(files: Files, damage: Damage) -> bytes:
-    handle = files.open(damage.path)
-    try:
-        return files.read(handle, damage.start, damage.end - damage.start)
-    finally:
-        files.close(handle)
-
-
-def _whole(files: Files, path: Path) -> bytes:
-    handle = files.open(path)
-    try:
-        return files.read(handle, 0, files.size(handle))
-    finally:
-        files.close(handle)
-
-
-def _size(files: Files, path: Path) -> int:
-    handle = files.open(path)
-    try:
-        return files.size(handle)
-    finally:
-        files.close(handle)
-
-
 def _copy(files: Files, source: Path, target: Path) -> None:
-    _write(files, files.create(target), [_whole(files, source)], 0)
+    _write(files, files.create(target), read_file(files, source), 0)
 
 
 def _overwrite(files: Files, path: Path, at: int, content: bytes) -> None:
-    _write(files, files.open(path, write=True), [content], at)
+    _write(files, files.open(path, write=True), content, at)
 
 
-def _write(files: Files, handle: int, content: Sequence[bytes], at: int) -> None:
+def _write(files: Files, handle: int, content: bytes, at: int) -> None:
     try:
-        for piece in content:
-            while piece:
-                written = files.writev(handle, [piece], at)
-                at += written
-                piece = piece[written:]
+        write_all(files, handle, [content], at)
         files.sync_data(handle)
     finally:
         files.close(handle)

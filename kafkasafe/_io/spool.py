@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
-from kafkasafe._io.files import IOV_MAX, Buffer, Files
+from kafkasafe._io.files import Files, read_file, read_whole, write_all
 from kafkasafe._io.recovery import (
     BatchEntry,
     Damage,
@@ -33,7 +33,7 @@ from kafkasafe._io.recovery import (
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.logs import EventLog
 
-__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool", "copy_aside", "cut_tail"]
+__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool", "copy_aside", "cut_tail", "was_told"]
 
 log = EventLog("spool")
 
@@ -374,7 +374,7 @@ class Spool:
         segment = self._segments[-1]
         size = len(control) + sum(entry.size_bytes for entry in manifest)
         self._reserve(segment.size_bytes + size)
-        _write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
+        write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
         at = segment.size_bytes + len(control)
         for entry in manifest:
             segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
@@ -486,7 +486,7 @@ class Spool:
                 self._files.truncate(handle, 0)
                 # Twice as much: what is there for marks must not be taken for room. Random: a file system that
                 # compresses must not make nothing of it.
-                _write_all(self._files, handle, [os.urandom(2 * _SPARE_BYTES)], 0)
+                write_all(self._files, handle, [os.urandom(2 * _SPARE_BYTES)], 0)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, _SPARE_BYTES)
             finally:
@@ -536,45 +536,21 @@ class Spool:
             self._files.close(handle)
 
 
-def _write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """All of it, in as few system calls as the system allows."""
-    rest: list[Buffer] = list(buffers)
-    while rest:
-        written = files.writev(handle, rest[:IOV_MAX], offset)
-        if written <= 0:
-            raise OSError(errno.EIO, "nothing was written")
-        offset += written
-        done = 0
-        while done < len(rest) and written >= len(rest[done]):
-            written -= len(rest[done])
-            done += 1
-        rest = rest[done:]
-        if written:
-            rest[0] = memoryview(rest[0])[written:]
-
-
 def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
     """Copy damage aside, or refuse to go on. What lies in quarantine already has been told."""
-    folder = lane / "quarantine"
-    known = set(files.list(folder)) if found.damage and "quarantine" in files.list(lane) else set()
-    new = []
-    for damage in found.damage:
-        content = _range(files, damage)
-        name = f"{damage.path.stem}-{damage.start}.bad"
-        if name not in known or _content(files, folder / name) != content:
-            new.append((damage, folder / name, content))
+    new = [damage for damage in found.damage if not was_told(files, lane, damage)]
     if not new:
         return
-    told = tuple(str(damage) for damage, _, _ in new)
+    told = tuple(map(str, new))
     if on_corrupt != "quarantine":
         raise SpoolCorruptError(
             f"{lane} is damaged in {len(told)} places with good data behind them: {'; '.join(told[:5])}"
             f"{'; ...' if len(told) > 5 else ''}. Nothing was deleted or changed, everything else in it is safe."
             " Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are then copied"
-            f" to {folder}, their records are lost, and everything else is delivered",
+            f" to {lane / 'quarantine'}, their records are lost, and everything else is delivered",
             damage=told,
         )
-    copy_aside(files, lane, [damage for damage, _, _ in new])
+    copy_aside(files, lane, new)
 
 
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
@@ -587,7 +563,7 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
     if damaged:
         files.make_directory(folder)
     for damage in damaged:
-        path = folder / f"{damage.path.stem}-{damage.start}.bad"
+        path = copy_of(lane, damage)
         log.error(
             "%s: %s; copied to %s",
             lane,
@@ -598,12 +574,11 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
             path=str(path),
             event="damage_quarantined",
         )
-        content = _range(files, damage)
+        content = read_file(files, damage.path, damage.start, damage.end)
         handle = files.open(path, write=True, create=True)
         try:
             files.truncate(handle, 0)
-            if content:
-                _write_all(files, handle, [content], 0)
+            write_all(files, handle, [content], 0)
             files.sync_data(handle)
         finally:
             files.close(handle)
@@ -611,20 +586,19 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
         files.sync_directory(folder)
 
 
-def _range(files: Files, damage: Damage) -> bytes:
-    handle = files.open(damage.path)
-    try:
-        return files.read(handle, damage.start, damage.end - damage.start)
-    finally:
-        files.close(handle)
+def copy_of(lane: Path, damage: Damage) -> Path:
+    """Where the copy of damaged bytes lies, once the damage was told."""
+    return lane / "quarantine" / f"{damage.path.stem}-{damage.start}.bad"
 
 
-def _content(files: Files, path: Path) -> bytes:
-    handle = files.open(path)
-    try:
-        return files.read(handle, 0, files.size(handle))
-    finally:
-        files.close(handle)
+def was_told(files: Files, lane: Path, damage: Damage) -> bool:
+    """Whether quarantine/ has a copy of exactly these bytes.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    content = read_file(files, damage.path, damage.start, damage.end)
+    return read_whole(files, copy_of(lane, damage)) == content
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
@@ -669,7 +643,7 @@ def _make_durable(files: Files, lane: Path, found: Log) -> None:
             handle = files.open(segment.path, write=True)
             try:
                 rest = files.read(handle, segment.proven_bytes, segment.size_bytes - segment.proven_bytes)
-                _write_all(files, handle, [rest], segment.proven_bytes)
+                write_all(files, handle, [rest], segment.proven_bytes)
                 files.sync_data(handle)
             finally:
                 files.close(handle)

@@ -393,20 +393,14 @@ class _SocketMixin:
     async def _read_from_sock(self) -> None:
         while self._read and not self._closed:
             await self._net.wait_read(self._sock)
-            came, whole = self._fill()
-            if came:
-                self.last_read = time.monotonic()
-                sensors = self._protocol._sensors
-                if sensors:
-                    sensors.bytes_received.record(came)
-            if not whole:
-                continue
-            data, error = self._sock_recv()
-            if error is None and data:
+            came, at_its_end = self._fill()
+            data, error = self._sock_recv() if at_its_end else (b"", None)
+            if came or data:
                 self.last_read = time.monotonic()
                 sensors = self._protocol._sensors if self._protocol else None
                 if sensors:
-                    sensors.bytes_received.record(len(data))
+                    sensors.bytes_received.record(came + len(data))
+            if error is None and data:
                 try:
                     self._protocol.data_received(data)
                     _Incoming.become(getattr(self._protocol, "parser", None))

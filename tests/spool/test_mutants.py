@@ -113,10 +113,10 @@ MUTANTS = {
     "what recovery found is not made durable": (
         spool, "_make_durable", "for segment in found.segments:", "for segment in ():", crashes),
     "what recovery found is only synced again": (
-        spool, "_make_durable", "_write_all(files, handle, [rest], segment.proven_bytes)", "pass",
+        spool, "_make_durable", "write_all(files, handle, [rest], segment.proven_bytes)", "pass",
         deaths_after_failed_syncs),
     "damage is not copied aside": (
-        spool, "copy_aside", "_write_all(files, handle, [content], 0)", "pass", flips),
+        spool, "copy_aside", "write_all(files, handle, [content], 0)", "pass", flips),
     "half an atomic group counts": (
         recovery, "_judge", "if cut is not None and item.group.atomic:", "if False:", atomic_groups),
     "the manifest's CRC is ignored": (

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +43,9 @@ from kafkasafe._io.transport import (
     Transport,
     encode_produce,
 )
+from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
+from kafkasafe.producer import SafeProducer
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
@@ -225,6 +228,27 @@ def test_nobody_listens_everything_fails_unsent_without_hurry(free_port: int) ->
         assert answers < 25, "busy loop"
         assert not transport.connected
         assert transport.topic("t") is None
+
+
+def test_no_socket_is_left_of_refused_connections(free_port: int, tmp_path: Path) -> None:
+    """kafka-python drops them open. Warnings of that are ignored everywhere, so ours are looked for here."""
+    gc.collect()
+    quick = {
+        "bootstrap_servers": f"127.0.0.1:{free_port}",
+        "reconnect_backoff_ms": 1,
+        "reconnect_backoff_max_ms": 5,
+    }
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        producer = SafeProducer(**quick, spool_dir=tmp_path / "spool")
+        consumer = SafeConsumer("t", **quick, api_version=(2, 8))
+        with opened(quick.pop("bootstrap_servers"), **quick) as transport:
+            producer.send("t", b"v").durable(60)
+            until(lambda: consumer.poll(10) or transport._failed_refreshes >= 10, 60)
+        producer.close(timeout=0)
+        consumer.close()
+        gc.collect()
+    assert not [str(warning.message) for warning in warned if warning.category is ResourceWarning]
 
 
 def test_close_answers_what_is_parked(free_port: int) -> None:
