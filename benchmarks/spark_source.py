@@ -96,6 +96,8 @@ def measure(run: Callable[[], None], records: int) -> float:
 
 def main() -> None:
     import pyspark
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
     from kafkasafe.spark import register
