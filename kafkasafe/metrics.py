@@ -90,7 +90,7 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
     `MultiProcessCollector` has them: counters are added up, gauges are those of the processes that live.
 
     Args:
-        sources: SafeProducers and SafeConsumers to collect.
+        sources: SafeProducers, SafeConsumers and RetryPolicies to collect.
         registry: Prometheus's own by default.
         partitions: Add families with a `partition` label.
 
@@ -102,7 +102,9 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
     """
     for source in sources:
         if not isinstance(source, Source):
-            raise TypeError(f"metrics are those of SafeProducer and SafeConsumer, not of {source!r}")
+            raise TypeError(
+                f"metrics are those of SafeProducer, SafeConsumer and RetryPolicy, not of {source!r}"
+            )
     with _lock:
         collector = _installed.get(registry)
         if collector is None:
@@ -445,8 +447,8 @@ def consumer_readings(
     stats: ConsumerStats, progress: Mapping[TopicPartition, PartitionProgress]
 ) -> Iterator[Reading]:
     """What a consumer shows."""
+    yield from stats.retry_readings()
     for name, by_pair in (
-        ("retries", stats.retries),
         ("offset_resets", stats.resets),
         ("end_offset_regressions", stats.regressions),
         ("end_offsets_held", stats.held),
@@ -459,8 +461,6 @@ def consumer_readings(
         ("diverged_records", stats.diverged_records),
         ("offset_not_available_seconds", stats.unavailable_s),
         ("partition_not_ready_seconds", stats.not_ready_s),
-        ("retry_backoff_seconds", stats.backoff_s),
-        ("retries_exhausted", stats.exhausted),
     )
     for name, numbers in by_name:
         for label, number in numbers.copy().items():
@@ -480,9 +480,9 @@ def consumer_readings(
 def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
     """What a producer shows; what one that is closed had counted."""
     stats, counters = pump.stats, pump.counters
+    yield from stats.retry_readings()
     for name, counts in (
         ("records", stats.records),
-        ("retries", stats.retries),
         ("request_errors", stats.errors),
         ("sequence_errors", stats.sequence_errors),
         ("in_doubt_resolved", stats.in_doubt_resolved),
@@ -493,8 +493,6 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
         ("acked_loss_detected", stats.losses),
         ("acked_lost_records", stats.lost_records),
         ("acked_healed_records", stats.healed_records),
-        ("retry_backoff_seconds", stats.backoff_s),
-        ("retries_exhausted", stats.exhausted),
     ):
         for label, number in by_name.copy().items():
             yield PRODUCER[name], (label,), number
@@ -512,7 +510,7 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
     if closed:
         return
     state = pump.state()
-    for name, number in state.gauges.items():
-        yield PRODUCER[name], (), number
+    for name, gauge in state.gauges.items():
+        yield PRODUCER[name], (), gauge
     for (topic, partition), offset in state.last_acked_offsets.items():
         yield PRODUCER["last_acked_offset"], (topic, str(partition)), offset

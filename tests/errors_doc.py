@@ -65,6 +65,7 @@ tenacity's `RetryError`, of which the last try's error is judged. A code that is
 `retriable` is true of `retry`, `retry_after_refresh` and `reset_sequence`, `refresh_metadata` of `retry_after_refresh`.
 `data_at_risk` (below: **!**) means that acknowledged records may be gone, or records be skipped unread: such an error
 must reach a person or a repair, never only a retry. `RetryPolicy` repeats `retry` and `retry_after_refresh` only.
+`kafkasafe.metrics.install(policy)` puts its retries, pauses and given-up calls into Prometheus, beside those of clients.
 
 | action | what to do |
 |---|---|

@@ -13,13 +13,15 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import (
+    KafkaError,
     KafkaTimeoutError,
     NotLeaderForPartitionError,
     OffsetNotAvailableError,
     TopicAuthorizationFailedError,
 )
+from prometheus_client import CollectorRegistry
 
-from kafkasafe import ConfigError, ErrorAction, RetryPolicy, UsageError, Verdict, classify
+from kafkasafe import ConfigError, ErrorAction, RetryPolicy, UsageError, Verdict, classify, metrics
 
 HOT = ("orders", 3)
 
@@ -456,6 +458,32 @@ def test_nested_and_recursive_calls_do_not_mix():
 def test_options_that_cannot_work(options):
     with pytest.raises(ConfigError):
         RetryPolicy(**options)
+
+
+def test_what_it_did_is_in_prometheus():
+    clock = Clock()
+    registry = CollectorRegistry()
+    options = {"clock": clock, "sleep": clock.sleep, "client_id": "mine"}
+    policy = RetryPolicy(deadline_s=None, attempts=3, api="list_offsets", **options)
+    other = RetryPolicy(deadline_s=None, attempts=2, **options)
+    metrics.install(policy, other, registry=registry)
+    policy.call(Broker(clock, 2).ask)
+    policy.call(Broker(clock, 1, NotLeaderForPartitionError).ask)
+    for fails in (Broker(clock, 9), Broker(clock, 9, TopicAuthorizationFailedError)):
+        with pytest.raises(KafkaError):
+            policy.call(fails.ask)
+    other.call(Broker(clock, 1).ask)
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"kafkasafe_{name}", {"client_id": "mine", **labels})
+
+    api, asked = {"api": "list_offsets"}, {"api": "Broker.ask"}
+    assert value("retries_total", **api, error="OFFSET_NOT_AVAILABLE") == 4
+    assert value("retries_total", **api, error="NOT_LEADER_OR_FOLLOWER") == 1
+    assert value("retries_total", **asked, error="OFFSET_NOT_AVAILABLE") == 1
+    assert value("retries_exhausted_total", **api) == 1, "what no retry helps is not a deadline"
+    paused = value("retry_backoff_seconds_total", **api) + value("retry_backoff_seconds_total", **asked)
+    assert paused == pytest.approx(sum(clock.pauses))
 
 
 def test_its_repr_says_what_fails():

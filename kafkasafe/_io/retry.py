@@ -10,13 +10,14 @@ import math
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 import tenacity
 from kafka.errors import KafkaTimeoutError
 
+from kafkasafe._io.stats import Reading, RetryStats
 from kafkasafe.classification import ErrorAction, Verdict, classify
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.logs import EventLog
@@ -103,6 +104,8 @@ class RetryPolicy:
         policy.call(consumer.partitions_for_topic, "orders")
 
     One policy may be shared by any number of threads, tasks and functions; the rate cap is then shared as well.
+    `kafkasafe.metrics.install(policy)` shows in Prometheus what it tried again, paused and gave up
+    (`kafkasafe_retries_total` ...; label `api` is the request kind, or the function's name where there is none).
 
     Args:
         deadline_s: Seconds after which no further try begins, counted from the first one's begin. A pause that would
@@ -119,6 +122,7 @@ class RetryPolicy:
         reraise: True: a call that is given up raises its last error, with a note that says what was tried. False:
             tenacity's `RetryError`, with the last error as its cause.
         whether: Instead of `kafkasafe.classify`: the verdict on an error.
+        client_id: Label of its metrics.
         clock: Monotonic seconds.
         sleep: Waits so many seconds.
         async_sleep: Waits so many seconds in a task.
@@ -140,6 +144,7 @@ class RetryPolicy:
         on_retry: Callable[[RetryEvent], object] | None = None,
         reraise: bool = True,
         whether: Callable[[BaseException], Verdict] | None = None,
+        client_id: str = "kafkasafe-retry",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         async_sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -162,6 +167,8 @@ class RetryPolicy:
         self._on_retry = on_retry
         self._reraise = reraise
         self._whether = whether
+        self.client_id = client_id
+        self._stats = RetryStats()
         self._clock = clock
         self._sleep = sleep
         self._async_sleep = async_sleep
@@ -223,6 +230,20 @@ class RetryPolicy:
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls `function` by this policy, without a partition. Of a coroutine function: `await policy.call(...)`."""
         return self(function)(*args, **kwargs)
+
+    # --- metrics ---
+
+    def _readings(self) -> Iterator[Reading]:
+        with self._lock:
+            yield from list(self._stats.retry_readings())
+
+    def _count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
+        with self._lock:
+            if pause_s is not None:
+                self._stats.retries[api, error] += 1
+                self._stats.backoff_s[api] += pause_s
+            elif gave_up != "verdict":
+                self._stats.exhausted[api] += 1
 
     # --- the rate cap ---
 
@@ -390,6 +411,7 @@ class _Call:
         self._gave_up = gave_up
         elapsed_s = self._elapsed_s()
         name = _name(self._function)
+        self._policy._count(self._api or name, verdict.name, pause_s, gave_up)
         if pause_s is not None:
             log.seldom(
                 logging.INFO,

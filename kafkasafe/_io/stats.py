@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -19,11 +20,13 @@ __all__ = [
     "BUCKETS_S",
     "CONSUMER",
     "PRODUCER",
+    "RETRIES",
     "ConsumerStats",
     "Definition",
     "Histogram",
     "PartitionProgress",
     "Reading",
+    "RetryStats",
     "Stats",
 ]
 
@@ -265,15 +268,40 @@ PRODUCER: Final = {definition.name: definition for definition in _DEFINITIONS}
 """What a producer counts, by name."""
 
 
-class Stats:
-    """All that a pump counts.
+RETRIES: Final = {definition.name: definition for definition in _RETRIES}
+"""What everybody counts who tries again, by name."""
+
+
+class RetryStats:
+    """What was tried again.
+
+    Attributes:
+        retries: By (api, error): requests sent again, and why.
+        backoff_s: By api: seconds of pauses before them.
+        exhausted: By api: deadlines that ended before there was an answer.
+    """
+
+    def __init__(self) -> None:
+        self.retries: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.backoff_s: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.exhausted: collections.Counter[str] = collections.Counter()
+
+    def retry_readings(self) -> Iterator[Reading]:
+        """Of these three."""
+        for pair, count in self.retries.copy().items():
+            yield RETRIES["retries"], pair, count
+        for api, seconds in self.backoff_s.copy().items():
+            yield RETRIES["retry_backoff_seconds"], (api,), seconds
+        for api, count in self.exhausted.copy().items():
+            yield RETRIES["retries_exhausted"], (api,), count
+
+
+class Stats(RetryStats):
+    """All that a pump counts; `exhausted` are batches that were not acknowledged within `delivery_timeout_ms`.
 
     Attributes:
         records: By (topic, outcome): accepted, committed, rejected, timed_out.
-        retries: By (api, error): requests sent again, and why.
         errors: By (api, error): answers with an error code, and requests without an answer.
-        backoff_s: By api: seconds of pauses before retries.
-        exhausted: By api: batches that were not acknowledged within `delivery_timeout_ms`.
         sequence_errors: By (error, verdict).
         in_doubt_resolved: By (verdict, method): batches.
         losses: By detector: how often acknowledged records were found to be gone.
@@ -287,11 +315,9 @@ class Stats:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.records: collections.Counter[tuple[str, str]] = collections.Counter()
-        self.retries: collections.Counter[tuple[str, str]] = collections.Counter()
         self.errors: collections.Counter[tuple[str, str]] = collections.Counter()
-        self.backoff_s: collections.defaultdict[str, float] = collections.defaultdict(float)
-        self.exhausted: collections.Counter[str] = collections.Counter()
         self.sequence_errors: collections.Counter[tuple[str, str]] = collections.Counter()
         self.in_doubt_resolved: collections.Counter[tuple[str, str]] = collections.Counter()
         self.losses: collections.Counter[str] = collections.Counter()
@@ -304,7 +330,7 @@ class Stats:
         self.ack = Histogram()
 
 
-class ConsumerStats:
+class ConsumerStats(RetryStats):
     """All that a SafeConsumer counts.
 
     Look-ups of offsets may come from other threads than the one that polls; a count may be lost then, no more.
@@ -318,12 +344,10 @@ class ConsumerStats:
         diverged_records: By topic: how many (offsets).
         unavailable_s: By topic: how long look-ups of the end waited for a leader that was not ready (78, 5).
         not_ready_s: By topic: how long partitions could not be fetched from, those that can be again.
-        retries: By (api, error): requests sent again, and why.
-        backoff_s: By api: pauses before them.
-        exhausted: By api: deadlines that ended before there was an answer.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.resets: collections.Counter[tuple[str, str]] = collections.Counter()
         self.skipped_records: collections.Counter[str] = collections.Counter()
         self.regressions: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -332,9 +356,6 @@ class ConsumerStats:
         self.diverged_records: collections.Counter[str] = collections.Counter()
         self.unavailable_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.not_ready_s: collections.defaultdict[str, float] = collections.defaultdict(float)
-        self.retries: collections.Counter[tuple[str, str]] = collections.Counter()
-        self.backoff_s: collections.defaultdict[str, float] = collections.defaultdict(float)
-        self.exhausted: collections.Counter[str] = collections.Counter()
 
 
 @dataclass(frozen=True, slots=True)

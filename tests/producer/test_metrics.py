@@ -111,8 +111,7 @@ def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, produc
     }
     producer = producers(broker.servers, delivery_timeout_ms=300, retry_backoff_ms=20, **options)
     install(producer, registry=registry)
-    producer.send(topic, b"0")
-    harness.until(lambda: harness.end_offset(broker.cluster, topic, 0) == 1, 60)
+    producer.send(topic, b"0").get(60)
     broker.proxy.refuse()
     broker.proxy.cut()
     old = 1_600_000_000_000
