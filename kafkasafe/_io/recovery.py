@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._core.batch import Compression
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal import Journal
 from kafkasafe._io.files import Files, read_file
@@ -38,6 +39,11 @@ _SEGMENT: Final = re.compile(r"\d{20}\.log")
 _GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
 """How every GROUP record begins behind its length: attributes, two deltas, length of the key, the key."""
 _LENGTH_BYTES: Final = range(1, 6)  # of a varint
+_ADDRESS_BYTES: Final = 21  # position, size, destination, magic and CRC
+_SECTOR_BYTES: Final = 512
+_ZEROS: Final = 4  # so many at the end of a sector are taken for bytes that were not written
+# Zeros that a batch ends with by its nature. Plain: no headers of the last record; lz4: the frame's end.
+_LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +169,30 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """An intact control batch, with the data batches that follow it: None where one is damaged."""
+    """An intact control batch, with the data batches that follow it: None where one is damaged.
+
+    `torn`: where a crash may have left it so.
+    """
 
     segment: int
     at: int
     group: m.Group
     marks: list[m.Mark]
     batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]]
+    torn: list[tuple[int, m.ManifestEntry]]
     end: int
     end_position: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """Bytes between groups that are none."""
+    """Bytes between groups that are none; `torn`: a crash may have left them so."""
 
     segment: int
     at: int
     end: int
     position: int
+    torn: bool
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
@@ -251,7 +262,7 @@ class _Reader:
                 at, read = self._resync(content, at + 1, position)
                 if read is not None and limit is not None and read[0].position >= limit:
                     at, read = len(content), None
-                yield _Bad(index, bad_at, at, position)
+                yield _Bad(index, bad_at, at, position, _group_may_be_torn(content, bad_at, at))
                 exact = more = False
                 if read is None:
                     break
@@ -266,7 +277,7 @@ class _Reader:
             more = not exact and _may_miss_more(content, item.batches[-1], limit)
         segment.size_bytes = at
         if limit is not None and position < limit and (exact or more):
-            yield _Bad(index, at, at, position)
+            yield _Bad(index, at, at, position, torn=True)
 
     @staticmethod
     def _follows(group: m.Group, position: int, *, exact: bool) -> bool:
@@ -285,6 +296,7 @@ class _Reader:
         start, at = at, at + size
         position = group.position + 1 + len(marks)
         batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]] = []
+        torn: list[tuple[int, m.ManifestEntry]] = []
         for number, entry in enumerate(group.manifest):
             if limit is not None and entry.position >= limit:
                 break  # cut off by an earlier recovery; the next segment begins here
@@ -295,8 +307,10 @@ class _Reader:
                 if position != follows:
                     header = None
             batches.append((at, entry, header))
+            if header is None and _may_be_torn(content, at, at + entry.size_bytes):
+                torn.append((at, entry))
             at = min(at + entry.size_bytes, len(content))
-        return _Group(index, start, group, marks, batches, at, position)
+        return _Group(index, start, group, marks, batches, torn, at, position)
 
     def _group_at(self, content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
         try:
@@ -346,6 +360,45 @@ def _may_miss_more(
         return True
 
 
+def _group_may_be_torn(content: bytes, at: int, end: int) -> bool:
+    """Whether a crash may have left these bytes where a group was being written.
+
+    Args:
+        content: Of the segment.
+        at: Where the group should begin.
+        end: Where the next intact group begins, else the end of the segment.
+    """
+    head = content[at : min(at + codec.HEADER_BYTES, end)]
+    # A crash leaves a byte as it was meant, or 0. Of these it is known how they were meant.
+    for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
+        if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
+            return False
+    if not any(head[:_ADDRESS_BYTES]):
+        return True
+    if len(head) < codec.HEADER_BYTES:
+        return end == len(content)
+    size = 12 + int.from_bytes(head[8:12], "big", signed=True)
+    return _may_be_torn(content, at, end if size < codec.HEADER_BYTES else at + size)
+
+
+def _may_be_torn(content: bytes, start: int, end: int) -> bool:
+    """Whether a crash may have left this of a batch; if not, it was whole once, and was changed.
+
+    Disks write sectors: one that is missing is zeros, from its beginning or, where it was written to while it was on
+    its way, from somewhere in it. What a file system did not come to is missing at the end of the file. etcd's
+    write-ahead log judges by its sectors too.
+    """
+    if end > len(content):
+        return True
+    first = start - start % _SECTOR_BYTES
+    for boundary in range(first + _SECTOR_BYTES, end, _SECTOR_BYTES):
+        if not any(content[max(start, boundary - _ZEROS) : boundary]):
+            return True
+    part = content[start:end]
+    compression = part[22] & 7 if len(part) > 22 else Compression.NONE
+    return len(part) - len(part.rstrip(b"\x00")) > _LAST_ZEROS.get(compression, 0)
+
+
 def _batch_at(content: bytes, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
     """The data batch that a manifest promises, None unless every byte of it is proven."""
     body = memoryview(content)[at : at + entry.size_bytes]
@@ -374,15 +427,15 @@ def _judge(
     closed = False
     for item in found:
         if isinstance(item, _Bad):
-            if item.position >= synced:
+            if item.position >= synced and item.torn:
                 torn, next_position = (item.segment, item.at), item.position
                 break
             damage.append(Damage(segments[item.segment].path, item.at, item.end, item.position, 0))
             entries.append(LostEntry(item.position, 0))
+            # Its position is taken, also where nothing follows: the next life has to find it damaged again.
+            next_position = item.position + 1
             continue
-        cut = next(
-            ((at, e) for at, e, header in item.batches if header is None and e.position >= synced), None
-        )
+        cut = next(((at, e) for at, e in item.torn if e.position >= synced), None)
         if cut is not None and item.group.atomic:
             torn, next_position = (item.segment, item.at), item.group.position
             break

@@ -94,7 +94,8 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         # Not one intact group: whether this was torn at its first write, or all of it is damaged, nothing can tell.
         left += [
             f"{path.name}: {size} bytes without one intact group: if it was ever in use, restore it from a copy. A"
-            " producer that opens the lane takes it for a first write that a crash tore, and deletes it"
+            " producer that opens the lane takes it for a first write that a crash tore: it goes on without it, and"
+            " leaves a copy in quarantine/"
             for path in (found.torn[0], *found.doomed)
             if (size := size_of(files, path))
         ]

@@ -121,6 +121,7 @@ class Spool:
         try:
             found = scan(files, lane)
             _quarantine(files, lane, found, on_corrupt)
+            _keep_torn(files, lane, found)
             cut_tail(files, lane, found)
             if sync != "os":
                 _make_durable(files, lane, found)
@@ -544,10 +545,10 @@ def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
     told = tuple(map(str, new))
     if on_corrupt != "quarantine":
         raise SpoolCorruptError(
-            f"{lane} is damaged in {len(told)} places with good data behind them: {'; '.join(told[:5])}"
-            f"{'; ...' if len(told) > 5 else ''}. Nothing was deleted or changed, everything else in it is safe."
-            " Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are then copied"
-            f" to {lane / 'quarantine'}, their records are lost, and everything else is delivered",
+            f"{lane} is damaged in {len(told)} place{'' if len(told) == 1 else 's'}, not by a crash:"
+            f" {'; '.join(told[:5])}{'; ...' if len(told) > 5 else ''}. Nothing was deleted or changed, everything else"
+            " in it is safe. Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are"
+            f" then copied to {lane / 'quarantine'}, their records are lost, and everything else is delivered",
             damage=told,
         )
     copy_aside(files, lane, new)
@@ -559,9 +560,6 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
     Raises:
         OSError: A file cannot be read or written.
     """
-    folder = lane / "quarantine"
-    if damaged:
-        files.make_directory(folder)
     for damage in damaged:
         path = copy_of(lane, damage)
         log.error(
@@ -574,16 +572,43 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
             path=str(path),
             event="damage_quarantined",
         )
-        content = read_file(files, damage.path, damage.start, damage.end)
-        handle = files.open(path, write=True, create=True)
+        _set_aside(files, path, read_file(files, damage.path, damage.start, damage.end))
+
+
+def _keep_torn(files: Files, lane: Path, found: Log) -> None:
+    """Copy aside what is about to be cut off: should it be damage that looks like a crash, it is not gone."""
+    if found.torn is None:
+        return
+    for path, at in (found.torn, *((doomed, 0) for doomed in found.doomed)):
+        content = read_file(files, path, at).rstrip(b"\x00")
+        if not content:
+            continue
+        kept = lane / "quarantine" / f"{path.stem}-{at}.torn"
         try:
-            files.truncate(handle, 0)
-            write_all(files, handle, [content], 0)
-            files.sync_data(handle)
-        finally:
-            files.close(handle)
-    if damaged:
-        files.sync_directory(folder)
+            _set_aside(files, kept, content)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            # None of it was promised, unless it is damaged: no reason to refuse what was.
+            log.warning(
+                "%s: no room for a copy of the torn tail of %s",
+                lane,
+                path.name,
+                lane=lane.name,
+                event="torn_tail_gone",
+            )
+
+
+def _set_aside(files: Files, path: Path, content: bytes) -> None:
+    files.make_directory(path.parent)
+    handle = files.open(path, write=True, create=True)
+    try:
+        files.truncate(handle, 0)
+        write_all(files, handle, [content], 0)
+        files.sync_data(handle)
+    finally:
+        files.close(handle)
+    files.sync_directory(path.parent)
 
 
 def copy_of(lane: Path, damage: Damage) -> Path:

@@ -11,8 +11,8 @@ the disk (`kafkasafe._io.files.Files`). Several processes can share a disk, as t
 What a process sees is always the newest state, as through a page cache. What a crash leaves is something else:
 
 * **Data.** Until the `sync_data` of a file, each 512-byte sector of what was written since the last one is there or
-  not, in any combination, or torn at a byte. The file's size is updated or not, whatever the data does: bytes are
-  missing, or zeros stand where data should. What was cut off may be back.
+  not, in any combination, or torn at a byte, four bytes or more before its end. The file's size is updated or not,
+  whatever the data does: bytes are missing, or zeros stand where data should. What was cut off may be back.
 * **Names.** Until the `sync_directory` of a directory, each name that was made, deleted or renamed in it is in its
   old or its new state, in any combination. A rename is atomic.
 * **A failed `sync_data`** leaves what was written since the last good one in such a state for ever: later ones do
@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 SECTOR_BYTES: Final = 512
+_LEAST_MISSING_BYTES: Final = 4
 """What a disk writes at once. Larger ones exist; whoever survives these survives those."""
 
 _DIRECTORY: Final = 0  # the node of every directory: its content is found by its path
@@ -674,6 +675,8 @@ class _Data:
                     for start, end in _sectors(offset, len(data)):
                         if rng.random() < choice.data:
                             torn = rng.randint(start, end) if rng.random() < choice.torn else end
+                            # Memory is read in larger pieces than this when a sector is written.
+                            torn = end if end - torn < _LEAST_MISSING_BYTES else torn
                             _put(content, start, data[start - offset : torn - offset])
                     if counts:
                         size = max(size, offset + len(data))

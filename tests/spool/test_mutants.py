@@ -76,6 +76,14 @@ def short_segments() -> None:
     )
 
 
+def open_ends() -> None:
+    test_damage.test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail()
+
+
+def torn_ends() -> None:
+    test_damage.test_what_is_cut_off_is_kept()
+
+
 MUTANTS = {
     "a new segment's name is not synced": (
         Spool, "_roll", "self._files.sync_directory(self._lane)", "pass", crashes),
@@ -116,7 +124,7 @@ MUTANTS = {
         spool, "_make_durable", "write_all(files, handle, [rest], segment.proven_bytes)", "pass",
         deaths_after_failed_syncs),
     "damage is not copied aside": (
-        spool, "copy_aside", "write_all(files, handle, [content], 0)", "pass", flips),
+        spool, "_set_aside", "write_all(files, handle, [content], 0)", "pass", flips),
     "half an atomic group counts": (
         recovery, "_judge", "if cut is not None and item.group.atomic:", "if False:", atomic_groups),
     "the manifest's CRC is ignored": (
@@ -127,7 +135,18 @@ MUTANTS = {
     "groups behind a batch that is cut short are not missed": (
         recovery._Reader, "segment", "(exact or more)", "exact", short_segments),
     "all damage is taken for a torn tail": (
-        recovery, "_judge", "if item.position >= synced:", "if True:", flips),
+        recovery, "_judge", "if item.position >= synced and item.torn:", "if True:", flips),
+    "damage behind the last synced position is taken for a torn tail": (
+        recovery, "_judge", "item.position >= synced and item.torn", "item.position >= synced", open_ends),
+    "a damaged batch behind it is taken for a torn one": (
+        recovery, "_may_be_torn", "if end > len(content):", "if True:", open_ends),
+    "a sector that is missing is taken for damage": (
+        recovery, "_may_be_torn", "if not any(", "if any(()) and not any(",
+        test_damage.test_sectors_that_are_missing_are_a_torn_write),
+    "a group of which only a beginning is there is taken for damage": (
+        recovery, "_group_may_be_torn", "return end == len(content)", "return False", crashes),
+    "what is cut off is not copied aside": (
+        spool, "_keep_torn", "_set_aside(files, kept, content)", "pass", torn_ends),
 }  # fmt: skip
 
 
