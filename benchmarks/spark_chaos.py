@@ -1,6 +1,7 @@
 """Seeded chaos for the Spark sink: kill -9 of drivers, Python workers and brokers while micro-batches are written.
 
     python benchmarks/spark_chaos.py --seeds 3        # the exactly-once sink, beside it a plain foreachBatch
+    python benchmarks/spark_chaos.py --sinks writer   # writeStream.format("kafkasafe"), killed inside commit too
     python benchmarks/spark_chaos.py --sinks exact,jvm --jars DIR    # and Spark's own sink, with its jars
 
 A streaming query reads files of numbers and writes them to a topic on three brokers (replication 3, min.insync 2). Each
@@ -31,7 +32,12 @@ import psutil
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 PARTITIONS = 3
-NAMES = {"exact": "exactly-once sink", "naive": "plain foreachBatch", "jvm": "Spark's JVM sink"}
+NAMES = {
+    "exact": "exactly-once sink",
+    "writer": "streaming writer",
+    "naive": "plain foreachBatch",
+    "jvm": "Spark's JVM sink",
+}
 
 
 # --- the driver: another process, which is killed ---------------------------------------------------------------------
@@ -51,6 +57,24 @@ def naive_partition(servers: str, topic: str, rows) -> None:
             except BufferError:
                 producer.poll(0.1)
     assert producer.flush(120) == 0
+
+
+def telling():
+    """A listener that says what a data source's writer cannot: where a micro-batch ends, and so the next one begins."""
+    from pyspark.sql.streaming import StreamingQueryListener
+
+    class Telling(StreamingQueryListener):
+        def onQueryStarted(self, event) -> None:  # noqa: N802
+            pass
+
+        def onQueryProgress(self, event) -> None:  # noqa: N802
+            print("outcome", "written", 0, flush=True)
+            print("start", event.progress.batchId + 1, flush=True)
+
+        def onQueryTerminated(self, event) -> None:  # noqa: N802
+            pass
+
+    return Telling()
 
 
 def drive(settings: dict) -> None:
@@ -96,7 +120,25 @@ def drive(settings: dict) -> None:
             print("outcome", "written", 0, flush=True)
 
     writer = stream.writeStream
-    if settings["sink"] == "jvm":
+    if settings["sink"] == "writer":
+        from kafkasafe.spark import register
+
+        register(spark)
+        spark.streams.addListener(telling())
+        # Whatever the tasks of each life are given differs.
+        stream = stream.repartition(dice.randint(1, 5), f.hash(f.col("value"), f.lit(dice.random())))
+        writer = stream.selectExpr(*columns).writeStream.format("kafkasafe")
+        writer = writer.options(
+            **{
+                "kafka.bootstrap.servers": servers,
+                "topic": topic,
+                "kafka.compression.type": "lz4",
+                # A batch of one life is staged, that of another goes with the messages, of a third some of each.
+                "inlineBytes": str(dice.choice([0, 200_000, 10_000_000])),
+            }
+        )
+        print("start", -1, flush=True)
+    elif settings["sink"] == "jvm":
         writer = writer.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic)
         print("start", -1, flush=True)
     else:
@@ -272,7 +314,9 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     else:
                         hit_at = time.monotonic() + dice.uniform(0, options.within)
                 elif before is not None and not line and growth.ends() != before:
-                    before, hit_at = None, time.monotonic() + dice.uniform(0, 0.3)
+                    # The writer sends only in `commit`, whose end is near then.
+                    soon = 0.03 if sink == "writer" else 0.3
+                    before, hit_at = None, time.monotonic() + dice.uniform(0, soon)
                 elif line[:1] == ["outcome"]:
                     before = None
                     outcomes[line[1]] += 1
@@ -347,7 +391,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10, help="micro-batches")
     parser.add_argument("--kills", type=int, default=2, help="of each kind: driver, worker, broker")
     parser.add_argument("--within", type=float, default=1.5, help="seconds into a micro-batch, at most")
-    parser.add_argument("--sinks", default="exact,naive", help="of exact, naive, jvm")
+    parser.add_argument("--sinks", default="exact,naive", help="of exact, writer, naive, jvm")
     parser.add_argument("--jars", help="directory with the jars of Spark's Kafka connector, for jvm")
     parser.add_argument("--timeout", type=float, default=570, help="seconds for one run")
     parser.add_argument("--json", type=Path, help="append results to this file, a line each")
@@ -375,7 +419,7 @@ def main() -> None:
                 if options.json:
                     with options.json.open("a") as file:
                         file.write(json.dumps(result) + "\n")
-                if sink == "exact":
+                if sink in {"exact", "writer"}:
                     seen = result["read_committed"]
                     wrong += seen["duplicates"] + seen["missing"]
     sys.exit(1 if wrong else 0)

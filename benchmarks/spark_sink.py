@@ -16,6 +16,8 @@ import time
 import uuid
 from pathlib import Path
 
+WRITER = "kafkasafe writer, exactly once"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -27,12 +29,13 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--compression", default="none")
     parser.add_argument("--keyed", action="store_true", help="rows with keys: they go through an exchange")
+    parser.add_argument("--writer", action="store_true", help='beside it df.write.format("kafkasafe")')
     parser.add_argument("--jars", help="directory with the jars of Spark's Kafka connector")
     options = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
-    from kafkasafe.spark import write_batch
+    from kafkasafe.spark import register, write_batch
     from kafkasafe.testing.broker import KafkaCluster
 
     jars = ",".join(map(str, sorted(Path(options.jars).glob("*.jar")))) if options.jars else ""
@@ -48,6 +51,7 @@ def main() -> None:
     with KafkaCluster(brokers=1, java_options=["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC"]) as cluster:
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
+        register(spark)
         servers = ",".join(cluster.bootstrap_servers)
         rows = spark.range(0, options.rows, 1, 2).selectExpr(
             *(["CAST(id AS STRING) AS key"] if options.keyed else []),
@@ -58,11 +62,18 @@ def main() -> None:
         settings = {"kafka.bootstrap.servers": servers, "kafka.compression.type": options.compression}
         best: dict[str, float] = {}
         for number in range(options.rounds):
-            for name in ("kafkasafe, exactly once", *(["JVM, at least once"] if jars else [])):
+            for name in (
+                "kafkasafe, exactly once",
+                *([WRITER] if options.writer else []),
+                *(["JVM, at least once"] if jars else []),
+            ):
                 topic = f"t-{uuid.uuid4().hex}"
                 cluster.create_topic(topic, partitions=options.partitions)
                 began = time.perf_counter()
-                if name.startswith("kafkasafe"):
+                if name == WRITER:
+                    writer = rows.write.format("kafkasafe").mode("append")
+                    writer.options(**settings).option("topic", topic).save()
+                elif name.startswith("kafkasafe"):
                     assert write_batch(rows, topic, **settings).rows == options.rows
                 else:
                     rows.write.format("kafka").options(**settings).option("topic", topic).save()
@@ -74,9 +85,9 @@ def main() -> None:
         spark.stop()
     for name, seconds in best.items():
         print(f"best: {name:24s} {options.rows / seconds:12,.0f} rows/s")
-    if len(best) == 2:
-        ours, theirs = best.values()
-        print(f"ratio to the JVM sink: {theirs / ours:.2f}")
+    ours, *others = best.items()
+    for name, seconds in others:
+        print(f"ratio to {name}: {seconds / ours[1]:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One task's appends to the partitions of an open transaction.
+"""One task's appends to the partitions of an open transaction (or, without a transactional id, of none).
 
 The task does not own the transaction, it only has a `Grant`. On each partition its batches go out one at a time, so
 that a resent batch is always the newest that the leader knows, which it recognises even after a restart.
@@ -21,6 +21,7 @@ import collections
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -85,11 +86,15 @@ class Appender:
 
     Args:
         transport: Started; stays the caller's.
-        grant: Of the transaction. The partitions must be part of it.
+        grant: Of the transaction. The partitions must be part of it. With an empty transactional id: an idempotent
+            producer's own id and epoch, no transaction.
         attempt: Number of the task's attempt.
         delivery_timeout_s: How long one batch may take.
         request_timeout_ms: How long the broker may wait for its replicas.
         buffer_bytes: How many bytes may wait before `append` blocks.
+        claims: False where nobody else can have the grant: nothing is read back, and any first batch will do.
+        on_acked: Gets (topic, partition, offset of the first record) of each batch that is acknowledged, in order for
+            each partition, on the network thread. With `claims` not of a partition's first.
     """
 
     def __init__(
@@ -101,6 +106,8 @@ class Appender:
         delivery_timeout_s: float,
         request_timeout_ms: int,
         buffer_bytes: int,
+        claims: bool = True,
+        on_acked: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._transport = transport
         self._grant = grant
@@ -108,6 +115,8 @@ class Appender:
         self._delivery_timeout_s = delivery_timeout_s
         self._request_timeout_ms = request_timeout_ms
         self._buffer_bytes = buffer_bytes
+        self._claims = claims
+        self._on_acked = on_acked
         # Guards everything below. Nothing is called while it is held but `notify`.
         self._changed = threading.Condition()
         self._places: dict[tuple[str, int], _Place] = {}
@@ -135,11 +144,15 @@ class Appender:
         with self._changed:
             place = self._places.get((topic, partition))
             if place is None:
-                place = self._places[topic, partition] = _Place(topic, partition)
+                place = self._places[topic, partition] = _Place(topic, partition, claimed=not self._claims)
             self.bytes += len(data)
         header = batch.read_header(data)
         batch.stamp_identity(
-            data, self._grant.producer_id, self._grant.epoch, place.sequence, transactional=True
+            data,
+            self._grant.producer_id,
+            self._grant.epoch,
+            place.sequence,
+            transactional=bool(self._grant.transactional_id),
         )
         place.sequence += header.count
         with self._changed:
@@ -187,7 +200,7 @@ class Appender:
             -1,
             self._request_timeout_ms,
             self._on_reply,
-            transactional_id=self._grant.transactional_id,
+            transactional_id=self._grant.transactional_id or None,
         )
 
     # --- on the network thread ---
@@ -203,10 +216,12 @@ class Appender:
                 )
                 error.errno = reply.error_code
                 self._failed(place, error, "produce")
-            elif place.claimed:
-                self._acked(place)
-            elif reply.base_offset < 0:
+            elif reply.base_offset < 0 and (self._on_acked is not None or not place.claimed):
                 self._fail(RestartError(f"{place.topic}-{place.partition} did not say where a batch went"))
+            elif place.claimed:
+                if self._on_acked is not None:
+                    self._on_acked(place.topic, place.partition, reply.base_offset)
+                self._acked(place)
             else:
                 place.claim_at, place.failures, place.again_at = reply.base_offset, 0, 0.0
         self._go_on(place)

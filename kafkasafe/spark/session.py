@@ -34,11 +34,11 @@ from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe._io.transactions import Coordinator, call, insist
 from kafkasafe._io.transport import Failure, OffsetListed, ProduceReply, ProduceRequest, Transport
 from kafkasafe.classification import classify
-from kafkasafe.errors import CheckpointMismatchError
+from kafkasafe.errors import CheckpointMismatchError, ConfigError
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
 
-__all__ = ["Outcome", "Session"]
+__all__ = ["Outcome", "Session", "no_broker", "unknown_topic"]
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,11 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self._id}>"
+
+    @property
+    def transport(self) -> Transport:
+        """The driver's connections, for who appends in its process."""
+        return self._transport
 
     def close(self) -> None:
         """Closes the connections; an open transaction stays open until the next driver, or its time-out, ends it."""
@@ -257,10 +262,7 @@ class Session:
             return len(self._coordinator.topics([topic])[topic].partitions)
         except KafkaError as failed:
             if getattr(failed, "errno", None) == 3:
-                raise error(
-                    "UNKNOWN_TOPIC",
-                    f"Topic {topic!r} is not there and is not created by the brokers: create it.",
-                ) from failed
+                raise unknown_topic(topic) from failed
             raise
 
     def verify(self, grant: Grant, reports: Sequence[Report]) -> None:
@@ -414,14 +416,25 @@ class Session:
                     f"The marker topic {topic!r} cannot be made or seen ({failed}): create it by hand, with"
                     " cleanup.policy=compact, or name another one by markerTopic.",
                 ) from failed
-            raise error(
-                "NO_BROKER",
-                f"No broker of kafka.bootstrap.servers={self._options.servers} answered within"
-                f" {self._options.api_timeout_s:g} s ({failed}): check host and port, that the driver can reach them,"
-                " and kafka.security.protocol.",
-            ) from failed
+            raise no_broker(self._options, "the driver", failed) from failed
         self._marker_partition = zlib.crc32(self._id.encode()) % count
         self._started = True
+
+
+def unknown_topic(topic: str) -> ConfigError:
+    """The error for a topic that is not there."""
+    return error(
+        "UNKNOWN_TOPIC", f"Topic {topic!r} is not there and is not created by the brokers: create it."
+    )
+
+
+def no_broker(options: SinkOptions, who: str, failed: BaseException) -> ConfigError:
+    """The error for a cluster that does not answer `who`."""
+    return error(
+        "NO_BROKER",
+        f"No broker of kafka.bootstrap.servers={options.servers} answered within {options.api_timeout_s:g} s"
+        f" ({failed}): check host and port, that {who} can reach them, and kafka.security.protocol.",
+    )
 
 
 def _is_fenced(failure: BaseException) -> bool:

@@ -303,11 +303,28 @@ class _Job:
 
 def _checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, bool]:
     """The columns that matter, of the right types; and whether rows are bound to partitions."""
-    fields = {field.name.lower(): field for field in df.schema.fields}
+    names = wanted_columns(df.schema, options)
+    bound = options.topic is None or "key" in names or "partition" in names
+    if bound and options.exchange is False:
+        raise error(
+            "INVALID_OPTION",
+            "exchange=never, but a column key, partition or topic binds rows to partitions: drop the column, or leave"
+            " the option out.",
+        )
+    return df.select(*(df[f"`{name}`"].alias(ours) for ours, name in names.items())), bound
+
+
+def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
+    """The columns that matter: our names for them, and those of the schema.
+
+    Raises:
+        ConfigError: One is missing or has a wrong type.
+    """
+    fields = {field.name.lower(): field for field in schema.fields}
     if "value" not in fields:
         raise error(
             "MISSING_COLUMN",
-            f"There is no column value among {', '.join(df.columns) or 'no columns'}: add one, for instance"
+            f"There is no column value among {', '.join(schema.fieldNames()) or 'no columns'}: add one, for instance"
             ' df.selectExpr("to_json(struct(*)) AS value").',
         )
     if options.topic is None and "topic" not in fields:
@@ -335,15 +352,7 @@ def _checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, bool]:
             " array<struct<key:string,value:binary>>.",
         )
     wanted_names = ["key", "value", "headers", "partition"] + (["topic"] if options.topic is None else [])
-    columns = [df[f"`{fields[name].name}`"].alias(name) for name in wanted_names if name in fields]
-    bound = options.topic is None or "key" in fields or "partition" in fields
-    if bound and options.exchange is False:
-        raise error(
-            "INVALID_OPTION",
-            "exchange=never, but a column key, partition or topic binds rows to partitions: drop the column, or leave"
-            " the option out.",
-        )
-    return df.select(*columns), bound
+    return {name: fields[name].name for name in wanted_names if name in fields}
 
 
 def _are_headers(kind: Any) -> bool:

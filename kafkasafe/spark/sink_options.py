@@ -36,6 +36,8 @@ class SinkOptions:
         request_timeout_ms: How long a broker may take for one request.
         transaction_timeout_ms: After how long the cluster aborts the transaction of a driver that is gone.
         api_timeout_s: How long one step of the driver may take.
+        inline_bytes: Up to how many bytes of batches a task of the writers gives to the driver.
+        staging_topic: Where a task of the writers puts more than that.
     """
 
     connection: Mapping[str, Any]
@@ -55,6 +57,8 @@ class SinkOptions:
     request_timeout_ms: int
     transaction_timeout_ms: int
     api_timeout_s: float
+    inline_bytes: int
+    staging_topic: str
 
     @property
     def servers(self) -> str:
@@ -72,6 +76,8 @@ _OPTIONS: Final[dict[str, Converter]] = {
     "exchange": one_of("auto", "always", "never"),
     "maxRestarts": whole(0, 1000),
     "includeHeaders": boolean,
+    "inlineBytes": whole(0, 256 * 1024 * 1024),
+    "stagingTopic": text,
 }
 _REFUSED: Final = {
     "transactional.id": "txnAppId names the transactions",
@@ -114,7 +120,7 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
     check_known(given, _OPTIONS, what="the kafkasafe sink")
     names = {name.lower(): name for name in _OPTIONS}
     own = {
-        names[name.lower()]: _OPTIONS[names[name.lower()]](name, value)
+        names[name.lower()]: _OPTIONS[names[name.lower()]](names[name.lower()], value)
         for name, value in given.items()
         if name.lower() in names
     }
@@ -155,6 +161,8 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
         request_timeout_ms=connection.get("request_timeout_ms", 30_000),
         transaction_timeout_ms=kafka.get("transaction.timeout.ms", 600_000),
         api_timeout_s=kafka.get("max.block.ms", kafka.get("default.api.timeout.ms", 60_000)) / 1000,
+        inline_bytes=own.get("inlineBytes", 1024 * 1024),
+        staging_topic=own.get("stagingTopic", "kafkasafe-spark-staging"),
     )
 
 

@@ -8,10 +8,17 @@ query; `read` in the executors' workers. So readers are pickled before they have
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -53,7 +60,7 @@ _TYPES: Final[dict[str, DataType]] = {
 
 
 class KafkaSafeSource(DataSource):
-    """Kafka as a source. See docs/spark.md for the options."""
+    """Kafka as a source, and as a sink (`writers.py`). See docs/spark.md for the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -86,22 +93,17 @@ class KafkaSafeSource(DataSource):
             return StreamReader(options, schema)
         return LimitedStreamReader(options, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002 - Spark's signature
-        """There is none: see `write_batch`."""
-        raise error(
-            "WRITE_UNSUPPORTED",
-            'df.write.format("kafkasafe") is not supported, because Spark does not let a Python data source say which'
-            " rows come to one task: use kafkasafe.spark.write_batch(df, topic, ...), which writes in one transaction.",
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For `df.write`: one transaction."""
+        from kafkasafe.spark.writers import batch_writer
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802, ARG002 - Spark's name
-        """There is none: see `foreach_batch_sink`."""
-        raise error(
-            "WRITE_UNSUPPORTED",
-            'writeStream.format("kafkasafe") is not supported, because Spark does not let a Python data source say'
-            " which rows come to one task: use writeStream.foreachBatch(kafkasafe.spark.foreach_batch_sink(topic)),"
-            " which writes each micro-batch exactly once.",
-        )
+        return batch_writer(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, ARG002 - Spark's
+        """For `writeStream`: exactly once for each micro-batch. `overwrite` is output mode complete."""
+        from kafkasafe.spark.writers import stream_writer
+
+        return stream_writer(dict(self.options), schema)
 
 
 class _Reading:
@@ -190,21 +192,21 @@ def _arrow_schema(schema: StructType) -> Any:
                 f"Column {field.name} is {expected.simpleString()}, not {field.dataType.simpleString()}: leave"
                 " .schema(...) out, and cast in the query.",
             )
-        fields.append(_arrow.field(field.name, _arrow_type(field.dataType), nullable=field.nullable))
+        fields.append(_arrow.field(field.name, arrow_type(field.dataType), nullable=field.nullable))
     return _arrow.schema(fields)
 
 
-def _arrow_type(kind: DataType) -> Any:
+def arrow_type(kind: DataType) -> Any:
     """As Spark itself translates it."""
     match kind:
         case ArrayType():
             return _arrow.list_(
-                _arrow.field("element", _arrow_type(kind.elementType), nullable=kind.containsNull)
+                _arrow.field("element", arrow_type(kind.elementType), nullable=kind.containsNull)
             )
         case StructType():
             return _arrow.struct(
                 [
-                    _arrow.field(field.name, _arrow_type(field.dataType), nullable=field.nullable)
+                    _arrow.field(field.name, arrow_type(field.dataType), nullable=field.nullable)
                     for field in kind.fields
                 ]
             )

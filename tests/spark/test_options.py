@@ -132,15 +132,3 @@ def test_what_is_missing_is_named() -> None:
         read_options({"subscribe": "orders"}, streaming=True)
     with pytest.raises(ConfigError, match="There is none: give exactly one"):
         read_options({"kafka.bootstrap.servers": "one:9092"}, streaming=True)
-
-
-def test_writing_names_the_sink() -> None:
-    from pyspark.sql.types import StructType
-
-    from kafkasafe.spark import KafkaSafeSource
-
-    source = KafkaSafeSource({})
-    with pytest.raises(ConfigError, match=r"use kafkasafe\.spark\.write_batch\(df"):
-        source.writer(StructType(), overwrite=False)
-    with pytest.raises(ConfigError, match=r"use writeStream\.foreachBatch\("):
-        source.streamWriter(StructType(), overwrite=False)

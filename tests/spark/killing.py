@@ -1,0 +1,79 @@
+"""A driver whose `commit` process kills it, its JVM and all workers at a step that it is told. Importable by Spark's workers.
+
+KILLING is a list like `begin:0,verify:0`: at which steps of which batches, each once; files in KILLING_DIR remember.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+from kafkasafe.spark.session import Session
+from kafkasafe.spark.source import KafkaSafeSource
+from kafkasafe.spark.writers import StreamWriter, stream_writer
+
+
+def everything() -> None:
+    """kill -9 of the driver and all below it, this process last."""
+    driver = psutil.Process(int(os.environ["KILLING_DRIVER"]))
+    for process in [driver, *driver.children(recursive=True)]:
+        if process.pid != os.getpid():
+            process.send_signal(signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at(step: str, batch_id: int) -> None:
+    said = Path(os.environ["KILLING_DIR"]) / f"{step}-{batch_id}"
+    if f"{step}:{batch_id}" in os.environ["KILLING"].split(",") and not said.exists():
+        said.touch()
+        everything()
+
+
+class KillingWriter(StreamWriter):
+    def commit(self, messages, batchId) -> None:  # noqa: N803
+        at("begin", batchId)
+        real = Session.verify
+
+        def dies(session, *args):
+            real(session, *args)
+            at("verify", batchId)
+
+        Session.verify = dies
+        super().commit(messages, batchId)
+
+
+class KillingSource(KafkaSafeSource):
+    @classmethod
+    def name(cls) -> str:
+        return "killing"
+
+    def streamWriter(self, schema, overwrite) -> KillingWriter:
+        writer = stream_writer(dict(self.options), schema)
+        writer.__class__ = KillingWriter
+        return writer
+
+
+def main(options: dict, source: str, checkpoint: str) -> None:
+    from conftest import spark_session
+
+    os.environ["KILLING_DRIVER"] = str(os.getpid())
+    with spark_session() as spark:
+        spark.dataSource.register(KillingSource)
+        query = (
+            spark.readStream.schema("value string")
+            .option("maxFilesPerTrigger", 1)
+            .text(source)
+            .writeStream.format("killing")
+            .options(**options)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))
