@@ -323,7 +323,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     done["restarts"] += int(line[2])
                 elif line[:1] == ["finished"]:
                     finished = True
-                if hit_at is not None and time.monotonic() >= hit_at:
+                if hit_at is not None and time.monotonic() >= hit_at and life.process.poll() is None:
                     hit_at = None
                     what = kills[-1]
                     if what == "driver":
