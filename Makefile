@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-spark dashboard test lint format bench bench-consume clean
+.PHONY: help demo demo-spark dashboard test smoke-spark lint format bench bench-consume clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ dashboard: $(STAMP)  ## a real Kafka with faults, a real Prometheus, and the pag
 test: $(STAMP)  ## all tests, on real brokers
 	$(BIN)/python -m pytest $(ARGS)
 
+smoke-spark:  ## the Spark source and sink on PySpark 4.0, 4.1 and the newest, each in its own environment
+	$(PYTHON) tests/smoke_spark.py $(ARGS)
+
 lint: $(STAMP)  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,4 +48,4 @@ bench-consume: $(STAMP)  ## consumers beside kafka-python and confluent-kafka
 	$(BIN)/python benchmarks/consume.py $(ARGS)
 
 clean:  ## remove what the tasks made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-pyspark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

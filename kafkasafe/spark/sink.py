@@ -32,6 +32,7 @@ from kafkasafe.spark.tasks import (
     SendEncoded,
     reports_of,
 )
+from kafkasafe.spark.workers import warn_of_other_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -126,6 +127,7 @@ def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> O
         # Nobody will ask for its marker; the id is new, so that writers do not shut each other out.
         parsed = replace(parsed, app_id=f"once-{uuid.uuid4()}", version=0)
     assert parsed.app_id is not None and parsed.version is not None  # noqa: S101, PT018  # set above
+    warn_of_other_python(df.sparkSession)
     session = Session(parsed, parsed.app_id)
     try:
         job = _Job(parsed, df, parsed.version, session)
@@ -171,6 +173,7 @@ class ForeachBatchSink:
             CheckpointMismatchError: The marker in Kafka does not fit the checkpoint.
             KafkaError: It could not be written. Nothing of it is visible; Spark repeats it after a restart.
         """
+        warn_of_other_python(df.sparkSession)
         properties = _Properties(df)
         query_id = properties.get(_QUERY)
         app_id = self._options.app_id

@@ -7,6 +7,7 @@ query; `read` in the executors' workers. So readers are pickled before they have
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,11 +32,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kafkasafe.errors import ConfigError
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions, error, read_options
 from kafkasafe.spark.planner import Planner, Range
 from kafkasafe.spark.positions import Positions
 from kafkasafe.spark.reading import read
+from kafkasafe.spark.workers import warn_of_other_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,10 +117,10 @@ class _Reading:
         self._schema = _arrow_schema(schema)
         self._notices = Notices(options.on_event)
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """The records of one range, as pyarrow.RecordBatch."""
-        # Spark makes a partition of its own when there is nothing to read.
-        if isinstance(partition.value, Range):
+        # Spark makes a partition of its own when there is nothing to read; 4.0 and 4.1: None.
+        if partition is not None and isinstance(partition.value, Range):
             yield from read(self._options, partition.value, self._schema, self._notices)
 
 
@@ -131,12 +134,16 @@ class _BatchReader(_Reading, DataSourceReader):
 
 
 class StreamReader(_Reading, DataSourceStreamReader):
-    """For PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins."""
+    """For PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins.
+
+    A new query asks for its first end before it asks for its begin, so both are looked up then, in the right order.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._made: Planner | None = None
         self._start = Positions({})
+        self._first: Positions | None = None
 
     @property
     def _planner(self) -> Planner:
@@ -146,13 +153,18 @@ class StreamReader(_Reading, DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins."""
-        self._start = self._planner.first()
-        return self._start.encode()
+        first = self._planner.first() if self._first is None else self._first
+        if not self._start.marks:
+            self._start = first
+        return first.encode()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - as it was before 4.2
         """Where the next micro-batch ends."""
         if not self._start.marks:
-            # Restarted: where the query is, is told with its first range. Until then all begins at the first offset.
+            # A new query, or one that was restarted: where that one is, is told with its first range. To it
+            # startingOffsets means nothing any more, however wrong it may be by now.
+            with contextlib.suppress(ConfigError):
+                self._first = self._planner.first()
             self._start = self._planner.ends()
             return self._start.encode()
         self._start = self._planner.latest(self._start)
@@ -226,4 +238,5 @@ def arrow_type(kind: DataType) -> Any:
 
 def register(spark: SparkSession) -> None:
     """Makes `format("kafkasafe")` known to a session. May be called again."""
+    warn_of_other_python(spark)
     spark.dataSource.register(KafkaSafeSource)

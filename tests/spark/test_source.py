@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,9 @@ from noting import events_of
 from sourcing import new_topic, until, write
 
 from kafkasafe.events import SourceDataLost
+from kafkasafe.spark import KafkaSafeSource, register
+from kafkasafe.spark.options import read_options
+from kafkasafe.spark.source import StreamReader
 from kafkasafe.testing.broker import KafkaCluster
 
 if TYPE_CHECKING:
@@ -282,6 +287,66 @@ def test_a_stream_under_load_while_leaders_move_and_a_broker_dies(
     finally:
         stop.set()
         writer.join(120)
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_a_new_query_of_spark_4_0_asks_for_its_end_before_its_begin(
+    options: dict[str, str], kafka_cluster: KafkaCluster, starting: str
+) -> None:
+    topic = new_topic(kafka_cluster)
+    write(kafka_cluster, topic, numbered(0, 10))
+    given = {**options, "subscribe": topic, "startingOffsets": starting}
+    reader = StreamReader(read_options(given, streaming=True), KafkaSafeSource(given).schema())
+
+    def values(start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+        rows = [reader.read(piece) for piece in reader.partitions(start, end)]
+        return [value for batches in rows for batch in batches for value in batch["value"].to_pylist()]
+
+    try:
+        first_end = reader.latestOffset()
+        write(kafka_cluster, topic, numbered(10, 15))
+        begin = reader.initialOffset()
+        assert values(begin, first_end) == (numbered(0, 10) if starting == "earliest" else [])
+        second_end = reader.latestOffset()
+        assert values(first_end, second_end) == numbered(10, 15)
+        assert reader.latestOffset() == second_end, "Spark would run an empty batch"
+    finally:
+        reader.stop()
+
+
+def test_a_range_without_records_is_none_in_spark_4_0(options: dict[str, str]) -> None:
+    given = {**options, "subscribe": "any"}
+    reader = StreamReader(read_options(given, streaming=True), KafkaSafeSource(given).schema())
+    assert list(reader.read(None)) == []
+
+
+def test_a_python_for_the_workers_that_lacks_something_is_told(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a script that is run with an environment's interpreter, without activating it."""
+    assert not caplog.records
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare / "bin" / "python3"))
+    register(spark)
+    register(spark)
+    (told,) = (record for record in caplog.records if record.event == "other_worker_python")
+    assert f"will run {bare}/bin/python3, which has no " in told.getMessage()
+    assert "tenacity" in told.getMessage()
+    assert "PYSPARK_PYTHON" in told.getMessage()
+
+
+def test_a_python_for_the_workers_that_has_everything_is_not_told(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that is a link, or comes by way of a version manager."""
+    shim = tmp_path / "python3"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    shim.chmod(0o755)
+    for python in (sys.executable, str(shim), "no-such-python"):
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
+        register(spark)
+    assert [record for record in caplog.records if record.name.startswith("kafkasafe")] == []
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
