@@ -6,6 +6,8 @@ everything in a row: the data buffer of the joined array *is* the records sectio
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +19,7 @@ from kafkasafe._core import batch
 from kafkasafe._core.batch import Compression
 from kafkasafe._core.partition import partitions_for_buffer
 
-__all__ = ["encode_columns", "partitions_of", "record_sizes", "split"]
+__all__ = ["Rows", "encode_columns", "partitions_of", "record_sizes", "records", "split"]
 
 # pyarrow ships no types.
 _arrow: Any = pa
@@ -31,6 +33,9 @@ _MAX_VARINT: Final = 10
 # headers (≤ 5): what a record needs at most beside its bytes.
 _OVERHEAD_BYTES: Final = 36
 _NO_HEADERS: Final = _arrow.scalar(b"\0", _BINARY)
+_NULL: Final = b"\1"  # the length of a key that is null
+_PLAIN: Final = b"\0\0"  # no attributes, no timestamp delta
+_TABLE_SIZE: Final = 1 << 16
 
 
 def as_binary(column: Any) -> Any:
@@ -149,14 +154,61 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records as columns of bytes, all of the same length.
+
+    Attributes:
+        keys: None: no record has one.
+        values: An Arrow array of bytes.
+        tails: The headers as they stand at the end of a record, with their number; None: no record has any.
+    """
+
+    keys: Any | None
+    values: Any
+    tails: Any | None = None
+
+    @classmethod
+    def of(cls, keys: Any | None, values: Any, headers: Any | None = None) -> Rows:
+        """From columns as `encode_columns` takes them, and with its errors."""
+        values = as_binary(values)
+        keys = None if keys is None else as_binary(keys)
+        for what, column in (("keys", keys), ("headers", headers)):
+            if column is not None and len(column) != len(values):
+                raise ValueError(f"{len(column)} {what} for {len(values)} values")
+        if keys is not None and keys.null_count == len(keys):
+            keys = None
+        fields = None if headers is None else _header_fields(headers)
+        tails = None if fields is None else _join(_row_bytes(_varints(fields[1])), fields[0])
+        return cls(keys, values, tails)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, part: slice) -> Rows:
+        """Consecutive rows; nothing is copied."""
+        return Rows(*(None if column is None else column[part] for column in self._columns()))
+
+    def take(self, indices: npt.NDArray[np.integer[Any]]) -> Rows:
+        """These rows, in this order."""
+        wanted = _arrow.array(indices)
+        return Rows(*(None if column is None else column.take(wanted) for column in self._columns()))
+
+    def sizes(self) -> _Numbers:
+        """Bytes that each record takes at most in a batch, before compression."""
+        sizes = _OVERHEAD_BYTES + np.maximum(_lengths(self.values), 0)
+        for column in (self.keys, self.tails):
+            if column is not None:
+                sizes += np.maximum(_lengths(column), 0)
+        return sizes
+
+    def _columns(self) -> tuple[Any, Any, Any]:
+        return self.keys, self.values, self.tails
+
+
 def record_sizes(keys: Any | None, values: Any, headers: Any | None = None) -> _Numbers:
     """Bytes that each record takes at most in a batch, before compression."""
-    sizes = _OVERHEAD_BYTES + np.maximum(_lengths(as_binary(values)), 0)
-    if keys is not None:
-        sizes += np.maximum(_lengths(as_binary(keys)), 0)
-    if headers is not None and (fields := _header_fields(headers)) is not None:
-        sizes += _lengths(fields[0])
-    return sizes
+    return Rows.of(keys, values, headers).sizes()
 
 
 def split(sizes: _Numbers, max_bytes: int) -> list[int]:
@@ -197,6 +249,56 @@ def partitions_of(keys: Any, n: int) -> _Numbers:
     return found
 
 
+@functools.cache
+def _table(before: bytes) -> Any:
+    """`before` and the varint of -1, 0, 1 ...: looking one up costs less than making it."""
+    numbers = np.arange(-1, _TABLE_SIZE - 1)
+    constant = np.broadcast_to(np.frombuffer(before, np.uint8), (_TABLE_SIZE, len(before)))
+    return _row_bytes((constant, np.ones(constant.shape, np.bool_)), _varints(numbers))
+
+
+def _column(numbers: _Numbers, before: bytes = b"") -> Any:
+    """The varints of numbers ≥ -1, each behind the bytes `before`: an Arrow array, or a scalar where all are one."""
+    lowest, highest = int(numbers.min()), int(numbers.max())
+    if lowest == highest:
+        return _arrow.scalar(before + batch.varint(lowest), _BINARY)
+    if highest < _TABLE_SIZE - 1 and len(before) <= len(_PLAIN):
+        return _table(before).take(_arrow.array(numbers + 1))
+    constant = np.broadcast_to(np.frombuffer(before, np.uint8), (len(numbers), len(before)))
+    return _row_bytes((constant, np.ones(constant.shape, np.bool_)), _varints(numbers))
+
+
+def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple[memoryview, _Numbers]:
+    """Records as they stand in batches, one behind the other.
+
+    Args:
+        rows: At least one.
+        offsets: The offset delta of each: its place in the batch that it is for.
+        timestamp_delta: Of all records, relative to their batch's base timestamp, ms.
+
+    Returns:
+        The bytes, and where each record ends in them.
+    """
+    before = b"\0" + batch.varint(timestamp_delta)  # no attributes
+    value_lengths = _lengths(rows.values)
+    sizes = len(before) + _varint_sizes(offsets)
+    sizes += _varint_sizes(value_lengths) + np.maximum(value_lengths, 0)
+    middle = [_column(offsets, before)]
+    if rows.keys is None:
+        sizes += len(_NULL)
+        middle.append(_arrow.scalar(_NULL, _BINARY))
+    else:
+        key_lengths = _lengths(rows.keys)
+        sizes += _varint_sizes(key_lengths) + np.maximum(key_lengths, 0)
+        middle += [_column(key_lengths), rows.keys]
+    sizes += 1 if rows.tails is None else _lengths(rows.tails)
+    tails = _NO_HEADERS if rows.tails is None else rows.tails
+    joined = _join(_column(sizes), *middle, _column(value_lengths), rows.values, tails)
+    # Fresh from the kernel: it begins at 0, and its data is nothing but the records.
+    ends = np.frombuffer(joined.buffers()[1], np.int32)[1 : len(rows) + 1].astype(np.int64)
+    return memoryview(joined.buffers()[2])[: int(ends[-1])], ends
+
+
 def encode_columns(
     keys: Any | None,
     values: Any,
@@ -223,45 +325,14 @@ def encode_columns(
         TypeError: A column has another type.
         ValueError: No values, columns of different lengths, a header without a key, a batch above 2 GiB.
     """
-    count = len(values)
-    if not count:
+    if not len(values):
         raise ValueError("A batch needs at least one record")
-    values = as_binary(values)
-    keys = None if keys is None else as_binary(keys)
-    for what, column in (("keys", keys), ("headers", headers)):
-        if column is not None and len(column) != count:
-            raise ValueError(f"{len(column)} {what} for {count} values")
-    fields = None if headers is None else _header_fields(headers)
+    rows = Rows.of(keys, values, headers)
     base = timestamp if base_timestamp is None else base_timestamp
-    delta = batch.varint(timestamp - base)
-
-    value_lengths = _lengths(values)
-    key_lengths = np.full(count, -1, np.int64) if keys is None else _lengths(keys)
-    offsets = np.arange(count)
-    sizes = 1 + len(delta) + _varint_sizes(offsets)
-    for lengths in (key_lengths, value_lengths):
-        sizes += _varint_sizes(lengths) + np.maximum(lengths, 0)
-    sizes += 1 if fields is None else _varint_sizes(fields[1]) + _lengths(fields[0])
-
-    # Attributes and timestamp delta are the same for all.
-    constant = np.broadcast_to(np.frombuffer(b"\0" + delta, np.uint8), (count, 1 + len(delta)))
-    parts = [
-        _varints(sizes),
-        (constant, np.ones(constant.shape, np.bool_)),
-        _varints(offsets),
-        _varints(key_lengths),
-    ]
-    if keys is None:
-        columns = [_row_bytes(*parts, _varints(value_lengths)), values]
-    else:
-        columns = [_row_bytes(*parts), keys, _row_bytes(_varints(value_lengths)), values]
-    columns += [_NO_HEADERS] if fields is None else [_row_bytes(_varints(fields[1])), fields[0]]
-    joined = _join(*columns)
-    # Fresh from the kernel: it begins at 0, and its data is nothing but the records.
-    body = memoryview(joined.buffers()[2])[: int(sizes.sum() + _varint_sizes(sizes).sum())]
+    body, _ = records(rows, np.arange(len(rows)), timestamp_delta=timestamp - base)
     return batch.frame(
         body,
-        count,
+        len(rows),
         base_timestamp=base,
         max_timestamp=timestamp,
         compression=compression,

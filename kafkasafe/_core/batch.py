@@ -452,6 +452,15 @@ def frame(
     return _finish(buf, count, base_timestamp, max_timestamp, compression)
 
 
+def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestamp: int) -> bytearray:
+    """As `frame` without compression, in place: `buf` is room for a header (`HEADER_BYTES`) and the records section.
+
+    Raises:
+        ValueError: A batch above 2 GiB.
+    """
+    return _finish(buf, count, base_timestamp, max_timestamp, Compression.NONE)
+
+
 def _finish(
     buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, compression: Compression
 ) -> bytearray:

@@ -45,7 +45,7 @@ _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"  # a streaming query's run
 _TRACKER_S: Final = 2.0
-_MAX_SLOTS: Final = 256  # up to here each partition has a task of its own
+_MAX_SLOTS: Final = 256  # senders, where nobody says how many tasks can run at once
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _EXCHANGE_BYTES: Final = 16 * 1024 * 1024
@@ -261,7 +261,8 @@ class _Job:
         options, df = self._options, self._df
         topic = options.topic
         count = 0 if topic is None else self._session.partition_count(topic)
-        parallelism = _parallelism(df)
+        cores = _cores(df)
+        parallelism = cores or 2
         # Fewer tasks than the machine could run would slow down everything that feeds them.
         exchange = (
             self._bound or options.exchange is True or (options.exchange is None and count < parallelism)
@@ -271,7 +272,8 @@ class _Job:
                 options=options, grant=grant, add=False, topic=topic, partitions=count, turn=self._batch_id
             )
             return map_in_arrow(df.coalesce(count), write, REPORT_SCHEMA), False
-        slots = min(count, _MAX_SLOTS) if topic is not None else max(2, parallelism)
+        # More senders than can run at once would be a second wave, which has the brokers to itself and cannot use them.
+        slots = min(count, cores or _MAX_SLOTS) if topic is not None else max(2, parallelism)
         counts = {} if topic is None else {topic: count}
         if not _has(df, _MAX_BYTES):
             options = replace(options, batch_bytes=min(options.batch_bytes, _SMALL_BATCH))
@@ -365,14 +367,16 @@ def _are_headers(kind: Any) -> bool:
     return fields == [("key", StringType), ("value", BinaryType)]
 
 
-def _parallelism(df: DataFrame) -> int:
+def _cores(df: DataFrame) -> int | None:
+    """How many tasks can run at once; None: nobody says (Spark Connect)."""
     context = getattr(df.sparkSession, "_sc", None)
-    return 2 if context is None else int(context.defaultParallelism)
+    return None if context is None else int(context.defaultParallelism)
 
 
 def _has(df: DataFrame, name: str) -> bool:
     try:
-        return df.sparkSession.conf.get(name, None) is not None
+        # With a default of ours it would be that, whether Spark knows the name or not.
+        return df.sparkSession.conf.get(name) is not None
     except Exception:  # an older Spark does not know it
         return False
 

@@ -13,7 +13,6 @@ Objects here are pickled by name: workers need kafkasafe installed.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
 import zlib
@@ -27,6 +26,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from kafkasafe._core import arrow_encode, batch
+from kafkasafe._core.arrow_encode import Rows
+from kafkasafe._core.arrow_pack import Packed, Packer
 from kafkasafe._core.txn import Grant, Report
 from kafkasafe._io.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
 from kafkasafe._io.transactions import Coordinator
@@ -52,6 +53,10 @@ REPORT_SCHEMA: Final = (
     "topic string, partition int, rows bigint, attempt int, bytes bigint, retries bigint, stage int"
 )
 ENCODED_SCHEMA: Final = "slot int, topic string, partition int, rows int, data binary"
+
+_PIECE_BYTES: Final = 8 * 1024 * 1024
+# In front of an exchange: smaller beginnings are not worth a batch of their own, the sender cuts its claim out of them.
+_HEAD_FROM: Final = 1024
 
 _arrow: Any = pa
 
@@ -166,93 +171,42 @@ def reports_of(rows: Iterable[Any]) -> list[Report]:
 # --------------------------------------------------------------------------------------------------------------
 
 
-class _Gather:
-    """Rows of one partition, until they are worth a batch."""
-
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
-        self._held: list[tuple[Any, Any, Any, npt.NDArray[np.int64]]] = []
-        self._bytes = 0
-
-    def add(self, keys: Any, values: Any, headers: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Takes rows and yields (keys, values, headers) of each batch that is full."""
-        sizes = arrow_encode.record_sizes(keys, values, headers)
-        if not len(sizes):
-            return
-        if (largest := int(sizes.max())) > self._options.max_record_bytes:
-            raise error(
-                "RECORD_TOO_LARGE",
-                f"A row of about {largest} bytes is above kafka.max.request.size={self._options.max_record_bytes}:"
-                " raise it, and the topic's max.message.bytes, or drop the row.",
-            )
-        self._held.append((keys, values, headers, sizes))
-        self._bytes += int(sizes.sum())
-        if self._bytes >= self._options.batch_bytes // 2:
-            yield from self.rest()
-
-    def rest(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yields what is held, in batches of about the same size."""
-        if not self._held:
-            return
-        held, self._held = self._held, []
-        keys, values, headers = (
-            None if held[0][index] is None else _one([part[index] for part in held]) for index in range(3)
-        )
-        sizes = np.concatenate([part[3] for part in held])
-        pieces = math.ceil(self._bytes / self._options.batch_bytes)
-        # A little more than the mean: rows are not of one size, and a last batch of a few would be a waste.
-        limit = min(self._options.batch_bytes, self._bytes // pieces + int(sizes.max()))
-        self._bytes = 0
-        at = 0
-        for end in arrow_encode.split(sizes, limit):
-            yield tuple(None if column is None else column[at:end] for column in (keys, values, headers))  # type: ignore[misc]
-            at = end
-
-
-def _one(arrays: list[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else _arrow.concat_arrays(arrays)
+def _packer(options: SinkOptions, **head: Any) -> Packer:
+    return Packer(
+        batch_bytes=options.batch_bytes,
+        held_bytes=options.buffer_bytes,
+        head_rows=CLAIM_ROWS,
+        compression=options.compression,
+        compression_level=options.compression_level,
+        **head,
+    )
 
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _encode(options: SinkOptions, keys: Any, values: Any, headers: Any, *, claim: bool = False) -> bytearray:
-    now = _now_ms()
-    return arrow_encode.encode_columns(
-        keys,
-        values,
-        headers=headers,
-        timestamp=now,
-        base_timestamp=claim_base(now) if claim else None,
-        compression=options.compression,
-        compression_level=options.compression_level,
-    )
+def _pieces(batches: Iterator[Any]) -> Iterator[Any]:
+    """Arrow batches of a bounded size: what is made of one is several times as large for a moment."""
+    for part in batches:
+        rows = len(part)
+        step = max(1, rows // (part.nbytes // _PIECE_BYTES + 1))
+        for at in range(0, rows, step):
+            yield part.slice(at, step)
 
 
-def _with_claim(options: SinkOptions, columns: tuple[Any, Any, Any]) -> Iterator[bytearray]:
-    """The first rows of a partition: a claim, then the rest."""
-    head = [None if column is None else column[:CLAIM_ROWS] for column in columns]
-    yield _encode(options, *head, claim=True)
-    if len(columns[1]) > CLAIM_ROWS:
-        yield _encode(options, *(None if column is None else column[CLAIM_ROWS:] for column in columns))
-
-
-def _columns(rows: Any) -> tuple[Any, Any, Any]:
-    """Keys, values and headers of an Arrow batch, None for a column that is not there or holds nothing but null."""
-    names = rows.schema.names
-
-    def column(name: str) -> Any:
-        if name not in names:
-            return None
-        return rows.column(name)
-
-    keys, headers = column("key"), column("headers")
-    return (
-        (None if keys is None else arrow_encode.as_binary(keys)),
-        arrow_encode.as_binary(column("value")),
-        headers,
-    )
+def _rows(options: SinkOptions, part: Any) -> Rows:
+    """Keys, values and headers of an Arrow batch."""
+    names = part.schema.names
+    columns = [part.column(name) if name in names else None for name in ("key", "value", "headers")]
+    rows = Rows.of(*columns)
+    if (largest := int(rows.sizes().max(initial=0))) > options.max_record_bytes:
+        raise error(
+            "RECORD_TOO_LARGE",
+            f"A row of about {largest} bytes is above kafka.max.request.size={options.max_record_bytes}:"
+            " raise it, and the topic's max.message.bytes, or drop the row.",
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -273,25 +227,17 @@ class DirectWrite(_Sender):
         """Sends all rows of the task, yields its report."""
         place = self.topic, (_context().partitionId() + self.turn) % self.partitions
 
+        topic, partition = place
+
         def encoded() -> Iterator[tuple[tuple[str, int], bytearray]]:
-            gather = _Gather(self.options)
-            full = itertools.chain(
-                itertools.chain.from_iterable(gather.add(*_columns(part)) for part in rows),
-                _later(gather.rest),
-            )
-            for number, columns in enumerate(full):
-                if number:
-                    yield place, _encode(self.options, *columns)
-                else:
-                    for data in _with_claim(self.options, columns):
-                        yield place, data
+            packer = _packer(self.options, head_base=claim_base)
+            for part in _pieces(rows):
+                for packed in packer.add(topic, partition, _rows(self.options, part), _now_ms()):
+                    yield place, packed.data
+            for packed in packer.rest():
+                yield place, packed.data
 
         yield from self.send(encoded(), alone=True)
-
-
-def _later(call: Any) -> Iterator[Any]:
-    """What `call` yields, called when it is wanted."""
-    yield from call()
 
 
 @dataclass(frozen=True)
@@ -312,27 +258,21 @@ class EncodeRows:
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Encodes all rows of the task."""
-        gathers: dict[tuple[str, int], _Gather] = {}
+        packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
         turn = self.turn + _context().partitionId()
-        for part in rows:
-            columns = _columns(part)
+        for part in _pieces(rows):
+            columns = _rows(self.options, part)
             for topic, chosen in self._topics(part):
-                of_topic = columns if chosen is None else _take(columns, chosen)
+                of_topic = columns if chosen is None else columns.take(chosen)
                 if topic not in counts:
                     counts[topic] = self._count(topic)
-                numbers = self._numbers(part, chosen, of_topic[0], topic, counts[topic], turn)
+                numbers = self._numbers(part, chosen, of_topic.keys, topic, counts[topic], turn)
                 turn += 1
-                for partition, indices in _grouped(numbers):
-                    place = topic, partition
-                    gather = gathers.get(place)
-                    if gather is None:
-                        gather = gathers[place] = _Gather(self.options)
-                    for full in gather.add(*(of_topic if indices is None else _take(of_topic, indices))):
-                        yield self._out(place, full)
-        for place, gather in gathers.items():
-            for full in gather.rest():
-                yield self._out(place, full)
+                for packed in packer.add(topic, numbers, of_topic, _now_ms()):
+                    yield self._out(packed)
+        for packed in packer.rest():
+            yield self._out(packed)
 
     def _topics(self, part: Any) -> Iterator[tuple[str, Any]]:
         """(topic, which rows) of an Arrow batch; None: all."""
@@ -378,37 +318,21 @@ class EncodeRows:
             numbers[fixed] = wanted[fixed]
         return numbers
 
-    def _out(self, place: tuple[str, int], columns: tuple[Any, Any, Any]) -> Any:
-        data = _encode(self.options, *columns)
-        topic, partition = place
+    def _out(self, packed: Packed) -> Any:
+        (topic, partition), rows, data = packed
         slot = (partition if topic in self.counts else partition + zlib.crc32(topic.encode())) % self.slots
+        # Around the batch as it is: `_arrow.array([data])` would copy it.
+        ends = _arrow.py_buffer(np.array([0, len(data)], np.int32))
+        buffers = [None, ends, _arrow.py_buffer(data)]
         return _arrow.record_batch(
             {
                 "slot": _arrow.array([slot], _arrow.int32()),
                 "topic": _arrow.array([topic], _arrow.string()),
                 "partition": _arrow.array([partition], _arrow.int32()),
-                "rows": _arrow.array([len(columns[1])], _arrow.int32()),
-                "data": _arrow.array([bytes(data)], _arrow.binary()),
+                "rows": _arrow.array([rows], _arrow.int32()),
+                "data": _arrow.Array.from_buffers(_arrow.binary(), 1, buffers),
             }
         )
-
-
-def _take(columns: tuple[Any, Any, Any], indices: npt.NDArray[np.int64]) -> tuple[Any, Any, Any]:
-    wanted = _arrow.array(indices)
-    keys, values, headers = (None if column is None else column.take(wanted) for column in columns)
-    return keys, values, headers
-
-
-def _grouped(numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64] | None]]:
-    """(partition, its rows in order); None: all rows."""
-    if not len(numbers):
-        return
-    if (numbers == numbers[0]).all():
-        yield int(numbers[0]), None
-        return
-    order = np.argsort(numbers, kind="stable")
-    found, starts = np.unique(numbers[order], return_index=True)
-    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
 
 
 @dataclass(frozen=True)
@@ -452,4 +376,7 @@ class SendEncoded(_Sender):
             ]
             headers = _arrow.array(lists, kind)
         keys = _arrow.array(old.keys, _arrow.binary()) if any(key is not None for key in old.keys) else None
-        yield from _with_claim(self.options, (keys, _arrow.array(old.values, _arrow.binary()), headers))
+        rows = Rows.of(keys, _arrow.array(old.values, _arrow.binary()), headers)
+        packer = _packer(self.options, head_base=claim_base)
+        for packed in itertools.chain(packer.add("", 0, rows, _now_ms()), packer.rest()):
+            yield packed.data
