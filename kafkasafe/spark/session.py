@@ -120,7 +120,8 @@ class Session:
             work: Has tasks append under a grant and returns what they report. It is called again for each new
                 transaction. RestartError and FencedError out of it mean what they say; anything else ends the batch.
             strict: Instead of the option.
-            remember: Write a marker. Without one nobody can tell later that the batch is committed.
+            remember: Keep the marker for ever. Else it is only for this call, which asks for it when its commit is not
+                answered (the group's offset, which expires), and the application id must be new.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.
@@ -143,21 +144,22 @@ class Session:
                         grant = None
                         grant = self.fence()
                     case Step.READ_MARKER:
-                        # What an unanswered commit of this very call wrote is no mismatch.
-                        if not self.judge(batch_id, query_id, strict=is_strict):
+                        # What an unanswered commit of this very call wrote is no mismatch. Where nobody will ask later,
+                        # nobody wrote before either: the id is new.
+                        is_new = not remember and not machine.resumed
+                        if not is_new and not self.judge(batch_id, query_id, strict=is_strict):
                             event = Event.KNOWN
                     case _:
                         assert grant is not None  # noqa: S101  # FENCE comes before
                         match step:
                             case Step.OPEN:
-                                self.open(grant)
+                                self.open(grant, remember=remember)
                             case Step.WRITE:
                                 reports = work(grant)
                             case Step.VERIFY:
                                 self.verify(grant, reports)
                             case Step.MARK:
-                                if remember:
-                                    self.mark(grant, Marker(batch_id + 1, query_id))
+                                self.mark(grant, Marker(batch_id + 1, query_id), remember=remember)
                             case _:
                                 self.commit(grant)
             except BaseException as raised:
@@ -237,10 +239,10 @@ class Session:
         }[verdict]
         raise CheckpointMismatchError(f"[KAFKASAFE.CHECKPOINT_MISMATCH] {what} {fix}")
 
-    def open(self, grant: Grant) -> None:
+    def open(self, grant: Grant, *, remember: bool = True) -> None:
         """OPEN: begins the transaction."""
         self._opened_at = time.monotonic()
-        places = {(self._options.marker_topic, self._marker_partition)}
+        places = {(self._options.marker_topic, self._marker_partition)} if remember else set()
         if self._options.topic is not None:
             places |= {
                 (self._options.topic, number) for number in range(self.partition_count(self._options.topic))
@@ -286,8 +288,15 @@ class Session:
         if wrong := judge_partitions(grant, reports, appended):
             raise RestartError(wrong)
 
-    def mark(self, grant: Grant, marker: Marker) -> None:
+    def mark(self, grant: Grant, marker: Marker, *, remember: bool = True) -> None:
         """MARK: writes the marker, visible if and only if the transaction is committed."""
+        if remember:
+            self._mark_topic(grant, marker)
+        self._coordinator.commit_offset(
+            grant, (self._options.marker_topic, 0), marker.next_batch_id, marker.encode()
+        )
+
+    def _mark_topic(self, grant: Grant, marker: Marker) -> None:
         topic, number = self._options.marker_topic, self._marker_partition
         data = batch.encode(
             [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)
@@ -310,7 +319,6 @@ class Session:
 
         deadline = time.monotonic() + self._options.delivery_timeout_s
         insist(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
-        self._coordinator.commit_offset(grant, (topic, 0), marker.next_batch_id, marker.encode())
 
     def commit(self, grant: Grant) -> None:
         """COMMIT. When it raises, only FENCE and the marker tell whether it was carried out."""

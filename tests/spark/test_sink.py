@@ -150,7 +150,9 @@ def test_a_driver_that_dies_at_any_step_is_followed_by_one_that_writes_once(
     assert values(kafka, topic) == numbers(range(130))
 
 
-def test_a_commit_without_an_answer_is_looked_up(spark, kafka, topic, make, monkeypatch):
+@pytest.fixture
+def lost_answer(monkeypatch):
+    """The first commit is carried out, and its answer is lost."""
     real = Session.commit
 
     def lost(self, grant):
@@ -159,10 +161,32 @@ def test_a_commit_without_an_answer_is_looked_up(spark, kafka, topic, make, monk
         raise TimeoutError("the answer is lost")
 
     monkeypatch.setattr(Session, "commit", lost)
+
+
+@pytest.mark.usefixtures("lost_answer")
+def test_a_commit_without_an_answer_is_looked_up(spark, kafka, topic, make):
     sink = make()
     sink(rows(spark, 0, 70), 0)
     assert (sink.last.name, sink.last.rows) == ("resumed", 70)
     assert values(kafka, topic, committed=False) == numbers(range(70))
+
+
+@pytest.mark.usefixtures("lost_answer")
+def test_a_commit_without_an_answer_is_looked_up_also_where_no_marker_is_kept(spark, kafka, topic):
+    outcome = write_batch(rows(spark, 0, 70), topic, **options(kafka))
+    assert (outcome.name, outcome.rows) == ("resumed", 70)
+    assert values(kafka, topic, committed=False) == numbers(range(70))
+
+
+def test_partitions_of_one_task_are_not_mixed_up(spark, kafka):
+    topic = new_name()
+    kafka.create_topic(topic, partitions=5)  # more than tasks that can run at once
+    keyed = ["CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value"]
+    assert write_batch(rows(spark, 0, 20_000, keyed), topic, **options(kafka)).rows == 20_000
+    found = read(kafka, topic)
+    assert len(found) == 20_000
+    assert {message.value() for message in found} == {b"%d" % number for number in range(20_000)}
+    assert all(message.partition() == partition_for_key(message.key(), 5) for message in found)
 
 
 def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, make, monkeypatch):
@@ -170,10 +194,10 @@ def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, m
     old(rows(spark, 0, 10), 0)
     real = Session.mark
 
-    def slow(self, grant, marker):
+    def slow(self, grant, marker, **more):
         monkeypatch.setattr(Session, "mark", real)
         new(rows(spark, 10, 20), 1)
-        real(self, grant, marker)
+        real(self, grant, marker, **more)
 
     monkeypatch.setattr(Session, "mark", slow)
     with pytest.raises((FencedError, ProducerFencedError, InvalidProducerEpochError)):

@@ -1,0 +1,87 @@
+"""What the benchmarks of the Spark sink share: a Spark, a broker, turns, and what is said of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+OURS, THEIRS = "kafkasafe, exactly once", "JVM, at least once"
+
+
+@contextlib.contextmanager
+def spark_and_broker(jars: str | None, **settings: str) -> Iterator[tuple[Any, Any]]:
+    """A Spark on two cores and one broker.
+
+    Args:
+        jars: Directory with the jars of Spark's Kafka connector, None for none.
+        settings: Of Spark, dots as underscores.
+    """
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    from kafkasafe.testing.broker import KafkaCluster
+
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.showConsoleProgress": "false",
+        **({"spark.jars": ",".join(map(str, sorted(Path(jars).glob("*.jar"))))} if jars else {}),
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }.items():
+        builder = builder.config(name, value)
+    with KafkaCluster(brokers=1, java_options=["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC"]) as cluster:
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark, cluster
+        finally:
+            spark.stop()
+
+
+def take_turns(
+    turns: Mapping[str, Callable[[], Callable[[], None]]],
+    rows: int,
+    rounds: int,
+    what: str = "",
+    after: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Runs each turn in each round and prints rows per second.
+
+    Args:
+        turns: By name: makes ready, and returns what is timed.
+        rows: Of one turn.
+        rounds: How many; the first one loads classes and does not count.
+        what: Put in front of each line.
+        after: Called after each turn, not timed.
+
+    Returns:
+        Rows per second by name.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds):
+        for name, turn in turns.items():
+            run = turn()
+            began = time.perf_counter()
+            run()
+            rate = rows / (time.perf_counter() - began)
+            load = Path("/proc/loadavg").read_text(encoding="ascii").split()[0]
+            print(f"{what}round {number}: {name:24s} {rate:12,.0f} rows/s   (load {load})", flush=True)
+            after()
+            if number:
+                rates[name].append(rate)
+    for name, found in rates.items():
+        print(f"{what}{name:24s} median {statistics.median(found):12,.0f} rows/s, best {max(found):,.0f}")
+    ours = rates[OURS]
+    for name in rates.keys() - {OURS}:
+        median, best = statistics.median(ours) / statistics.median(rates[name]), max(ours) / max(rates[name])
+        print(f"{what}ratio to {name}: {median:.2f} of the medians, {best:.2f} of the best", flush=True)
+    return rates

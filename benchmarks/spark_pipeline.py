@@ -1,0 +1,157 @@
+"""A streaming query from Kafka to Kafka: own source and exactly-once sink, beside Spark's JVM source and sink.
+
+    python benchmarks/spark_pipeline.py --jars DIR      # DIR: the jars of Spark's Kafka connector
+    python benchmarks/spark_pipeline.py                 # without the JVM's
+
+`readStream` → a field put in front of each JSON value → sink, with `trigger(availableNow=True)` and micro-batches
+bounded by `maxOffsetsPerTrigger`: a turn is the whole query from `start` to its end, on a new checkpoint and a new
+topic. The two take turns, the first round does not count. After each turn every row is counted, as a read_committed
+reader sees it (by Spark's JVM source where there is one): all are there, and ours each once. One broker, which shares
+the machine with Spark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spark_harness import OURS, THEIRS, spark_and_broker, take_turns
+
+CUSTOMERS = 10_000
+KINDS = ("plain", "keyed")
+
+
+def fill(servers: str, topic: str, rows: int, *, keyed: bool, partitions: int) -> None:
+    """JSON values of about 100 bytes, numbered; made before the clock runs."""
+    from confluent_kafka import Producer
+
+    dice = random.Random(7)
+    texts = [f"{dice.getrandbits(4 * dice.randrange(30, 90)):x}" for _ in range(1024)]
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "batch.size": 1_000_000,
+            "batch.num.messages": 100_000,
+            "linger.ms": 100,
+            "queue.buffering.max.messages": 500_000,
+        }
+    )
+    for number in range(rows):
+        value = f'{{"id":{number},"page":"/p/{number % 977}","text":"{texts[number & 1023]}"}}'
+        key = f"customer-{number * 7919 % CUSTOMERS}" if keyed else None
+        while True:
+            try:
+                producer.produce(topic, value.encode(), key=key, partition=number % partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(300) == 0
+
+
+class Pipeline:
+    """One kind of rows, from its topic to new ones."""
+
+    def __init__(
+        self, spark: Any, cluster: Any, kind: str, options: argparse.Namespace, scratch: Path
+    ) -> None:
+        self.spark, self.cluster, self.kind, self.options, self.scratch = (
+            spark,
+            cluster,
+            kind,
+            options,
+            scratch,
+        )
+        self.servers = ",".join(cluster.bootstrap_servers)
+        self.columns = ["key", "value"] if kind == "keyed" else ["value"]
+        cluster.create_topic(kind, partitions=options.partitions)
+        fill(self.servers, kind, options.rows, keyed=kind == "keyed", partitions=options.partitions)
+
+    def turn(self, name: str) -> Callable[[], None]:
+        """A query on a topic and a checkpoint of its own."""
+        from kafkasafe.spark import foreach_batch_sink
+
+        topic, checkpoint = f"t-{uuid.uuid4().hex}", self.scratch / uuid.uuid4().hex
+        self.cluster.create_topic(topic, partitions=self.options.partitions)
+        reader = self.spark.readStream.format("kafkasafe" if name == OURS else "kafka")
+        for option, value in {
+            "kafka.bootstrap.servers": self.servers,
+            "subscribe": self.kind,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": str(-(-self.options.rows // self.options.batches)),
+        }.items():
+            reader = reader.option(option, value)
+        if name == OURS:
+            # Spark does not tell a Python source which columns are wanted; the JVM's has them from the projection.
+            reader = reader.schema(", ".join(f"{column} BINARY" for column in self.columns))
+        put_in = "CAST(concat('{\"seen\":true,', substring(CAST(value AS STRING), 2)) AS BINARY) AS value"
+        rows = reader.load().selectExpr(*self.columns[:-1], put_in)
+        sink = foreach_batch_sink(topic, **{"kafka.bootstrap.servers": self.servers})
+        if name == OURS:
+            writer = rows.writeStream.foreachBatch(sink)
+        else:
+            writer = rows.writeStream.format("kafka").option("topic", topic)
+            writer = writer.option("kafka.bootstrap.servers", self.servers)
+        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+
+        def run() -> None:
+            query = writer.start()
+            query.awaitTermination()
+            self.pending = (
+                name,
+                topic,
+                len([one for one in query.recentProgress if one["numInputRows"]]),
+                sink,
+            )
+
+        return run
+
+    def check(self) -> None:
+        """Counts what the last turn wrote."""
+        name, topic, batches, sink = self.pending
+        sink.close()
+        assert name != OURS or batches >= self.options.batches, batches
+        reader = self.spark.read.format("kafka" if self.options.jars else "kafkasafe")
+        reader = reader.option("kafka.bootstrap.servers", self.servers).option("subscribe", topic)
+        found = reader.option("kafka.isolation.level", "read_committed").load()
+        found = found.selectExpr("get_json_object(CAST(value AS STRING), '$.id') AS id", "key")
+        counts = found.selectExpr("count(*)", "count(DISTINCT id)", "count(key)").collect()[0]
+        rows = self.options.rows
+        assert counts[1] == rows, (name, counts)
+        assert counts[2] == (counts[0] if self.kind == "keyed" else 0), (name, counts)
+        assert name != OURS or counts[0] == rows, (name, counts)
+        self.cluster.delete_topic(topic)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--batches", type=int, default=4, help="micro-batches, at least")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--partitions", type=int, default=3)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--jars", help="directory with the jars of Spark's Kafka connector")
+    options = parser.parse_args()
+    with spark_and_broker(options.jars) as (spark, cluster), tempfile.TemporaryDirectory() as scratch:
+        from kafkasafe.spark import register
+
+        register(spark)
+        for kind in options.kinds.split(","):
+            pipeline = Pipeline(spark, cluster, kind, options, Path(scratch))
+
+            def turn(name: str, pipeline: Pipeline = pipeline) -> Callable[[], Callable[[], None]]:
+                return lambda: pipeline.turn(name)
+
+            names = [OURS, THEIRS] if options.jars else [OURS]
+            turns = {name: turn(name) for name in names}
+            take_turns(turns, options.rows, options.rounds, f"{kind:5s} ", after=pipeline.check)
+
+
+if __name__ == "__main__":
+    main()
