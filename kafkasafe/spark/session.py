@@ -159,7 +159,8 @@ class Session:
                             case Step.VERIFY:
                                 self.verify(grant, reports)
                             case Step.MARK:
-                                self.mark(grant, Marker(batch_id + 1, query_id), remember=remember)
+                                mark = self.mark if remember else self._mark_group
+                                mark(grant, Marker(batch_id + 1, query_id))
                             case _:
                                 self.commit(grant)
             except BaseException as raised:
@@ -288,10 +289,12 @@ class Session:
         if wrong := judge_partitions(grant, reports, appended):
             raise RestartError(wrong)
 
-    def mark(self, grant: Grant, marker: Marker, *, remember: bool = True) -> None:
+    def mark(self, grant: Grant, marker: Marker) -> None:
         """MARK: writes the marker, visible if and only if the transaction is committed."""
-        if remember:
-            self._mark_topic(grant, marker)
+        self._mark_topic(grant, marker)
+        self._mark_group(grant, marker)
+
+    def _mark_group(self, grant: Grant, marker: Marker) -> None:
         self._coordinator.commit_offset(
             grant, (self._options.marker_topic, 0), marker.next_batch_id, marker.encode()
         )

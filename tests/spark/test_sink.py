@@ -194,10 +194,10 @@ def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, m
     old(rows(spark, 0, 10), 0)
     real = Session.mark
 
-    def slow(self, grant, marker, **more):
+    def slow(self, grant, marker):
         monkeypatch.setattr(Session, "mark", real)
         new(rows(spark, 10, 20), 1)
-        real(self, grant, marker, **more)
+        real(self, grant, marker)
 
     monkeypatch.setattr(Session, "mark", slow)
     with pytest.raises((FencedError, ProducerFencedError, InvalidProducerEpochError)):

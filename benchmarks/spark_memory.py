@@ -1,0 +1,98 @@
+"""Memory of Spark's Python workers: how much the sink's and the source's tasks add to what a worker has at its start.
+
+    python benchmarks/spark_memory.py [--rows 3000000] [--size 1000]
+
+Rows are made by Spark as they are asked for, in two tasks, written with and without keys, and read again. A thread of
+the driver looks at all worker processes every few milliseconds: resident memory of their own (without pages they share
+with the process they were forked from), at most, less what workers have that did nothing but import kafkasafe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+from spark_harness import spark_and_broker
+
+MB = 1_000_000
+
+
+def workers() -> Iterator[psutil.Process]:
+    for child in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            if any("pyspark" in word for word in child.cmdline()) and "python" in child.name():
+                yield child
+        except psutil.Error:
+            continue
+
+
+def peak(run: Callable[[], object]) -> tuple[float, float]:
+    """The largest worker, and all of them together, MB."""
+    over = threading.Event()
+    most: dict[int, int] = {}
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            for worker in workers():
+                try:
+                    size = worker.memory_full_info().uss
+                except psutil.Error:
+                    continue
+                most[worker.pid] = max(most.get(worker.pid, 0), size)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run()
+    finally:
+        over.set()
+        watcher.join()
+    return max(most.values()) / MB, sum(most.values()) / MB
+
+
+def imports(batches: Iterator[Any]) -> Iterator[Any]:
+    import kafkasafe.spark.tasks  # noqa: F401
+
+    yield from batches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=3_000_000)
+    parser.add_argument("--size", type=int, default=1000, help="bytes of a value")
+    parser.add_argument("--partitions", type=int, default=3)
+    options = parser.parse_args()
+    # A worker for each task: what an earlier one left behind is not counted twice.
+    with spark_and_broker(None, spark_python_worker_reuse="false") as (spark, cluster):
+        from kafkasafe.spark import register, write_batch
+        from kafkasafe.spark.arrow import map_in_arrow
+
+        register(spark)
+        settings = {"kafka.bootstrap.servers": ",".join(cluster.bootstrap_servers)}
+        few = spark.range(0, 1000, 1, 2)
+        base, _ = peak(lambda: map_in_arrow(few, imports, "id long").collect())
+        print(f"a worker with kafkasafe imported: {base:.0f} MB")
+        for kind, columns in {"unkeyed": [], "keyed": ["CAST(id AS STRING) AS key"]}.items():
+            topic = f"t-{uuid.uuid4().hex}"
+            cluster.create_topic(topic, partitions=options.partitions)
+            value = f"CAST(LPAD(CAST(id AS STRING), {options.size}, 'x') AS BINARY) AS value"
+            rows = spark.range(0, options.rows, 1, 2).selectExpr(*columns, value)
+            largest, _ = peak(lambda rows=rows, topic=topic: write_batch(rows, topic, **settings))
+            print(f"sink, {kind}: {largest - base:.0f} MB above that, at most", flush=True)
+            reader = spark.read.format("kafkasafe").options(**settings).option("subscribe", topic)
+            frame = reader.option("isolationLevel", "read_committed").load()
+            assert frame.count() == options.rows
+            largest, _ = peak(lambda frame=frame: frame.write.format("noop").mode("overwrite").save())
+            print(f"source, {kind}: {largest - base:.0f} MB above that, at most", flush=True)
+            cluster.delete_topic(topic)
+
+
+if __name__ == "__main__":
+    main()
