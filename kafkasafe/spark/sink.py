@@ -48,6 +48,7 @@ _TRACKER_S: Final = 2.0
 _MAX_SLOTS: Final = 256  # senders, where nobody says how many tasks can run at once
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 _EXCHANGE_BYTES: Final = 16 * 1024 * 1024
 _SMALL_BATCH: Final = 64 * 1024
 _FEW_RECORDS: Final = 1000
@@ -382,10 +383,22 @@ def _has(df: DataFrame, name: str) -> bool:
 
 
 def _exchange_settings(df: DataFrame) -> dict[str, str]:
-    """Encoded batches are large rows: as many as Spark puts into one Arrow batch would be gigabytes."""
-    if _has(df, _MAX_BYTES):
-        return {_MAX_BYTES: str(_EXCHANGE_BYTES)}
-    return {_MAX_RECORDS: str(_FEW_RECORDS)}
+    # Encoded batches are large rows: as many as Spark puts into one Arrow batch would be gigabytes.
+    settings = (
+        {_MAX_BYTES: str(_EXCHANGE_BYTES)} if _has(df, _MAX_BYTES) else {_MAX_RECORDS: str(_FEW_RECORDS)}
+    )
+    if not _is_adaptive(df):
+        # Our own exchange has its number of partitions: there is nothing to adapt, and planning in between costs 0.1 s.
+        settings[_ADAPTIVE] = "false"
+    return settings
+
+
+def _is_adaptive(df: DataFrame) -> bool:
+    """Whether adaptive execution may have something to do in the query itself; it leaves alone what has no exchange."""
+    jdf: Any = getattr(df, "_jdf", None)
+    if jdf is None:
+        return True
+    return str(jdf.queryExecution().executedPlan().nodeName()).startswith("AdaptiveSparkPlan")
 
 
 @contextmanager

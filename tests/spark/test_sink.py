@@ -18,6 +18,7 @@ from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.spark import MetricsListener, foreach_batch_sink, write_batch
 from kafkasafe.spark.listener import _behind
 from kafkasafe.spark.session import Session
+from kafkasafe.spark.sink import _exchange_settings, _settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -176,6 +177,18 @@ def test_a_commit_without_an_answer_is_looked_up_also_where_no_marker_is_kept(sp
     outcome = write_batch(rows(spark, 0, 70), topic, **options(kafka))
     assert (outcome.name, outcome.rows) == ("resumed", 70)
     assert values(kafka, topic, committed=False) == numbers(range(70))
+
+
+def test_adaptive_execution_is_left_on_where_the_query_has_something_to_adapt(spark):
+    plain = rows(spark, 0, 10)
+    adaptive = "spark.sql.adaptive.enabled"
+    assert _exchange_settings(plain)[adaptive] == "false"
+    assert adaptive not in _exchange_settings(plain.groupBy("value").count())
+    # Set for the job only.
+    before = spark.conf.get(adaptive)
+    with _settings(plain, _exchange_settings(plain)):
+        assert spark.conf.get(adaptive) == "false"
+    assert spark.conf.get(adaptive) == before
 
 
 def test_partitions_of_one_task_are_not_mixed_up(spark, kafka):
