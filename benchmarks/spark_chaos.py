@@ -121,13 +121,13 @@ def drive(settings: dict) -> None:
 
     writer = stream.writeStream
     if settings["sink"] == "writer":
-        from kafkasafe.spark import register
+        from spark_chaos_writer import TellingSource
 
-        register(spark)
+        spark.dataSource.register(TellingSource)
         spark.streams.addListener(telling())
         # Whatever the tasks of each life are given differs.
         stream = stream.repartition(dice.randint(1, 5), f.hash(f.col("value"), f.lit(dice.random())))
-        writer = stream.selectExpr(*columns).writeStream.format("kafkasafe")
+        writer = stream.selectExpr(*columns).writeStream.format("telling")
         writer = writer.options(
             **{
                 "kafka.bootstrap.servers": servers,
@@ -162,6 +162,14 @@ class Life:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Workers import spark_chaos_writer.py, which is beside this file.
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)])
+                ),
+                "CHAOS_COMMIT": settings["commits"],
+            },
         )
         self.lines: queue.Queue[str] = queue.Queue()
         self.errors: collections.deque[str] = collections.deque(maxlen=60)
@@ -278,6 +286,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
         "source": str(scratch / "source"),
         "checkpoint": str(scratch / f"checkpoint-{topic}"),
         "sink": sink,
+        "commits": str(scratch / f"commit-{topic}"),  # the writer's `commit` has begun
         "keyed": seed % 2 == 1,
         "jars": options.jars_list if sink == "jvm" else "",
     }
@@ -288,7 +297,13 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     down: tuple[int, float] | None = None
     finished = False
     growth = Growth(servers, topic)
+    commits = Path(settings["commits"])
     before: list[int] | None = None  # of a kill that waits until records are sent
+
+    def sending(ends: list[int]) -> bool:
+        # The writer sends only in `commit`, so quickly that the log is seen to grow too late.
+        return commits.exists() if sink == "writer" else growth.ends() != ends
+
     while not finished:
         lives += 1
         assert lives < 60, "the query does not come to its end"
@@ -311,11 +326,12 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                         hit_at = time.monotonic() + dice.uniform(0, 0.1)
                     elif dice.random() < 0.7:
                         before = growth.ends()
+                        commits.unlink(missing_ok=True)
                     else:
                         hit_at = time.monotonic() + dice.uniform(0, options.within)
-                elif before is not None and not line and growth.ends() != before:
-                    # The writer sends only in `commit`, whose end is near then.
-                    soon = 0.03 if sink == "writer" else 0.3
+                elif before is not None and not line and sending(before):
+                    # A commit of the writer is soon over.
+                    soon = 0.4 if sink == "writer" else 0.3
                     before, hit_at = None, time.monotonic() + dice.uniform(0, soon)
                 elif line[:1] == ["outcome"]:
                     before = None
@@ -327,7 +343,13 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     hit_at = None
                     what = kills[-1]
                     if what == "driver":
-                        life.kill(alone=dice.random() < 0.5)
+                        alone = dice.random() < 0.5
+                        # Its workers are of process groups of their own; without it they end what they do.
+                        others = life.workers() if sink == "writer" and not alone else []
+                        life.kill(alone=alone)
+                        for worker in others:
+                            with contextlib.suppress(ProcessLookupError):
+                                os.kill(worker, signal.SIGKILL)
                     elif what == "broker":
                         node = dice.randint(1, 3)
                         cluster.kill(node)
@@ -337,8 +359,11 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                         if not workers:
                             hit_at = time.monotonic() + 0.05
                             continue
+                        # Rather the process of `commit` than another one.
+                        committing = int(commits.read_text()) if commits.exists() else -1
+                        chosen = committing if committing in workers else dice.choice(workers)
                         with contextlib.suppress(ProcessLookupError):
-                            os.kill(dice.choice(workers), signal.SIGKILL)
+                            os.kill(chosen, signal.SIGKILL)
                     kills.pop()
                     done[what] += 1
                     if sink == "jvm" and kills:  # it says nothing of its batches

@@ -490,7 +490,12 @@ def test_kill_9_of_the_driver_between_tasks_and_commit_and_inside_commit(spark, 
                 [sys.executable, str(script), json.dumps(settings)],
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                env={**os.environ, "KILLING": kills, "KILLING_DIR": str(tmp_path)},
+                env={
+                    **os.environ,
+                    "KILLING": kills,
+                    "KILLING_DIR": str(tmp_path),
+                    "SPARK_LOCAL_DIRS": str(tmp_path),
+                },
             )
             assert driver.wait(240) == -signal.SIGKILL, (tmp_path / "stderr").read_text()
     assert {path.name for path in tmp_path.glob("*-[01]")} == {"begin-0", "verify-1"}
