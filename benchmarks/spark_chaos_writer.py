@@ -23,8 +23,8 @@ class TellingWriter(StreamWriter):
         step = random.choice(["open", "verify", "mark", "commit"])
         real = getattr(Session, step)
 
-        def slow(*args) -> None:
-            real(*args)
+        def slow(*args, **kwargs) -> None:
+            real(*args, **kwargs)
             time.sleep(0.3)
 
         setattr(Session, step, slow)
