@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -320,33 +321,48 @@ def test_a_range_without_records_is_none_in_spark_4_0(options: dict[str, str]) -
     assert list(reader.read(None)) == []
 
 
+@pytest.fixture
+def register_with(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Registers the source in a session whose workers would be another Python. A registered source keeps that one."""
+
+    def with_python(python: str) -> None:
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
+        register(spark)
+
+    yield with_python
+    monkeypatch.undo()
+    register(spark)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Other threads log too."""
+    return [record for record in caplog.records if getattr(record, "event", "") == "other_worker_python"]
+
+
 def test_a_python_for_the_workers_that_lacks_something_is_told(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    register_with: Callable[[str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As of a script that is run with an environment's interpreter, without activating it."""
-    assert not caplog.records
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare / "bin" / "python3"))
-    register(spark)
-    register(spark)
-    (told,) = (record for record in caplog.records if record.event == "other_worker_python")
+    for _ in range(2):
+        register_with(str(bare / "bin" / "python3"))
+    (told,) = warnings_of(caplog)
     assert f"will run {bare}/bin/python3, which has no " in told.getMessage()
     assert "tenacity" in told.getMessage()
     assert "PYSPARK_PYTHON" in told.getMessage()
 
 
 def test_a_python_for_the_workers_that_has_everything_is_not_told(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    register_with: Callable[[str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that is a link, or comes by way of a version manager."""
     shim = tmp_path / "python3"
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     shim.chmod(0o755)
     for python in (sys.executable, str(shim), "no-such-python"):
-        monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
-        register(spark)
-    assert [record for record in caplog.records if record.name.startswith("kafkasafe")] == []
+        register_with(python)
+    assert warnings_of(caplog) == []
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
