@@ -322,7 +322,8 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                 if line[:1] == ["start"] and kills and hit_at is None and down is None:
                     # Most kills are to meet a batch that is being sent, the others anything else. When no more batches
                     # are left than kills, none may be missed.
-                    if len(kills) >= options.files - outcomes.total():
+                    few = len(kills) >= options.files - outcomes.total()
+                    if few and sink != "writer":  # which cannot be missed: it says where it is
                         hit_at = time.monotonic() + dice.uniform(0, 0.1)
                     elif dice.random() < 0.7:
                         before = growth.ends()
@@ -331,7 +332,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                         hit_at = time.monotonic() + dice.uniform(0, options.within)
                 elif before is not None and not line and sending(before):
                     # A commit of the writer is soon over.
-                    soon = 0.4 if sink == "writer" else 0.3
+                    soon = 0.5 if sink == "writer" else 0.3
                     before, hit_at = None, time.monotonic() + dice.uniform(0, soon)
                 elif line[:1] == ["outcome"]:
                     before = None

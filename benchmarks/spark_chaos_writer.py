@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from pathlib import Path
 
@@ -20,18 +19,22 @@ class TellingWriter(StreamWriter):
         partial.write_text(str(os.getpid()))
         partial.replace(said)
         # As on a slow machine: most of the kills that are meant for it then meet it, at any step.
-        step = random.choice(["open", "verify", "mark", "commit"])
-        real = getattr(Session, step)
-
-        def slow(*args, **kwargs) -> None:
-            real(*args, **kwargs)
-            time.sleep(0.3)
-
-        setattr(Session, step, slow)
+        real = {step: getattr(Session, step) for step in ("open", "verify", "mark")}
+        for step, carry_out in real.items():
+            setattr(Session, step, _slow(carry_out))
         try:
             super().commit(messages, batchId)
         finally:
-            setattr(Session, step, real)
+            for step, carry_out in real.items():
+                setattr(Session, step, carry_out)
+
+
+def _slow(carry_out):
+    def slow(*args, **kwargs) -> None:
+        carry_out(*args, **kwargs)
+        time.sleep(0.15)
+
+    return slow
 
 
 class TellingSource(KafkaSafeSource):
