@@ -20,6 +20,7 @@ import psutil
 from spark_harness import spark_and_broker
 
 MB = 1_000_000
+KINDS = {"unkeyed": [], "keyed": ["CAST(id AS STRING) AS key"]}
 
 
 def workers() -> Iterator[psutil.Process]:
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--size", type=int, default=1000, help="bytes of a value")
     parser.add_argument("--partitions", type=int, default=3)
+    parser.add_argument("--kinds", default=",".join(KINDS))
     options = parser.parse_args()
     # A worker for each task: what an earlier one left behind is not counted twice.
     with spark_and_broker(None, spark_python_worker_reuse="false") as (spark, cluster):
@@ -79,11 +81,11 @@ def main() -> None:
         few = spark.range(0, 1000, 1, 2)
         base, _ = peak(lambda: map_in_arrow(few, imports, "id long").collect())
         print(f"a worker with kafkasafe imported: {base:.0f} MB")
-        for kind, columns in {"unkeyed": [], "keyed": ["CAST(id AS STRING) AS key"]}.items():
+        for kind in options.kinds.split(","):
             topic = f"t-{uuid.uuid4().hex}"
             cluster.create_topic(topic, partitions=options.partitions)
             value = f"CAST(LPAD(CAST(id AS STRING), {options.size}, 'x') AS BINARY) AS value"
-            rows = spark.range(0, options.rows, 1, 2).selectExpr(*columns, value)
+            rows = spark.range(0, options.rows, 1, 2).selectExpr(*KINDS[kind], value)
             largest, _ = peak(lambda rows=rows, topic=topic: write_batch(rows, topic, **settings))
             print(f"sink, {kind}: {largest - base:.0f} MB above that, at most", flush=True)
             reader = spark.read.format("kafkasafe").options(**settings).option("subscribe", topic)
