@@ -24,7 +24,7 @@ def new_topic(cluster, partitions=1, **more):
     return name
 
 
-def until(condition, timeout_s=30.0, what=""):
+def until(condition, timeout_s=120.0, what=""):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
@@ -134,7 +134,7 @@ def join(*members):
         generations = {member._coordinator._generation.generation_id for member in members}
         return len(generations) == 1 and min(generations) >= 0 and not members[0]._coordinator.need_rejoin()
 
-    until(joined, 60, "a rebalance")
+    until(joined, 150, "a rebalance")  # a member that is gone may be waited for until its session ends, 45 s
 
 
 class Slowness:
