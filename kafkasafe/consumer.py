@@ -30,7 +30,7 @@ import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.future import Future
-from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from kafka.structs import MemberState, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 from kafkasafe._core.codes import classify_code
 from kafkasafe._core.epochs import (
@@ -1655,6 +1655,26 @@ class _Coordinator(ConsumerCoordinator):
 
     owner: SafeConsumer
     config: dict[str, Any]
+
+    async def join_group_async(self, timeout_ms: float | None = None) -> bool:
+        """Joins the group, also where the answer came between two polls.
+
+        kafka-python throws such an answer away and asks to join anew, which sends the whole group into another
+        rebalance; members that are polled in turns, or seldom and briefly, never came to an end.
+        """
+        parent: Any = super()
+        # kafka-python says nothing of its types.
+        me: Any = self
+        task = me._join_task
+        if task is not None and task.succeeded() and me.state is MemberState.REBALANCING:
+            me._join_task = None
+            with me._lock:
+                me.rejoining = me.rejoin_needed = False
+                me.state = MemberState.STABLE
+                me._enable_heartbeat()
+            made = me._generation
+            await me._on_join_complete_async(made.generation_id, made.member_id, made.protocol, task.value)
+        return bool(await parent.join_group_async(timeout_ms=timeout_ms))
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
         """kafka-python's lets an error of the metadata request that follows a failed look-up out of `poll`."""

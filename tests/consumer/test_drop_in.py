@@ -271,6 +271,26 @@ class TestResets:
             PositionReset(topic, 0, "retention", "earliest", 3, 12, (3, 11))
         ]
 
+    def test_members_that_are_polled_in_turns_come_to_an_end(self, kafka, consumers):
+        """The answer to who waits for the others comes between two polls; kafka-python would ask to join anew."""
+        for _ in range(4):
+            topic = new_topic(kafka)
+            consuming.produce(kafka, topic, [b"x"])
+            one, two = (
+                consumers(topic, group_id=topic, heartbeat_interval_ms=300, auto_offset_reset="earliest")
+                for _ in "12"
+            )
+            collect(one, 1)
+            consuming.join(one, two)
+            assert one.assignment() ^ two.assignment() == {TopicPartition(topic, 0)}
+            generation = one._coordinator._generation.generation_id
+            for _ in range(5):
+                for member in (one, two):
+                    member.poll(100)
+            assert [member._coordinator._generation.generation_id for member in (one, two)] == [
+                generation
+            ] * 2
+
     def test_without_a_policy_it_is_an_error_until_a_seek(self, kafka, consumers):
         topic = new_topic(kafka)
         tp = TopicPartition(topic, 0)
