@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,38 @@ def spark_and_broker(jars: str | None, **settings: str) -> Iterator[tuple[Any, A
             yield spark, cluster
         finally:
             spark.stop()
+
+
+def produce(
+    servers: str, topic: str, records: Iterable[tuple[bytes | str | None, bytes]], partitions: int
+) -> None:
+    """Fills a topic by librdkafka, one partition after the other, in large batches: made before the clock runs.
+
+    Args:
+        servers: Of the cluster.
+        topic: The topic.
+        records: Keys and values.
+        partitions: How many the topic has.
+    """
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "batch.size": 1_000_000,
+            "batch.num.messages": 100_000,
+            "linger.ms": 100,
+            "queue.buffering.max.messages": 500_000,
+        }
+    )
+    for number, (key, value) in enumerate(records):
+        while True:
+            try:
+                producer.produce(topic, value, key=key, partition=number % partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(300) == 0
 
 
 def take_turns(

@@ -16,41 +16,27 @@ import argparse
 import random
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_harness import OURS, THEIRS, spark_and_broker, take_turns
+from spark_harness import OURS, THEIRS, produce, spark_and_broker, take_turns
 
 CUSTOMERS = 10_000
 KINDS = ("plain", "keyed")
 
 
 def fill(servers: str, topic: str, rows: int, *, keyed: bool, partitions: int) -> None:
-    """JSON values of about 100 bytes, numbered; made before the clock runs."""
-    from confluent_kafka import Producer
-
+    """JSON values of about 100 bytes, numbered."""
     dice = random.Random(7)
     texts = [f"{dice.getrandbits(4 * dice.randrange(30, 90)):x}" for _ in range(1024)]
-    producer = Producer(
-        {
-            "bootstrap.servers": servers,
-            "batch.size": 1_000_000,
-            "batch.num.messages": 100_000,
-            "linger.ms": 100,
-            "queue.buffering.max.messages": 500_000,
-        }
-    )
-    for number in range(rows):
-        value = f'{{"id":{number},"page":"/p/{number % 977}","text":"{texts[number & 1023]}"}}'
-        key = f"customer-{number * 7919 % CUSTOMERS}" if keyed else None
-        while True:
-            try:
-                producer.produce(topic, value.encode(), key=key, partition=number % partitions)
-                break
-            except BufferError:
-                producer.poll(0.1)
-    assert producer.flush(300) == 0
+
+    def records() -> Iterator[tuple[str | None, bytes]]:
+        for number in range(rows):
+            value = f'{{"id":{number},"page":"/p/{number % 977}","text":"{texts[number & 1023]}"}}'
+            yield f"customer-{number * 7919 % CUSTOMERS}" if keyed else None, value.encode()
+
+    produce(servers, topic, records(), partitions)
 
 
 class Pipeline:

@@ -28,6 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spark_harness import produce
+
 # For the JVM source only: what the connector needs beside Spark's own jars.
 JARS = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:{connector}",
@@ -60,32 +62,14 @@ def connector(version: str, token: str, directory: Path) -> list[str]:
 
 
 def write(servers: str, topic: str, count: int, partitions: int) -> None:
-    """Made before the clock runs. Not all the same, not compressible to nothing."""
-    from confluent_kafka import Producer
-
+    """Not all the same, not compressible to nothing."""
     noise = os.urandom(200_000)
     dice = random.Random(7)
     keyed = topic == "keyed"
     places = [dice.randrange(100_000) for _ in range(1024)]
     values = [noise[at : at + (dice.randrange(60, 141) if keyed else 100)] for at in places]
-    producer = Producer(
-        {
-            "bootstrap.servers": servers,
-            "batch.size": 1_000_000,
-            "batch.num.messages": 100_000,
-            "linger.ms": 100,
-            "queue.buffering.max.messages": 500_000,
-        }
-    )
-    for number in range(count):
-        key = b"customer-%06d" % (number * 7919 % KEYS) if keyed else None
-        while True:
-            try:
-                producer.produce(topic, values[number & 1023], key=key, partition=number % partitions)
-                break
-            except BufferError:
-                producer.poll(0.1)
-    assert producer.flush(300) == 0
+    keys = (b"customer-%06d" % (number * 7919 % KEYS) if keyed else None for number in range(count))
+    produce(servers, topic, ((key, values[number & 1023]) for number, key in enumerate(keys)), partitions)
 
 
 def measure(run: Callable[[], None], records: int) -> float:

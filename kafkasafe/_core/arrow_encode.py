@@ -19,7 +19,7 @@ from kafkasafe._core import batch
 from kafkasafe._core.batch import Compression
 from kafkasafe._core.partition import partitions_for_buffer
 
-__all__ = ["Rows", "encode_columns", "partitions_of", "record_sizes", "records", "split"]
+__all__ = ["Rows", "encode_columns", "partitions_of", "records"]
 
 # pyarrow ships no types.
 _arrow: Any = pa
@@ -206,31 +206,6 @@ class Rows:
         return self.keys, self.values, self.tails
 
 
-def record_sizes(keys: Any | None, values: Any, headers: Any | None = None) -> _Numbers:
-    """Bytes that each record takes at most in a batch, before compression."""
-    return Rows.of(keys, values, headers).sizes()
-
-
-def split(sizes: _Numbers, max_bytes: int) -> list[int]:
-    """Where to end batches, so that each has at most `max_bytes`, or one record.
-
-    Args:
-        sizes: Of `record_sizes`.
-        max_bytes: Bound of a batch's records.
-
-    Returns:
-        Ends (exclusive), ascending, the last one is the number of records.
-    """
-    total = np.cumsum(sizes)
-    ends: list[int] = []
-    at = 0
-    while at < len(sizes):
-        before = int(total[at - 1]) if at else 0
-        at = max(at + 1, int(np.searchsorted(total, before + max_bytes, side="right")))
-        ends.append(at)
-    return ends
-
-
 def partitions_of(keys: Any, n: int) -> _Numbers:
     """The partition of each key by Kafka's murmur2, -1 where the key is null.
 
@@ -252,8 +227,11 @@ def partitions_of(keys: Any, n: int) -> _Numbers:
 @functools.cache
 def _table(before: bytes) -> Any:
     """`before` and the varint of -1, 0, 1 ...: looking one up costs less than making it."""
-    numbers = np.arange(-1, _TABLE_SIZE - 1)
-    constant = np.broadcast_to(np.frombuffer(before, np.uint8), (_TABLE_SIZE, len(before)))
+    return _behind(before, np.arange(-1, _TABLE_SIZE - 1))
+
+
+def _behind(before: bytes, numbers: _Numbers) -> Any:
+    constant = np.broadcast_to(np.frombuffer(before, np.uint8), (len(numbers), len(before)))
     return _row_bytes((constant, np.ones(constant.shape, np.bool_)), _varints(numbers))
 
 
@@ -264,8 +242,7 @@ def _column(numbers: _Numbers, before: bytes = b"") -> Any:
         return _arrow.scalar(before + batch.varint(lowest), _BINARY)
     if highest < _TABLE_SIZE - 1 and len(before) <= len(_PLAIN):
         return _table(before).take(_arrow.array(numbers + 1))
-    constant = np.broadcast_to(np.frombuffer(before, np.uint8), (len(numbers), len(before)))
-    return _row_bytes((constant, np.ones(constant.shape, np.bool_)), _varints(numbers))
+    return _behind(before, numbers)
 
 
 def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple[memoryview, _Numbers]:

@@ -25,6 +25,7 @@ __all__ = [
     "replace_whole",
     "size_of",
     "write_all",
+    "write_whole",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -273,6 +274,21 @@ def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int)
             rest[0] = memoryview(rest[0])[written:]
 
 
+def write_whole(files: Files, path: Path, content: bytes) -> None:
+    """Makes a file, or writes it anew. What is in it is durable on return; its name is once its directory is synced.
+
+    Raises:
+        OSError: It could not be written; of the old content nothing may be left.
+    """
+    handle = files.open(path, write=True, create=True)
+    try:
+        files.truncate(handle, 0)
+        write_all(files, handle, [content], 0)
+        files.sync_data(handle)
+    finally:
+        files.close(handle)
+
+
 def replace_whole(files: Files, path: Path, content: bytes) -> None:
     """Gives a small file another content; durable on return. Whatever happens, it has the old one or the new one.
 
@@ -280,13 +296,7 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
         OSError: It could not be written; the old content stands, or the new one does and may not survive a power cut.
     """
     beside = path.with_name(path.name + ".new")
-    handle = files.open(beside, write=True, create=True)
-    try:
-        files.truncate(handle, 0)
-        write_all(files, handle, [content], 0)
-        files.sync_data(handle)
-    finally:
-        files.close(handle)
+    write_whole(files, beside, content)
     files.rename(beside, path)
     files.sync_directory(path.parent)
 

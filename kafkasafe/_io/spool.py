@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
-from kafkasafe._io.files import Files, read_file, read_whole, write_all
+from kafkasafe._io.files import Files, read_file, read_whole, write_all, write_whole
 from kafkasafe._io.recovery import (
     BatchEntry,
     Damage,
@@ -601,13 +601,7 @@ def _keep_torn(files: Files, lane: Path, found: Log) -> None:
 
 def _set_aside(files: Files, path: Path, content: bytes) -> None:
     files.make_directory(path.parent)
-    handle = files.open(path, write=True, create=True)
-    try:
-        files.truncate(handle, 0)
-        write_all(files, handle, [content], 0)
-        files.sync_data(handle)
-    finally:
-        files.close(handle)
+    write_whole(files, path, content)
     files.sync_directory(path.parent)
 
 

@@ -89,12 +89,53 @@ def foreach_batch_sink(topic: str | None = None, /, **options: Any) -> ForeachBa
             "topic": topic,
         }
     parsed = sink_options(options)
-    if parsed.version is not None:
+    refuse_version(parsed, "write_batch")
+    return ForeachBatchSink(parsed)
+
+
+def refuse_version(options: SinkOptions, batch_use: str) -> None:
+    """A streaming query has no `txnVersion`.
+
+    Raises:
+        ConfigError: One is given; the message names what it is for.
+    """
+    if options.version is not None:
         raise error(
             "INVALID_OPTION",
-            "txnVersion is for batch use (write_batch): here Spark's batch id takes its place.",
+            f"txnVersion is for batch use ({batch_use}): here Spark's batch id takes its place.",
         )
-    return ForeachBatchSink(parsed)
+
+
+def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
+    """The `txnAppId` of a streaming query: sink and writer have the same default, so a query may change between them.
+
+    Args:
+        options: Of the sink or the writer.
+        query_id: As Spark tells it; empty or None: it does not.
+        unseen: Why not, for the error.
+
+    Raises:
+        ConfigError: Neither is known.
+    """
+    if options.app_id is not None:
+        return options.app_id
+    if not query_id:
+        raise error("MISSING_OPTION", f"The streaming query's id cannot be seen {unseen}: give txnAppId.")
+    return f"{query_id}-{options.topic or '*'}"
+
+
+def app_version(options: SinkOptions) -> tuple[str, int, bool]:
+    """`txnAppId` and `txnVersion` of a batch query, and whether anybody will ask for their marker.
+
+    Raises:
+        ConfigError: One of them is given without the other.
+    """
+    if (options.app_id is None) is not (options.version is None):
+        raise error("MISSING_OPTION", "txnAppId and txnVersion belong together: give both, or neither.")
+    if options.app_id is None or options.version is None:
+        # Nobody will ask for its marker; the id is new, so that writers do not shut each other out.
+        return f"once-{uuid.uuid4()}", 0, False
+    return options.app_id, options.version, True
 
 
 def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> Outcome:
@@ -121,18 +162,12 @@ def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> O
             "topic": topic,
         }
     parsed = sink_options(options)
-    if (parsed.app_id is None) is not (parsed.version is None):
-        raise error("MISSING_OPTION", "txnAppId and txnVersion belong together: give both, or neither.")
-    remember = parsed.app_id is not None
-    if parsed.app_id is None or parsed.version is None:
-        # Nobody will ask for its marker; the id is new, so that writers do not shut each other out.
-        parsed = replace(parsed, app_id=f"once-{uuid.uuid4()}", version=0)
-    assert parsed.app_id is not None and parsed.version is not None  # noqa: S101, PT018  # set above
+    app_id, version, remember = app_version(parsed)
     warn_of_other_python(df.sparkSession)
-    session = Session(parsed, parsed.app_id)
+    session = Session(parsed, app_id)
     try:
-        job = _Job(parsed, df, parsed.version, session)
-        return session.write(parsed.version, "", job, strict=False, remember=remember)
+        job = _Job(parsed, df, version, session)
+        return session.write(version, "", job, strict=False, remember=remember)
     finally:
         session.close()
 
@@ -177,15 +212,9 @@ class ForeachBatchSink:
         warn_of_other_python(df.sparkSession)
         properties = _Properties(df)
         query_id = properties.get(_QUERY)
-        app_id = self._options.app_id
-        if app_id is None:
-            if not query_id:
-                raise error(
-                    "MISSING_OPTION",
-                    "The streaming query's id cannot be seen from here (Spark Connect, or a call that is not"
-                    " foreachBatch's): give txnAppId.",
-                )
-            app_id = f"{query_id}-{self._options.topic or '*'}"
+        app_id = stream_id(
+            self._options, query_id, "from here (Spark Connect, or a call that is not foreachBatch's)"
+        )
         run = properties.get(_RUN)
         _claim_turn(app_id, run, batch_id, self)
         with self._lock:

@@ -240,6 +240,16 @@ class DirectWrite(_Sender):
         yield from self.send(encoded(), alone=True)
 
 
+def partition_count(options: SinkOptions, topic: str) -> int:
+    """How many partitions a topic has, as a task sees it.
+
+    Raises:
+        KafkaError: It is not there, or no broker says.
+    """
+    coordinator = Coordinator(transport_of(options), "", timeout_s=options.api_timeout_s)
+    return len(coordinator.topics([topic])[topic].partitions)
+
+
 @dataclass(frozen=True)
 class EncodeRows:
     """`mapInArrow` in front of an exchange: rows in, encoded batches out, each with its place.
@@ -266,7 +276,7 @@ class EncodeRows:
             for topic, chosen in self._topics(part):
                 of_topic = columns if chosen is None else columns.take(chosen)
                 if topic not in counts:
-                    counts[topic] = self._count(topic)
+                    counts[topic] = partition_count(self.options, topic)
                 numbers = self._numbers(part, chosen, of_topic.keys, topic, counts[topic], turn)
                 turn += 1
                 for packed in packer.add(topic, numbers, of_topic, _now_ms()):
@@ -289,11 +299,6 @@ class EncodeRows:
         indices = np.asarray(coded.indices)
         for number, name in enumerate(coded.dictionary.to_pylist()):
             yield name, np.flatnonzero(indices == number)
-
-    def _count(self, topic: str) -> int:
-        transport = transport_of(self.options)
-        coordinator = Coordinator(transport, "", timeout_s=self.options.api_timeout_s)
-        return len(coordinator.topics([topic])[topic].partitions)
 
     def _numbers(
         self, part: Any, chosen: Any, keys: Any, topic: str, count: int, turn: int

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,16 +24,15 @@ from pyspark.sql.types import StructType
 from kafkasafe._core.txn import Grant, Report
 from kafkasafe._io.appender import Appender
 from kafkasafe._io.staging import Staged, Stager, fetch_staged
-from kafkasafe._io.transactions import Coordinator
 from kafkasafe._io.transport import Transport
 from kafkasafe.errors import UsageError
 from kafkasafe.spark import tasks
 from kafkasafe.spark.options import error
 from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
-from kafkasafe.spark.sink import wanted_columns
+from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.source import arrow_type
-from kafkasafe.spark.tasks import EncodeRows, transport_of
+from kafkasafe.spark.tasks import EncodeRows, partition_count, transport_of
 
 __all__ = ["BatchWriter", "Inline", "Message", "StreamWriter", "batch_writer", "stream_writer"]
 
@@ -102,8 +100,7 @@ def batch_writer(options: dict[str, str], schema: StructType, *, overwrite: bool
             " and creating the topic if its records are to go.",
         )
     parsed = _parsed(options)
-    if (parsed.app_id is None) is not (parsed.version is None):
-        raise error("MISSING_OPTION", "txnAppId and txnVersion belong together: give both, or neither.")
+    app_version(parsed)  # refused now, and not after the tasks
     return BatchWriter(parsed, schema)
 
 
@@ -114,11 +111,7 @@ def stream_writer(options: dict[str, str], schema: StructType) -> StreamWriter:
         ConfigError: Options or columns cannot work.
     """
     parsed = _parsed(options)
-    if parsed.version is not None:
-        raise error(
-            "INVALID_OPTION",
-            "txnVersion is for batch use (df.write): here Spark's batch id takes its place.",
-        )
+    refuse_version(parsed, "df.write")
     return StreamWriter(parsed, schema)
 
 
@@ -196,9 +189,8 @@ def _check(rows: int, inline: Sequence[Inline], staged: Sequence[Staged]) -> Non
 
 
 def _partition_count(options: SinkOptions, topic: str) -> int:
-    coordinator = Coordinator(transport_of(options), "", timeout_s=options.api_timeout_s)
     try:
-        return len(coordinator.topics([topic])[topic].partitions)
+        return partition_count(options, topic)
     except KafkaError as failed:
         code = getattr(failed, "errno", None)
         if code == 3:
@@ -260,18 +252,14 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Writes what the tasks made, in one transaction, unless this `txnVersion` is committed already."""
         told = _told(messages)
         options = self._options
-        remember = options.app_id is not None
-        if options.app_id is None or options.version is None:
-            # Nobody will ask for its marker; the id is new, so that writers do not shut each other out.
-            options = replace(options, app_id=f"once-{uuid.uuid4()}", version=0)
-        assert options.app_id is not None and options.version is not None  # noqa: S101, PT018  # set above
-        session = Session(options, options.app_id)
+        app_id, version, remember = app_version(options)
+        session = Session(options, app_id)
         try:
             work = _Work(options, session, told)
-            done = session.write(options.version, "", work, strict=False, remember=remember)
+            done = session.write(version, "", work, strict=False, remember=remember)
         finally:
             session.close()
-        _tell(options.app_id, options.version, done)
+        _tell(app_id, version, done)
 
 
 # Spark 4.1 and later; before it there are rows only.
@@ -305,13 +293,7 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
                 f" the queries {sorted(queries)}: nothing was written. Use foreach_batch_sink on this version of Spark."
             )
         (query_id,) = queries
-        app_id = self._options.app_id
-        if app_id is None:
-            if not query_id:
-                raise error(
-                    "MISSING_OPTION", "The streaming query's id cannot be seen by its tasks: give txnAppId."
-                )
-            app_id = f"{query_id}-{self._options.topic or '*'}"
+        app_id = stream_id(self._options, query_id, "by its tasks")
         session = _session(self._options, app_id)
         done = session.write(batchId, query_id, _Work(self._options, session, told))
         _tell(app_id, batchId, done)

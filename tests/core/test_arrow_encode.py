@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -64,7 +63,7 @@ def test_no_record_is_larger_than_was_said(rows):
         pa.array(column, kind)
         for column, kind in zip(zip(*rows, strict=True), (pa.binary(), pa.binary(), HEADERS), strict=True)
     )
-    sizes = arrow_encode.record_sizes(keys, values, lists)
+    sizes = arrow_encode.Rows.of(keys, values, lists).sizes()
     made = arrow_encode.encode_columns(keys, values, headers=lists, timestamp=5, base_timestamp=5 - (1 << 34))
     assert len(made) - batch.HEADER_BYTES <= sizes.sum()
 
@@ -125,12 +124,3 @@ def test_what_cannot_be_encoded_is_refused(arguments, error, says):
 def test_keys_go_where_kafka_sends_them(keys, n):
     found = arrow_encode.partitions_of(pa.array([b"skipped", *keys], pa.binary())[1:], n)
     assert found.tolist() == [-1 if key is None else partition_for_key(key, n) for key in keys]
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 120))
-def test_batches_are_cut_at_their_limit(sizes, limit):
-    ends = arrow_encode.split(np.array(sizes, np.int64), limit)
-    assert ends[-1] == len(sizes)
-    for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        assert end > start
-        assert sum(sizes[start:end]) <= limit or end == start + 1

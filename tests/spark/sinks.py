@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, TopicPartition
+
+from kafkasafe.spark.session import Session
+
+
+class CrashError(BaseException):
+    """The driver, or its commit, is gone: nothing is tidied up."""
+
+
+@contextlib.contextmanager
+def crash(monkeypatch: pytest.MonkeyPatch, step: str, *, after: bool) -> Iterator[None]:
+    """What is done in here dies before or after a step of the protocol."""
+    real = getattr(Session, step)
+
+    def dies(self: Session, *args: Any, **kwargs: Any) -> None:
+        if after:
+            real(self, *args, **kwargs)
+        raise CrashError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, step, dies)
+        patched.setattr(Session, "abort", lambda *_: None)
+        with pytest.raises(CrashError):
+            yield
 
 
 def new_name(what: str = "sink") -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kafka.errors import InvalidProducerEpochError, ProducerFencedError
 from prometheus_client import CollectorRegistry
-from sinks import new_name, numbers, options, read, values
+from sinks import crash, new_name, numbers, options, read, values
 
 from kafkasafe._core.partition import partition_for_key
 from kafkasafe._core.txn import Marker
@@ -121,10 +121,6 @@ def test_every_codec_is_read_by_others(spark, kafka, topic, make, codec):
     assert sorted(int(m.value().split(b"-")[0]) for m in found) == list(range(3000))
 
 
-class CrashError(BaseException):
-    """The driver is gone: nothing is tidied up."""
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", ["fence", "judge", "open", "verify", "mark", "commit"])
 def test_a_driver_that_dies_at_any_step_is_followed_by_one_that_writes_once(
@@ -132,18 +128,8 @@ def test_a_driver_that_dies_at_any_step_is_followed_by_one_that_writes_once(
 ):
     sink = make()
     sink(rows(spark, 0, 50), 0)
-    real = getattr(Session, step)
-
-    def dies(self, *args, **kwargs):
-        if after:
-            real(self, *args, **kwargs)
-        raise CrashError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, step, dies)
-        patched.setattr(Session, "abort", lambda *_: None)
-        with pytest.raises(CrashError):
-            sink(rows(spark, 50, 120), 1)
+    with crash(monkeypatch, step, after=after):
+        sink(rows(spark, 50, 120), 1)
     successor = make()
     successor(rows(spark, 50, 120).repartition(1), 1)
     assert successor.last.name == ("duplicate" if (step, after) == ("commit", True) else "written")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from sinks import new_name, numbers, options, read, values
+from sinks import crash, new_name, numbers, options, read, values
 from sourcing import delete_before
 
 from kafkasafe._core.partition import partition_for_key
@@ -336,28 +336,14 @@ def steps(kafka, topic, monkeypatch):
         tasks._transports.pop(key).close(5)
 
 
-class CrashError(BaseException):
-    """The process is gone: nothing is tidied up."""
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", ["fence", "judge", "open", "verify", "mark", "commit"])
 def test_a_commit_that_dies_at_any_step_is_followed_by_one_that_writes_once(
     kafka, topic, steps, monkeypatch, step, after
 ):
     steps.commit(steps.write(0, range(50)), 0)
-    real = getattr(Session, step)
-
-    def dies(self, *args, **kwargs):
-        if after:
-            real(self, *args, **kwargs)
-        raise CrashError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, step, dies)
-        patched.setattr(Session, "abort", lambda *_: None)
-        with pytest.raises(CrashError):
-            steps.commit(steps.write(1, range(50, 90), range(90, 120)), 1)
+    with crash(monkeypatch, step, after=after):
+        steps.commit(steps.write(1, range(50, 90), range(90, 120)), 1)
     writers.close_sessions()
     # Other tasks, by another way.
     steps.commit(steps.write(1, range(110, 120), range(50, 110), inline="1000000"), 1)

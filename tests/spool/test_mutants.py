@@ -124,7 +124,7 @@ MUTANTS = {
         spool, "_make_durable", "write_all(files, handle, [rest], segment.proven_bytes)", "pass",
         deaths_after_failed_syncs),
     "damage is not copied aside": (
-        spool, "_set_aside", "write_all(files, handle, [content], 0)", "pass", flips),
+        spool, "_set_aside", "write_whole(files, path, content)", "pass", flips),
     "half an atomic group counts": (
         recovery, "_judge", "if cut is not None and item.group.atomic:", "if False:", atomic_groups),
     "the manifest's CRC is ignored": (
