@@ -88,6 +88,7 @@ class Session:
         self._started = False
         self._marker_partition = 0
         self._opened_at = 0.0
+        self._partitions = 0
 
     def __repr__(self) -> str:
         return f"<Session {self._id}>"
@@ -96,6 +97,11 @@ class Session:
     def transport(self) -> Transport:
         """The driver's connections, for who appends in its process."""
         return self._transport
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions of the option `topic` are in the open transaction; 0 without that option."""
+        return self._partitions
 
     def close(self) -> None:
         """Closes the connections; an open transaction stays open until the next driver, or its time-out, ends it."""
@@ -244,22 +250,17 @@ class Session:
         """OPEN: begins the transaction."""
         self._opened_at = time.monotonic()
         places = {(self._options.marker_topic, self._marker_partition)} if remember else set()
-        if self._options.topic is not None:
-            places |= {
-                (self._options.topic, number) for number in range(self.partition_count(self._options.topic))
-            }
+        topic = self._options.topic
+        if topic is not None:
+            self._partitions = self._partition_count(topic)
+            places |= {(topic, number) for number in range(self._partitions)}
         self.add(grant, places)
 
     def add(self, grant: Grant, places: Collection[tuple[str, int]]) -> None:
         """Adds partitions to the transaction; more than once does no harm."""
         self._coordinator.add_partitions(grant, places)
 
-    def partition_count(self, topic: str) -> int:
-        """How many partitions a topic has.
-
-        Raises:
-            ConfigError: It is not there.
-        """
+    def _partition_count(self, topic: str) -> int:
         self._start()
         try:
             return len(self._coordinator.topics([topic])[topic].partitions)

@@ -290,7 +290,7 @@ class _Job:
     def _plan(self, grant: Grant) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df
         topic = options.topic
-        count = 0 if topic is None else self._session.partition_count(topic)
+        count = self._session.partitions  # those that are in the transaction, whatever the topic has by now
         cores = _cores(df)
         parallelism = cores or 2
         # Fewer tasks than the machine could run would slow down everything that feeds them.

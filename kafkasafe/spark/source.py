@@ -38,7 +38,7 @@ from kafkasafe.spark.options import ReadOptions, error, read_options
 from kafkasafe.spark.planner import Planner, Range
 from kafkasafe.spark.positions import Positions
 from kafkasafe.spark.reading import read
-from kafkasafe.spark.workers import warn_of_other_python
+from kafkasafe.spark.workers import spare_collections, warn_of_other_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,6 +119,7 @@ class _Reading:
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """The records of one range, as pyarrow.RecordBatch."""
+        spare_collections()
         # Spark makes a partition of its own when there is nothing to read; 4.0 and 4.1: None.
         if partition is not None and isinstance(partition.value, Range):
             yield from read(self._options, partition.value, self._schema, self._notices)

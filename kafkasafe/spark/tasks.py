@@ -34,6 +34,7 @@ from kafkasafe._io.transactions import Coordinator
 from kafkasafe._io.transport import Transport
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.workers import spare_collections
 
 __all__ = [
     "ENCODED_SCHEMA",
@@ -125,6 +126,7 @@ class _Sender:
             encoded: (topic, partition) and batch, in order; the first of a place is a claim.
             alone: The task writes to one partition at most, whatever it reads.
         """
+        spare_collections()
         context = _context()
         transport = transport_of(self.options)
         appender = self.appender(transport)
@@ -268,6 +270,7 @@ class EncodeRows:
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Encodes all rows of the task."""
+        spare_collections()
         packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
         turn = self.turn + _context().partitionId()

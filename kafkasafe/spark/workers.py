@@ -1,20 +1,24 @@
-"""Which Python runs Spark's workers: a frequent trap, seen from the driver."""
+"""What is to know of the Python processes that are Spark's workers."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import TaskContext
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["warn_of_other_python"]
+__all__ = ["spare_collections", "warn_of_other_python"]
 
 log = logging.getLogger("kafkasafe.spark")
 
@@ -72,3 +76,19 @@ def _warn_of(name: str) -> None:
             sys.executable,
             extra={"event": "other_worker_python", "path": str(path)},
         )
+
+
+_spared: set[int] = set()  # processes: a worker may be forked from one that had called it
+
+
+def spare_collections() -> None:
+    """Takes what a worker has imported out of the garbage collector's sight, once; to be called by its tasks.
+
+    After each task `pyspark.daemon` has a worker run a full collection before it takes the next one. Over the modules
+    of PySpark, pyarrow, kafka-python and kafkasafe, which never go away, that costs more than a small task itself.
+    In any other process than a worker nothing is done.
+    """
+    if TaskContext.get() is not None and os.getpid() not in _spared:
+        _spared.add(os.getpid())
+        gc.collect()
+        gc.freeze()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from kafka.admin import KafkaAdminClient, NewPartitions
 from kafka.errors import InvalidProducerEpochError, ProducerFencedError
 from prometheus_client import CollectorRegistry
 from sinks import crash, new_name, numbers, options, read, values
@@ -16,6 +19,7 @@ from kafkasafe._core.txn import Marker
 from kafkasafe._io.appender import FencedError
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.spark import MetricsListener, foreach_batch_sink, write_batch
+from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.listener import _behind
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink import _exchange_settings, _settings
@@ -63,6 +67,43 @@ def test_a_micro_batch_is_written_once_however_it_comes_again(spark, kafka, topi
     again(rows(spark, 1500, 1600), 2)
     assert values(kafka, topic) == numbers(range(1600))
     assert values(kafka, topic, committed=False) == numbers(range(1600))
+
+
+def test_partitions_that_a_topic_gets_during_a_transaction_are_for_the_next_one(
+    spark, kafka, topic, make, monkeypatch
+):
+    opened = Session.open
+
+    def open_then_grow(self, grant, **how):
+        opened(self, grant, **how)
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+        try:
+            admin.create_partitions({topic: NewPartitions(6)})
+        finally:
+            admin.close()
+        kafka.leader(topic, 5)
+
+    keyed = ["CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value"]
+    sink = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "open", open_then_grow)
+        sink(rows(spark, 0, 300, keyed), 0)
+    assert (sink.last.name, sink.last.restarts) == ("written", 0)
+    sink(rows(spark, 300, 600, keyed), 1)
+    found = read(kafka, topic)
+    assert sorted(int(m.value()) for m in found) == list(range(600))
+    assert all(m.partition() == partition_for_key(m.key(), 3 if int(m.key()) < 300 else 6) for m in found)
+
+
+def _freeze_count(_batches):
+    yield pa.record_batch({"frozen": [gc.get_freeze_count()]})
+
+
+def test_what_a_worker_imported_is_collected_by_no_task(spark, make):
+    """Spark has a worker collect garbage after each task; with a worker for each core the same two serve all tasks."""
+    make()(rows(spark, 0, 100), 0)
+    frozen = map_in_arrow(spark.range(0, 2, 1, 2), _freeze_count, "frozen long").collect()
+    assert all(row.frozen > 10_000 for row in frozen), frozen
 
 
 def test_a_batch_without_rows_moves_the_marker(spark, kafka, topic, make):
