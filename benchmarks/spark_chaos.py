@@ -331,8 +331,8 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     else:
                         hit_at = time.monotonic() + dice.uniform(0, options.within)
                 elif before is not None and not line and sending(before):
-                    # A commit of the writer is soon over.
-                    soon = 0.5 if sink == "writer" else 0.3
+                    # A fraction of a second later all of the batch is sent.
+                    soon = 0.5 if sink == "writer" else 0.1
                     before, hit_at = None, time.monotonic() + dice.uniform(0, soon)
                 elif line[:1] == ["outcome"]:
                     before = None
