@@ -1,7 +1,7 @@
 """Streaming queries in Prometheus: a `StreamingQueryListener`.
 
 Spark says how long a batch took and how many rows it read. What the sink made of it (written, skipped as a duplicate,
-resumed) Spark does not know; that comes from the sinks of this process.
+resumed) Spark does not know; that comes from the sinks of this process, and from the writers by `outcomes.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from kafkasafe.spark import stats
+from kafkasafe.spark import outcomes, stats
 
 __all__ = ["MetricsListener"]
 
@@ -38,9 +38,9 @@ class MetricsListener(StreamingQueryListener):
 
     Families, with the label `query` (its name, or its id where it has none):
 
-    - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sinks: `written`, `duplicate` (committed
-      before, skipped), `resumed` (written with more than one transaction), `failed`.
-    - `kafkasafe_spark_rows_total{direction}`: `in` (read, as Spark says), `out` (committed by the sinks).
+    - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sink and writer: `written`, `duplicate`
+      (committed before, skipped), `resumed` (written with more than one transaction), `failed`.
+    - `kafkasafe_spark_rows_total{direction}`: `in` (read, as Spark says), `out` (committed).
     - `kafkasafe_spark_restarts_total`, `kafkasafe_spark_retries_total`: transactions begun again; requests sent again.
     - `kafkasafe_spark_batch_duration_seconds`: histogram of whole micro-batches, as Spark says.
     - `kafkasafe_spark_offsets_behind_latest`: records between the end of the last batch and the end of the logs; only
@@ -64,10 +64,12 @@ class MetricsListener(StreamingQueryListener):
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """A query began."""
-        self._collector.started(str(event.id), event.name)
+        outcomes.expect(str(event.id), str(event.runId))
+        self._collector.started(str(event.id), str(event.runId), event.name)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """A micro-batch ended."""
+        outcomes.hear(str(event.progress.id))
         self._collector.progress(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
@@ -75,13 +77,14 @@ class MetricsListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """A query ended. Its counts stay."""
-        self._collector.ended(str(event.id))
+        outcomes.stop_expecting(str(event.id), str(event.runId))
+        self._collector.ended(str(event.id), str(event.runId))
 
 
 class _Query:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.active = True
+        self.run: str | None = None  # None: it has ended
         self.rows = 0
         self.seconds = 0.0
         self.counts = [0] * (len(_BUCKETS_S) + 1)
@@ -98,15 +101,17 @@ class _Collector(Collector):
         """Nothing: names are checked when something is collected."""
         return []
 
-    def started(self, query_id: str, name: str | None) -> None:
+    def started(self, query_id: str, run_id: str, name: str | None) -> None:
         with self._lock:
             query = self._queries.setdefault(query_id, _Query(name or query_id))
-            query.active = True
+            query.run = run_id
 
-    def ended(self, query_id: str) -> None:
+    def ended(self, query_id: str, run_id: str) -> None:
         with self._lock:
-            if query_id in self._queries:
-                self._queries[query_id].active = False
+            query = self._queries.get(query_id)
+            # Spark tells of an end later than of the start of the next run.
+            if query is not None and query.run == run_id:
+                query.run = None
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         query_id = str(progress["id"])
@@ -147,7 +152,7 @@ class _Collector(Collector):
         active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Queries that run.")
         with self._lock:
             names = {query_id: query.name for query_id, query in self._queries.items()}
-            active.add_metric([], sum(query.active for query in self._queries.values()))
+            active.add_metric([], sum(query.run is not None for query in self._queries.values()))
             for query in self._queries.values():
                 rows.add_metric([query.name, "in"], query.rows)
                 if query.behind is not None:

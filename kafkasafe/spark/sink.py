@@ -222,11 +222,10 @@ class ForeachBatchSink:
             if session is None:
                 session = self._sessions[app_id] = Session(self._options, app_id)
             job = _Job(self._options, df, batch_id, session)
-            began = time.monotonic()
             try:
                 self.last = session.write(batch_id, query_id or "", job)
-            except BaseException as failed:
-                stats.failed(query_id or app_id, failed, time.monotonic() - began)
+            except BaseException:
+                stats.failed(query_id or app_id, job.totals)
                 raise
         _served[app_id] = (run, batch_id)
         stats.done(query_id or app_id, self.last, job.totals)

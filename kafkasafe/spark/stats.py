@@ -1,4 +1,4 @@
-"""What the sinks of this process did, for `kafkasafe.spark.MetricsListener`: Spark's own progress does not tell.
+"""What sinks and writers did, for `kafkasafe.spark.MetricsListener`: Spark's own progress does not tell.
 
 Spark reports -1 rows for a foreachBatch sink, and knows nothing of duplicates that were skipped.
 """
@@ -34,11 +34,16 @@ def done(query_id: str, outcome: Outcome, totals: Mapping[str, int]) -> None:
         batches[query_id, outcome.name] += 1
         rows[query_id] += outcome.rows
         restarts[query_id] += outcome.restarts
-        retries[query_id] += totals.get("retries", 0)
-        sent_bytes[query_id] += totals.get("bytes", 0)
+        _add(query_id, totals)
 
 
-def failed(query_id: str, _error: BaseException, _seconds: float) -> None:
+def failed(query_id: str, totals: Mapping[str, int]) -> None:
     """A micro-batch ended by an error."""
     with _lock:
         batches[query_id, "failed"] += 1
+        _add(query_id, totals)
+
+
+def _add(query_id: str, totals: Mapping[str, int]) -> None:
+    retries[query_id] += totals.get("retries", 0)
+    sent_bytes[query_id] += totals.get("bytes", 0)

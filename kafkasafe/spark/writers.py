@@ -26,7 +26,7 @@ from kafkasafe._io.appender import Appender
 from kafkasafe._io.staging import Staged, Stager, fetch_staged
 from kafkasafe._io.transport import Transport
 from kafkasafe.errors import UsageError
-from kafkasafe.spark import tasks
+from kafkasafe.spark import outcomes, tasks
 from kafkasafe.spark.options import error
 from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
@@ -295,7 +295,12 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
         (query_id,) = queries
         app_id = stream_id(self._options, query_id, "by its tasks")
         session = _session(self._options, app_id)
-        done = session.write(batchId, query_id, _Work(self._options, session, told))
+        work = _Work(self._options, session, told)
+        done: Outcome | None = None
+        try:
+            done = session.write(batchId, query_id, work)
+        finally:
+            outcomes.tell(query_id, done, retries=work.retries, bytes=work.bytes)
         _tell(app_id, batchId, done)
 
 
@@ -334,6 +339,8 @@ class _Work:
         self._inline = [piece for message in told for piece in message.inline]
         self._staged = [piece for message in told for piece in message.staged]
         self._rows = sum(message.rows for message in told)
+        self.retries = 0
+        self.bytes = 0
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
         options, transport = self._options, self._session.transport
@@ -351,11 +358,15 @@ class _Work:
             buffer_bytes=options.buffer_bytes,
             claims=False,  # the grant never leaves this process
         )
-        for piece in self._inline:
-            appender.append(piece.topic, piece.partition, bytearray(piece.data))
-        for place, data in self._fetched(transport):
-            appender.append(place.topic, place.partition, data)
-        reports = appender.finish()
+        try:
+            for piece in self._inline:
+                appender.append(piece.topic, piece.partition, bytearray(piece.data))
+            for place, data in self._fetched(transport):
+                appender.append(place.topic, place.partition, data)
+            reports = appender.finish()
+        finally:
+            self.retries += appender.retries
+            self.bytes += appender.bytes
         _check(self._rows, self._inline, self._staged)
         if (sent := sum(report.rows for report in reports)) != self._rows:
             raise RuntimeError(f"Tasks made {self._rows} rows, {sent} were sent: a bug of kafkasafe")

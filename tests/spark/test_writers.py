@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from prometheus_client import CollectorRegistry
 from pyspark.sql import Row
 from sinks import crash, new_name, numbers, options, read, values
 from sourcing import delete_before
@@ -20,7 +22,7 @@ from kafkasafe._core.partition import partition_for_key
 from kafkasafe._io.appender import FencedError
 from kafkasafe._io.staging import StagingError
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
-from kafkasafe.spark import foreach_batch_sink, tasks, write_batch, writers
+from kafkasafe.spark import MetricsListener, foreach_batch_sink, tasks, write_batch, writers
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.writers import batch_writer, parts_of_rows, stream_writer
 
@@ -250,6 +252,46 @@ def test_a_commit_that_fails_ends_the_query_and_its_restart_writes_the_batch(spa
     assert values(kafka, topic) == numbers(range(100))
     query.run()
     assert values(kafka, topic, committed=False) == numbers(range(200))
+
+
+def test_the_listener_counts_what_commit_did_in_its_own_process(spark, kafka, topic, tmp_path):
+    registry = CollectorRegistry()
+    listener = MetricsListener(registry)
+    spark.streams.addListener(listener)
+    query = Query(spark, kafka, topic, tmp_path)
+
+    def counted():
+        """Outcomes and rows by now; Spark tells its listeners later."""
+        deadline = time.monotonic() + 60
+        while registry.get_sample_value("kafkasafe_spark_active_queries") != 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        metadata = json.loads((query.checkpoint / "metadata").read_text())
+        labels = {"query": metadata["id"]}
+        rows_out = registry.get_sample_value("kafkasafe_spark_rows_total", {**labels, "direction": "out"})
+        outcomes = {
+            name: registry.get_sample_value("kafkasafe_spark_batches_total", {**labels, "outcome": name})
+            for name in ("written", "duplicate", "failed")
+        }
+        return rows_out, {name: count for name, count in outcomes.items() if count}
+
+    try:
+        for number in range(3):
+            query.add(number * 100, number * 100 + 100)
+        query.run()
+        assert counted() == (300, {"written": 3})
+        query.forget_commit(2)
+        query.run()
+        assert counted() == (300, {"written": 3, "duplicate": 1})
+        query.add(300, 400)
+        with pytest.raises(Exception, match=r"more than the brokers' transaction\.max\.timeout\.ms"):
+            query.run(**{"kafka.transaction.timeout.ms": "86400000"})
+        assert counted() == (300, {"written": 3, "duplicate": 1, "failed": 1})
+        query.run()
+        assert counted() == (400, {"written": 4, "duplicate": 1, "failed": 1})
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(spark, kafka, topic, tmp_path):
