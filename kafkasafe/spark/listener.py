@@ -22,7 +22,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from kafkasafe.spark import outcomes, stats
+from kafkasafe.spark import stats
+from kafkasafe.spark.outcomes import inbox
 
 __all__ = ["MetricsListener"]
 
@@ -42,6 +43,7 @@ class MetricsListener(StreamingQueryListener):
       (committed before, skipped), `resumed` (written with more than one transaction), `failed`.
     - `kafkasafe_spark_rows_total{direction}`: `in` (read, as Spark says), `out` (committed).
     - `kafkasafe_spark_restarts_total`, `kafkasafe_spark_retries_total`: transactions begun again; requests sent again.
+    - `kafkasafe_spark_sent_bytes_total`: of batches that were sent, those of transactions that came to nothing too.
     - `kafkasafe_spark_batch_duration_seconds`: histogram of whole micro-batches, as Spark says.
     - `kafkasafe_spark_offsets_behind_latest`: records between the end of the last batch and the end of the logs; only
       for sources that tell where the logs end.
@@ -64,12 +66,11 @@ class MetricsListener(StreamingQueryListener):
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """A query began."""
-        outcomes.expect(str(event.id), str(event.runId))
         self._collector.started(str(event.id), str(event.runId), event.name)
+        inbox.expect(str(event.id), str(event.runId))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """A micro-batch ended."""
-        outcomes.hear(str(event.progress.id))
         self._collector.progress(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
@@ -77,7 +78,7 @@ class MetricsListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """A query ended. Its counts stay."""
-        outcomes.stop_expecting(str(event.id), str(event.runId))
+        inbox.stop_expecting(str(event.id), str(event.runId))
         self._collector.ended(str(event.id), str(event.runId))
 
 
@@ -116,7 +117,10 @@ class _Collector(Collector):
     def progress(self, progress: Mapping[str, Any]) -> None:
         query_id = str(progress["id"])
         with self._lock:
-            query = self._queries.setdefault(query_id, _Query(progress.get("name") or query_id))
+            query = self._queries.get(query_id)
+            if query is None:  # it had started before there was a listener
+                query = self._queries[query_id] = _Query(progress.get("name") or query_id)
+                query.run = str(progress.get("runId"))
             query.behind = _behind(progress.get("sources", ()), query.behind)
             batch = int(progress.get("batchId", -1))
             # Spark reports a query that waits again and again, with the number of the batch to come.
@@ -132,7 +136,9 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         batches = CounterMetricFamily(
-            "kafkasafe_spark_batches", "Micro-batches of the sinks, by outcome.", labels=["query", "outcome"]
+            "kafkasafe_spark_batches",
+            "Micro-batches of sinks and writers, by outcome.",
+            labels=["query", "outcome"],
         )
         rows = CounterMetricFamily(
             "kafkasafe_spark_rows", "Rows read and committed.", labels=["query", "direction"]
@@ -141,7 +147,10 @@ class _Collector(Collector):
             "kafkasafe_spark_restarts", "Transactions begun again for the same micro-batch.", labels=["query"]
         )
         retries = CounterMetricFamily(
-            "kafkasafe_spark_retries", "Requests that tasks sent again.", labels=["query"]
+            "kafkasafe_spark_retries", "Requests with records that were sent again.", labels=["query"]
+        )
+        sent = CounterMetricFamily(
+            "kafkasafe_spark_sent_bytes", "Bytes of batches that were sent.", labels=["query"]
         )
         duration = HistogramMetricFamily(
             "kafkasafe_spark_batch_duration_seconds", "Time of a micro-batch.", labels=["query"]
@@ -150,6 +159,7 @@ class _Collector(Collector):
             "kafkasafe_spark_offsets_behind_latest", "Records not read yet.", labels=["query"]
         )
         active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Queries that run.")
+        inbox.hear()
         with self._lock:
             names = {query_id: query.name for query_id, query in self._queries.items()}
             active.add_metric([], sum(query.run is not None for query in self._queries.values()))
@@ -168,10 +178,11 @@ class _Collector(Collector):
             (rows, stats.rows, ["out"]),
             (restarts, stats.restarts, []),
             (retries, stats.retries, []),
+            (sent, stats.sent_bytes, []),
         ):
             for query_id, count in counts.copy().items():
                 family.add_metric([names.get(query_id, query_id), *labels], count)
-        yield from (batches, rows, restarts, retries, duration, behind, active)
+        yield from (batches, rows, restarts, retries, sent, duration, behind, active)
 
 
 def _behind(sources: Any, before: int | None) -> int | None:

@@ -1,20 +1,23 @@
 """How a process that commits tells the driver's listener what became of a micro-batch.
 
 A data source's writer commits in a process of its own, and Spark passes nothing on from there. Both are on the driver's
-machine and of one user, so a file lies between them: the listener makes one for each query that starts, the committing
-process appends a line where there is one, the listener takes the lines out with each progress event. Nobody listens: no
-file, nothing is written. Counts are all that goes this way: a line that is lost, or damaged, changes nothing else.
+machine and of one user: the listener's process binds a datagram socket in the directory for temporary files, and puts a
+link to it under the id of each query that starts; the committing process sends a datagram to where the link leads.
+Nobody listens: there is no link, or a dead one, and nothing is sent. Counts are all that goes this way; whatever goes
+wrong with them, the micro-batch is none of it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import re
+import secrets
+import select
+import socket
 import stat
 import tempfile
 import threading
@@ -24,13 +27,15 @@ from typing import Any, Final
 from kafkasafe.spark import stats
 from kafkasafe.spark.session import Outcome
 
-__all__ = ["expect", "hear", "stop_expecting", "tell"]
+__all__ = ["Inbox", "inbox", "tell"]
 
 log = logging.getLogger("kafkasafe.spark")
 
 _MODE: Final = 0o700
 _QUERY_ID: Final = re.compile(r"[0-9a-fA-F-]{1,64}")  # it becomes a file's name
 _FAILED: Final = "failed"
+_SEND_S: Final = 0.2  # a driver that does not read must not hold up a commit
+_MOST_BYTES: Final = 4096
 
 
 def _directory() -> Path:
@@ -46,123 +51,171 @@ def _is_ours(directory: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-# --- the committing process -------------------------------------------------------------------------------------------
-
-
 def tell(query_id: str, outcome: Outcome | None, **totals: int) -> None:
-    """Says what became of a micro-batch, if somebody listens. Never raises.
+    """Says what became of a micro-batch, if somebody listens. Never raises, and waits 0.2 s at most.
 
     Args:
         query_id: Of the streaming query.
         outcome: Of the micro-batch, None: it failed.
-        totals: `retries` and `bytes`.
+        totals: `restarts`, `retries` and `bytes`.
     """
-    if not _QUERY_ID.fullmatch(query_id):
-        return
-    directory = _directory()
-    line = {
+    message = {
+        "query": query_id,
         "outcome": _FAILED if outcome is None else outcome.name,
         "rows": 0 if outcome is None else outcome.rows,
-        "restarts": 0 if outcome is None else outcome.restarts,
         **totals,
     }
-    if not _is_ours(directory):
-        return
     try:
-        handle = os.open(directory / query_id, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # the reader empties the file
-        os.write(handle, json.dumps(line).encode() + b"\n")
-    except OSError as failed:
-        log.debug("The listener was not told of %s: %s", query_id, failed)
-    finally:
-        os.close(handle)
-
-
-# --- the driver -------------------------------------------------------------------------------------------------------
-
-_lock = threading.Lock()
-# Query id → its runs that some listener of this process has seen start. There is a file for it.
-_runs: dict[str, set[str]] = {}
-
-
-def expect(query_id: str, run_id: str) -> None:
-    """Makes the file of a query that starts, once for all listeners of this process."""
-    directory = _directory()
-    with _lock:
-        if query_id in _runs:  # the end of the run before is not told yet
-            _runs[query_id].add(run_id)
+        directory = _directory()
+        if not _QUERY_ID.fullmatch(query_id) or not _is_ours(directory):
             return
-        if not _QUERY_ID.fullmatch(query_id):
-            return
-        try:
-            directory.mkdir(_MODE, exist_ok=True)
-            if not _is_ours(directory):
-                log.warning(
-                    "%s is another user's or open to others: what the writers of streaming queries do is not counted."
-                    " Remove it, or set TMPDIR.",
-                    directory,
-                )
+        # By the name that the link holds: a path by way of the link may be too long for a socket's address.
+        link = directory / query_id
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(_SEND_S)
+            sender.sendto(json.dumps(message).encode(), str(directory / link.readlink().name))
+    except FileNotFoundError:
+        pass  # nobody listens
+    except Exception as failed:
+        log.debug("The listener was not told of a batch of %s: %r", query_id, failed)
+
+
+class Inbox:
+    """Counts what is told to this process, in `stats`; one for all listeners."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._path = Path()
+        self._thread: threading.Thread | None = None
+        self._owner = 0
+        # Query id → its runs that some listener has seen start. There is a link for it.
+        self._runs: dict[str, set[str]] = {}
+
+    def expect(self, query_id: str, run_id: str) -> None:
+        """A query has started. Never raises."""
+        with self._lock:
+            runs = self._runs.setdefault(query_id, set())
+            runs.add(run_id)
+            if len(runs) > 1 or not _QUERY_ID.fullmatch(
+                query_id
+            ):  # the end of the run before is not told yet
                 return
-            path = directory / query_id
-            path.unlink(missing_ok=True)  # of a driver that died
-            path.touch(0o600, exist_ok=False)
-        except OSError as failed:
-            log.warning("What the writer of query %s does is not counted: %s", query_id, failed)
+            try:
+                self._bind()
+                link = self._path.parent / query_id
+                fresh = link.with_name(f"{self._path.name}-{query_id}")
+                fresh.unlink(missing_ok=True)
+                fresh.symlink_to(self._path.name)
+                fresh.replace(link)  # also that of a driver which died, or hangs
+            except Exception as failed:
+                log.warning("What the writer of query %s does is not counted: %s", query_id, failed)
+
+    def hear(self) -> None:
+        """Counts what was told by now."""
+        with self._lock:
+            if self._socket is None:
+                return
+            while True:
+                try:
+                    told = self._socket.recv(_MOST_BYTES)
+                except OSError:  # nothing more
+                    return
+                try:
+                    _count(json.loads(told))
+                except Exception as failed:
+                    log.debug("Not understood: %r (%r)", told[:200], failed)
+
+    def stop_expecting(self, query_id: str, run_id: str) -> None:
+        """A run has ended: counts the rest. Never raises."""
+        self.hear()
+        with self._lock:
+            runs = self._runs.get(query_id, set())
+            runs.discard(run_id)
+            if not runs and self._runs.pop(query_id, None) is not None:
+                self._unlink(query_id)
+
+    def close(self) -> None:
+        """Removes what this process has in the directory."""
+        with self._lock:
+            if self._socket is None or self._owner != os.getpid():
+                return
+            for query_id in self._runs:
+                self._unlink(query_id)
+            self._runs.clear()
+            with contextlib.suppress(OSError):  # full: that wakes it too
+                self._socket.sendto(b"", str(self._path))
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._socket, thread = None, self._thread
+        if thread is not None:
+            thread.join(_SEND_S)
+
+    def _bind(self) -> None:
+        if self._socket is not None and self._owner == os.getpid():
             return
-        if not _runs:
-            atexit.register(_remove_all)
-        _runs[query_id] = {run_id}
-
-
-def hear(query_id: str) -> None:
-    """Counts what was told since the last call."""
-    with _lock:
-        told = _take(query_id) if query_id in _runs else b""
-    for line in told.splitlines():
+        directory = _directory()
+        directory.mkdir(_MODE, exist_ok=True)
+        if not _is_ours(directory):
+            raise PermissionError(f"{directory} is another user's, or open to others: remove it")
+        _tidy(directory)
+        path = directory / secrets.token_hex(8)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            _count(query_id, json.loads(line))
-        except (ValueError, TypeError, KeyError) as failed:
-            log.debug("Not understood of the writer of %s: %r (%r)", query_id, line[:200], failed)
+            bound.bind(str(path))
+        except BaseException:
+            bound.close()
+            raise
+        bound.setblocking(False)
+        self._socket, self._path, self._owner = bound, path, os.getpid()
+        # The kernel holds few datagrams, and Spark may be slow to call its listeners.
+        self._thread = threading.Thread(
+            target=self._listen, args=(bound,), name="kafkasafe-outcomes", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
 
+    def _listen(self, bound: socket.socket) -> None:
+        # Closed here alone: its number may be another file's as soon as it is.
+        with bound:
+            told = select.poll()
+            told.register(bound, select.POLLIN)
+            while self._socket is bound:
+                told.poll()
+                self.hear()
 
-def stop_expecting(query_id: str, run_id: str) -> None:
-    """Counts the rest, and removes the file, unless the query runs again already."""
-    hear(query_id)
-    with _lock:
-        runs = _runs.get(query_id)
-        if runs is None:
-            return
-        runs.discard(run_id)
-        if not runs:
-            del _runs[query_id]
-            (_directory() / query_id).unlink(missing_ok=True)
-
-
-def _take(query_id: str) -> bytes:
-    try:
-        with (_directory() / query_id).open("rb+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            told = file.read()
-            file.truncate(0)
-    except OSError as failed:
-        log.debug("What became of batches of %s cannot be read: %s", query_id, failed)
-        return b""
-    return told
-
-
-def _remove_all() -> None:
-    for query_id in _runs:
+    def _unlink(self, query_id: str) -> None:
+        """Unless the link leads to another driver by now."""
+        link = self._path.parent / query_id
         with contextlib.suppress(OSError):
-            (_directory() / query_id).unlink()
+            if link.readlink().name == self._path.name and self._owner == os.getpid():
+                link.unlink()
 
 
-def _count(query_id: str, told: dict[str, Any]) -> None:
-    totals = {name: int(told[name]) for name in ("retries", "bytes")}
+def _tidy(directory: Path) -> None:
+    """Removes what drivers that were killed have left."""
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            if path.is_socket() and not path.is_symlink():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                    try:
+                        probe.connect(str(path))
+                    except ConnectionRefusedError:
+                        path.unlink()
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            if path.is_symlink() and not path.exists():
+                path.unlink()
+
+
+inbox: Final = Inbox()
+"""Of this process."""
+
+
+def _count(told: dict[str, Any]) -> None:
+    query_id = told["query"]
+    totals = {name: int(told[name]) for name in ("restarts", "retries", "bytes")}
     if told["outcome"] == _FAILED:
         stats.failed(query_id, totals)
     else:
-        outcome = Outcome(told["outcome"], int(told["rows"]), int(told["restarts"]), 0.0)
-        stats.done(query_id, outcome, totals)
+        stats.done(query_id, Outcome(told["outcome"], int(told["rows"]), totals["restarts"], 0.0), totals)

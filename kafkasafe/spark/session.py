@@ -89,6 +89,7 @@ class Session:
         self._marker_partition = 0
         self._opened_at = 0.0
         self._partitions = 0
+        self._restarts = 0
 
     def __repr__(self) -> str:
         return f"<Session {self._id}>"
@@ -102,6 +103,11 @@ class Session:
     def partitions(self) -> int:
         """How many partitions of the option `topic` are in the open transaction; 0 without that option."""
         return self._partitions
+
+    @property
+    def restarts(self) -> int:
+        """How often the latest `write` began its transaction again, also if it failed."""
+        return self._restarts
 
     def close(self) -> None:
         """Closes the connections; an open transaction stays open until the next driver, or its time-out, ends it."""
@@ -136,6 +142,7 @@ class Session:
             Exception: What `work` raised. Its transaction is aborted.
         """
         began = time.monotonic()
+        self._restarts = 0
         machine = MicroBatch(self._options.max_restarts)
         is_strict = self._options.strict if strict is None else strict
         grant: Grant | None = None
@@ -174,7 +181,9 @@ class Session:
                 event = self._event(step, raised)
                 if event is Event.REFUSED and step in _OPEN and grant is not None and not _is_fenced(raised):
                     self.abort(grant)
-            if machine.on(event) is Step.FENCE:
+            following = machine.on(event)
+            self._restarts = machine.restarts
+            if following is Step.FENCE:
                 log.warning("Batch %d of %s is begun again: %r", batch_id, self._app_id, failure)
         if machine.step is Step.FAILED:
             if machine.restarts > self._options.max_restarts > 0 and isinstance(failure, Exception):

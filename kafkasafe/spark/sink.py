@@ -225,10 +225,10 @@ class ForeachBatchSink:
             try:
                 self.last = session.write(batch_id, query_id or "", job)
             except BaseException:
-                stats.failed(query_id or app_id, job.totals)
+                stats.failed(query_id or app_id, {**job.totals, "restarts": session.restarts})
                 raise
         _served[app_id] = (run, batch_id)
-        stats.done(query_id or app_id, self.last, job.totals)
+        stats.done(query_id or app_id, self.last, {**job.totals, "restarts": session.restarts})
         log.info(
             "Batch %d of %s: %s, %d rows in %.2f s",
             batch_id,

@@ -29,6 +29,7 @@ import importlib.util, json, sys
 print(json.dumps([list(sys.version_info[:2]), [n for n in sys.argv[1:] if importlib.util.find_spec(n) is None]]))
 """
 _PROBE_S: Final = 20.0
+_REUSED: Final = "SPARK_REUSE_WORKER"  # as pyspark.daemon asks whether workers are used again
 
 
 def warn_of_other_python(spark: SparkSession) -> None:
@@ -78,17 +79,19 @@ def _warn_of(name: str) -> None:
         )
 
 
-_spared: set[int] = set()  # processes: a worker may be forked from one that had called it
+_spared: set[int] = set()  # process ids: what one has done, a process forked from it has not
 
 
 def spare_collections() -> None:
-    """Takes what a worker has imported out of the garbage collector's sight, once; to be called by its tasks.
+    """Takes what is in a worker's memory now out of the garbage collector's sight, once; to be called by its tasks.
 
-    After each task `pyspark.daemon` has a worker run a full collection before it takes the next one. Over the modules
-    of PySpark, pyarrow, kafka-python and kafkasafe, which never go away, that costs more than a small task itself.
-    In any other process than a worker nothing is done.
+    After each task `pyspark.daemon` has a worker that it uses again run a full collection before it takes the next
+    one. Over the modules of PySpark, pyarrow, kafka-python and kafkasafe, which never go away, that costs more than a
+    small task itself. What else is there at that moment stays too: if it is in a cycle and is dropped later, it is
+    never freed. In any other process than such a worker nothing is done.
     """
-    if TaskContext.get() is not None and os.getpid() not in _spared:
-        _spared.add(os.getpid())
-        gc.collect()
-        gc.freeze()
+    if TaskContext.get() is None or not os.environ.get(_REUSED) or os.getpid() in _spared:
+        return
+    _spared.add(os.getpid())
+    gc.collect()
+    gc.freeze()

@@ -259,7 +259,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             done = session.write(version, "", work, strict=False, remember=remember)
         finally:
             session.close()
-        _tell(app_id, version, done)
+        _log_outcome(app_id, version, done)
 
 
 # Spark 4.1 and later; before it there are rows only.
@@ -300,8 +300,8 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
         try:
             done = session.write(batchId, query_id, work)
         finally:
-            outcomes.tell(query_id, done, retries=work.retries, bytes=work.bytes)
-        _tell(app_id, batchId, done)
+            outcomes.tell(query_id, done, restarts=session.restarts, retries=work.retries, bytes=work.bytes)
+        _log_outcome(app_id, batchId, done)
 
 
 def parts_of_rows(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
@@ -326,7 +326,7 @@ def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
     return told
 
 
-def _tell(app_id: str, batch_id: int, done: Outcome) -> None:
+def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
     log.info("Batch %d of %s: %s, %d rows in %.2f s", batch_id, app_id, done.name, done.rows, done.seconds)
 
 

@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import uuid
+from pathlib import Path
 
 import pytest
 
-from kafkasafe.spark import outcomes, stats
+from kafkasafe.spark import stats
+from kafkasafe.spark.outcomes import Inbox, tell
 from kafkasafe.spark.session import Outcome
 
 WRITTEN = Outcome("written", 10, 1, 0.5)
+# Another driver, which says when it listens.
+DRIVER = """
+import sys, time
+from kafkasafe.spark.outcomes import Inbox
+inbox = Inbox()
+inbox.expect(sys.argv[1], "run")
+print("listening", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"kafkasafe-spark-{os.getuid()}"
+def directory(monkeypatch):
+    # A socket's address is short, pytest's own directories are not.
+    with tempfile.TemporaryDirectory(prefix="ks") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield Path(short) / f"kafkasafe-spark-{os.getuid()}"
+
+
+@pytest.fixture
+def inbox(directory):
+    made = Inbox()
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def query():
     return str(uuid.uuid4())
+
+
+def say(query, outcome=WRITTEN, *, restarts=1, retries=0):
+    tell(query, outcome, restarts=restarts, retries=retries, bytes=100)
 
 
 def told(query):
@@ -34,89 +61,185 @@ def told(query):
         "rows": stats.rows[query],
         "restarts": stats.restarts[query],
         "retries": stats.retries[query],
+        "bytes": stats.sent_bytes[query],
     }
 
 
-def test_what_is_told_is_counted_once_and_the_file_is_emptied(directory, query):
-    outcomes.expect(query, "run")
-    outcomes.expect(query, "run")  # another listener
-    outcomes.tell(query, WRITTEN, retries=2, bytes=100)
-    outcomes.hear(query)
-    outcomes.hear(query)
-    assert (directory / query).stat().st_size == 0
-    outcomes.tell(query, None, retries=1, bytes=0)
-    outcomes.stop_expecting(query, "run")
-    outcomes.stop_expecting(query, "run")
-    assert told(query) == {"written": 1, "failed": 1, "rows": 10, "restarts": 1, "retries": 3}
-    assert list(directory.iterdir()) == []
+def drive(directory, query, seconds):
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, query, str(seconds)],
+        env={**os.environ, "TMPDIR": str(directory.parent)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout.readline() == "listening\n"
+    return driver
 
 
-def test_nobody_listens_and_nothing_is_written(directory, query):
-    outcomes.tell(query, WRITTEN, retries=0, bytes=0)
+def test_what_is_told_is_counted_once(inbox, directory, query):
+    inbox.expect(query, "run")
+    inbox.expect(query, "run")  # another listener
+    say(query, retries=2)
+    inbox.hear()
+    inbox.hear()
+    say(query, None, restarts=5, retries=1)
+    inbox.stop_expecting(query, "run")
+    inbox.stop_expecting(query, "run")
+    assert told(query) == {
+        "written": 1,
+        "failed": 1,
+        "rows": 10,
+        "restarts": 6,
+        "retries": 3,
+        "bytes": 200,
+    }
+    assert not (directory / query).is_symlink()
+
+
+def test_more_than_the_kernel_holds_is_counted_although_nobody_asks(inbox, query):
+    inbox.expect(query, "run")
+    for _ in range(2000):
+        say(query)
+    inbox.stop_expecting(query, "run")
+    assert told(query)["written"] == 2000
+
+
+def test_nobody_listens_and_nothing_is_made(inbox, directory, query):
+    say(query)
     assert not directory.exists()
-    outcomes.expect(query, "run")
-    outcomes.stop_expecting(query, "run")
-    outcomes.tell(query, WRITTEN, retries=0, bytes=0)
+    inbox.expect(query, "run")
+    inbox.stop_expecting(query, "run")
+    say(query)
+    inbox.hear()
+    assert told(query)["written"] == 0
+    inbox.close()
     assert list(directory.iterdir()) == []
 
 
-def test_an_end_that_is_told_after_the_next_start_takes_nothing_away(directory, query):
-    outcomes.expect(query, "first")
-    outcomes.expect(query, "second")
-    outcomes.stop_expecting(query, "first")
-    outcomes.tell(query, WRITTEN, retries=0, bytes=0)
-    outcomes.stop_expecting(query, "second")
+def test_an_end_that_is_told_after_the_next_start_takes_nothing_away(inbox, query):
+    inbox.expect(query, "first")
+    inbox.expect(query, "second")
+    inbox.stop_expecting(query, "first")
+    say(query)
+    inbox.stop_expecting(query, "second")
     assert told(query)["written"] == 1
 
 
-def test_lines_of_a_driver_that_died_are_not_counted(directory, query):
-    directory.mkdir(0o700)
-    (directory / query).write_text('{"outcome": "written", "rows": 5}\n')
-    outcomes.expect(query, "run")
-    outcomes.stop_expecting(query, "run")
-    assert told(query)["written"] == 0
+def test_a_driver_that_is_replaced_takes_nothing_from_its_successor(inbox, directory, query):
+    old = Inbox()
+    old.expect(query, "old")
+    inbox.expect(query, "new")
+    old.stop_expecting(query, "old")
+    old.close()
+    say(query)
+    inbox.stop_expecting(query, "new")
+    assert told(query)["written"] == 1
 
 
-def test_a_line_that_is_damaged_is_left_out(directory, query):
-    outcomes.expect(query, "run")
-    with (directory / query).open("a") as file:
-        file.write('{"outc\n[]\n{"outcome": "written", "rows": 5}\n')
-    outcomes.tell(query, WRITTEN, retries=0, bytes=0)
-    outcomes.stop_expecting(query, "run")
-    assert told(query) == {"written": 1, "failed": 0, "rows": 10, "restarts": 1, "retries": 0}
+@pytest.mark.crash
+def test_what_a_killed_driver_left_holds_nobody_up_and_is_removed_by_the_next(inbox, directory, query):
+    driver = drive(directory, query, 60)
+    driver.kill()
+    driver.wait(30)
+    driver.stdout.close()
+    assert len(list(directory.iterdir())) == 2
+    say(query)
+    inbox.expect(str(uuid.uuid4()), "run")
+    assert not (directory / query).is_symlink()
+    assert len(list(directory.iterdir())) == 2  # a socket and a link of ours
+
+
+def test_a_driver_that_ends_leaves_nothing(directory, query):
+    driver = drive(directory, query, 0)
+    assert driver.wait(30) == 0
+    driver.stdout.close()
+    assert list(directory.iterdir()) == []
+
+
+def test_a_driver_that_hangs_holds_a_commit_up_briefly(directory, query):
+    driver = drive(directory, query, 60)
+    os.kill(driver.pid, signal.SIGSTOP)
+    try:
+        deadline, slowest = time.monotonic() + 60, 0.0
+        while slowest < 0.1:  # until the kernel holds no more
+            assert time.monotonic() < deadline
+            began = time.monotonic()
+            say(query)
+            slowest = time.monotonic() - began
+        assert slowest < 30
+    finally:
+        driver.kill()
+        driver.wait(30)
+        driver.stdout.close()
+
+
+def test_what_is_not_understood_is_left_out(inbox, directory, query):
+    import socket
+
+    inbox.expect(query, "run")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for line in (
+            b"",
+            b'{"outc',
+            b"[]",
+            b'{"query": "a"}',
+            b'{"query": "a", "outcome": 1e999}',
+            b"[" * 4000,
+        ):
+            sender.sendto(line, str(directory / (directory / query).readlink()))
+    say(query)
+    inbox.stop_expecting(query, "run")
+    assert told(query)["written"] == 1
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755])
-def test_a_directory_that_others_can_reach_is_not_used(directory, query, mode, caplog):
-    directory.mkdir()
+def test_a_directory_that_others_can_reach_is_not_used(inbox, directory, query, mode, caplog):
+    elsewhere = Inbox()
+    elsewhere.expect(query, "run")
     directory.chmod(mode)
-    outcomes.expect(query, "run")
+    say(query)
+    elsewhere.hear()
+    assert told(query)["written"] == 0
+    inbox.expect(query, "run")
     assert "is not counted" in caplog.text
-    (directory / query).touch()
-    outcomes.tell(query, WRITTEN, retries=0, bytes=0)
-    assert (directory / query).stat().st_size == 0
-
-
-def test_a_link_to_somewhere_is_not_followed(directory, query, tmp_path):
-    outcomes.expect(query, "run")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.touch()
-    (directory / query).unlink()
-    (directory / query).symlink_to(elsewhere)
-    outcomes.tell(query, WRITTEN, retries=0, bytes=0)
-    assert elsewhere.stat().st_size == 0
+    directory.chmod(0o700)
+    elsewhere.close()
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", "a" * 65])
-def test_a_query_id_that_is_no_file_name_is_refused(directory, tmp_path, name):
-    outcomes.expect(name, "run")
-    outcomes.tell(name, WRITTEN, retries=0, bytes=0)
-    assert not directory.exists()
+def test_a_query_id_that_is_no_file_name_is_refused(inbox, directory, query, name):
+    inbox.expect(query, "run")
+    before = sorted(directory.parent.rglob("*"))
+    inbox.expect(name, "run")
+    assert sorted(directory.parent.rglob("*")) == before
+    (directory / ".." / "x").symlink_to((directory / query).readlink())
+    say(name)
+    inbox.hear()
+    assert told(name)["written"] == 0
 
 
-def test_a_process_that_ends_leaves_no_file(directory, query, tmp_path):
-    code = f"from kafkasafe.spark import outcomes; outcomes.expect({query!r}, 'run')"
-    subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True, timeout=120
-    )
-    assert list(directory.iterdir()) == []
+def test_nothing_that_goes_wrong_reaches_who_tells_or_listens(inbox, query, monkeypatch, caplog):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/proc/none")
+    say(query)
+    inbox.expect(query, "run")
+    assert "is not counted" in caplog.text
+    inbox.hear()
+    inbox.stop_expecting(query, "run")
+
+    def none():
+        raise FileNotFoundError("No usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    say(query)
+    inbox.expect(query, "run")
+    inbox.stop_expecting(query, "run")
+
+
+def test_the_thread_ends_with_the_inbox(inbox, query):
+    inbox.expect(query, "run")
+    threads = [one for one in threading.enumerate() if one.name == "kafkasafe-outcomes"]
+    assert threads
+    inbox.close()
+    for one in threads:
+        one.join(10)
+        assert not one.is_alive()

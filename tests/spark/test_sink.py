@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import time
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from kafka.admin import KafkaAdminClient, NewPartitions
 from kafka.errors import InvalidProducerEpochError, ProducerFencedError
@@ -20,7 +18,7 @@ from kafkasafe._io.appender import FencedError
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.spark import MetricsListener, foreach_batch_sink, write_batch
 from kafkasafe.spark.arrow import map_in_arrow
-from kafkasafe.spark.listener import _behind
+from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink import _exchange_settings, _settings
 
@@ -93,17 +91,6 @@ def test_partitions_that_a_topic_gets_during_a_transaction_are_for_the_next_one(
     found = read(kafka, topic)
     assert sorted(int(m.value()) for m in found) == list(range(600))
     assert all(m.partition() == partition_for_key(m.key(), 3 if int(m.key()) < 300 else 6) for m in found)
-
-
-def _freeze_count(_batches):
-    yield pa.record_batch({"frozen": [gc.get_freeze_count()]})
-
-
-def test_what_a_worker_imported_is_collected_by_no_task(spark, make):
-    """Spark has a worker collect garbage after each task; with a worker for each core the same two serve all tasks."""
-    make()(rows(spark, 0, 100), 0)
-    frozen = map_in_arrow(spark.range(0, 2, 1, 2), _freeze_count, "frozen long").collect()
-    assert all(row.frozen > 10_000 for row in frozen), frozen
 
 
 def test_a_batch_without_rows_moves_the_marker(spark, kafka, topic, make):
@@ -259,8 +246,6 @@ def test_a_worker_that_is_killed_costs_a_new_transaction(spark, kafka, topic, ma
             except FileExistsError:
                 continue
             os.kill(os.getpid(), signal.SIGKILL)
-
-    from kafkasafe.spark.arrow import map_in_arrow
 
     dying = map_in_arrow(rows(spark, 0, 30_000), kill_once, "value string")
     sink = make()
@@ -420,6 +405,23 @@ def test_the_listener_counts_what_spark_cannot_see(spark, kafka, topic, tmp_path
         spark.streams.removeListener(listener)
         listener.close()
         sink.close()
+
+
+def test_a_query_that_had_started_before_its_listener_is_active():
+    collector = _Collector()
+    collector.progress({"id": "query", "runId": "run", "batchId": 3, "sources": []})
+    assert active(collector) == 1
+    collector.started("query", "next", None)
+    collector.ended("query", "run")  # told late
+    assert active(collector) == 1
+    collector.ended("query", "next")
+    collector.progress({"id": "query", "runId": "next", "batchId": 3, "sources": []})
+    assert active(collector) == 0
+
+
+def active(collector):
+    (found,) = (one for one in collector.collect() if one.name == "kafkasafe_spark_active_queries")
+    return found.samples[0].value
 
 
 @pytest.mark.parametrize(
