@@ -259,7 +259,13 @@ class Growth:
     def __init__(self, servers: str, topic: str) -> None:
         self.topic = topic
         self.consumer = Consumer(
-            {"bootstrap.servers": servers, "group.id": "growth", "enable.auto.commit": False, "log_level": 0}
+            {
+                "bootstrap.servers": servers,
+                "group.id": "growth",
+                "enable.auto.commit": False,
+                "isolation.level": "read_uncommitted",  # else it is told of the last stable offset
+                "log_level": 0,
+            }
         )
         self.last = [0] * PARTITIONS
 
