@@ -97,9 +97,8 @@ class Inbox:
         with self._lock:
             runs = self._runs.setdefault(query_id, set())
             runs.add(run_id)
-            if len(runs) > 1 or not _QUERY_ID.fullmatch(
-                query_id
-            ):  # the end of the run before is not told yet
+            # More than one: the end of the run before is not told yet.
+            if len(runs) > 1 or not _QUERY_ID.fullmatch(query_id):
                 return
             try:
                 self._bind()
@@ -143,16 +142,21 @@ class Inbox:
             for query_id in self._runs:
                 self._unlink(query_id)
             self._runs.clear()
-            with contextlib.suppress(OSError):  # full: that wakes it too
-                self._socket.sendto(b"", str(self._path))
             with contextlib.suppress(OSError):
                 self._path.unlink()
+            self._leave(self._socket)
             self._socket, thread = None, self._thread
         if thread is not None:
             thread.join(_SEND_S)
 
+    @staticmethod
+    def _leave(bound: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            bound.shutdown(socket.SHUT_RDWR)  # wakes its thread
+
     def _bind(self) -> None:
-        if self._socket is not None and self._owner == os.getpid():
+        # Directories for temporary files are cleaned at times, whoever still uses them.
+        if self._socket is not None and self._owner == os.getpid() and self._path.is_socket():
             return
         directory = _directory()
         directory.mkdir(_MODE, exist_ok=True)
@@ -167,6 +171,8 @@ class Inbox:
             bound.close()
             raise
         bound.setblocking(False)
+        if self._socket is not None and self._owner == os.getpid():
+            self._leave(self._socket)
         self._socket, self._path, self._owner = bound, path, os.getpid()
         # The kernel holds few datagrams, and Spark may be slow to call its listeners.
         self._thread = threading.Thread(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -104,6 +106,16 @@ def test_more_than_the_kernel_holds_is_counted_although_nobody_asks(inbox, query
     assert told(query)["written"] == 2000
 
 
+def test_a_directory_that_was_cleaned_away_is_made_again(inbox, directory, query):
+    inbox.expect(str(uuid.uuid4()), "run")
+    shutil.rmtree(directory)
+    say(query)
+    inbox.expect(query, "run")
+    say(query)
+    inbox.stop_expecting(query, "run")
+    assert told(query)["written"] == 1
+
+
 def test_nobody_listens_and_nothing_is_made(inbox, directory, query):
     say(query)
     assert not directory.exists()
@@ -174,8 +186,6 @@ def test_a_driver_that_hangs_holds_a_commit_up_briefly(directory, query):
 
 
 def test_what_is_not_understood_is_left_out(inbox, directory, query):
-    import socket
-
     inbox.expect(query, "run")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for line in (
