@@ -159,7 +159,6 @@ class _Collector(Collector):
             "kafkasafe_spark_offsets_behind_latest", "Records not read yet.", labels=["query"]
         )
         active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Queries that run.")
-        inbox.hear()
         with self._lock:
             names = {query_id: query.name for query_id, query in self._queries.items()}
             active.add_metric([], sum(query.run is not None for query in self._queries.values()))

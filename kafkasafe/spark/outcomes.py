@@ -33,7 +33,6 @@ log = logging.getLogger("kafkasafe.spark")
 
 _MODE: Final = 0o700
 _QUERY_ID: Final = re.compile(r"[0-9a-fA-F-]{1,64}")  # it becomes a file's name
-_FAILED: Final = "failed"
 _SEND_S: Final = 0.2  # a driver that does not read must not hold up a commit
 _MOST_BYTES: Final = 4096
 
@@ -61,7 +60,7 @@ def tell(query_id: str, outcome: Outcome | None, **totals: int) -> None:
     """
     message = {
         "query": query_id,
-        "outcome": _FAILED if outcome is None else outcome.name,
+        "outcome": None if outcome is None else outcome.name,
         "rows": 0 if outcome is None else outcome.rows,
         **totals,
     }
@@ -221,7 +220,6 @@ inbox: Final = Inbox()
 def _count(told: dict[str, Any]) -> None:
     query_id = told["query"]
     totals = {name: int(told[name]) for name in ("restarts", "retries", "bytes")}
-    if told["outcome"] == _FAILED:
-        stats.failed(query_id, totals)
-    else:
-        stats.done(query_id, Outcome(told["outcome"], int(told["rows"]), totals["restarts"], 0.0), totals)
+    name = told["outcome"]
+    outcome = None if name is None else Outcome(name, int(told["rows"]), totals["restarts"], 0.0)
+    stats.count(query_id, outcome, totals)

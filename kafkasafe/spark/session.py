@@ -89,7 +89,7 @@ class Session:
         self._marker_partition = 0
         self._opened_at = 0.0
         self._partitions = 0
-        self._restarts = 0
+        self._machine = MicroBatch(options.max_restarts)
 
     def __repr__(self) -> str:
         return f"<Session {self._id}>"
@@ -107,7 +107,7 @@ class Session:
     @property
     def restarts(self) -> int:
         """How often the latest `write` began its transaction again, also if it failed."""
-        return self._restarts
+        return self._machine.restarts
 
     def close(self) -> None:
         """Closes the connections; an open transaction stays open until the next driver, or its time-out, ends it."""
@@ -142,8 +142,7 @@ class Session:
             Exception: What `work` raised. Its transaction is aborted.
         """
         began = time.monotonic()
-        self._restarts = 0
-        machine = MicroBatch(self._options.max_restarts)
+        machine = self._machine = MicroBatch(self._options.max_restarts)
         is_strict = self._options.strict if strict is None else strict
         grant: Grant | None = None
         reports: Sequence[Report] = ()
@@ -181,9 +180,7 @@ class Session:
                 event = self._event(step, raised)
                 if event is Event.REFUSED and step in _OPEN and grant is not None and not _is_fenced(raised):
                     self.abort(grant)
-            following = machine.on(event)
-            self._restarts = machine.restarts
-            if following is Step.FENCE:
+            if machine.on(event) is Step.FENCE:
                 log.warning("Batch %d of %s is begun again: %r", batch_id, self._app_id, failure)
         if machine.step is Step.FAILED:
             if machine.restarts > self._options.max_restarts > 0 and isinstance(failure, Exception):

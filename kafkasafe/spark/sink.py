@@ -222,13 +222,12 @@ class ForeachBatchSink:
             if session is None:
                 session = self._sessions[app_id] = Session(self._options, app_id)
             job = _Job(self._options, df, batch_id, session)
+            done: Outcome | None = None
             try:
-                self.last = session.write(batch_id, query_id or "", job)
-            except BaseException:
-                stats.failed(query_id or app_id, {**job.totals, "restarts": session.restarts})
-                raise
+                done = self.last = session.write(batch_id, query_id or "", job)
+            finally:
+                stats.count(query_id or app_id, done, {**job.totals, "restarts": session.restarts})
         _served[app_id] = (run, batch_id)
-        stats.done(query_id or app_id, self.last, {**job.totals, "restarts": session.restarts})
         log.info(
             "Batch %d of %s: %s, %d rows in %.2f s",
             batch_id,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kafkasafe.spark.session import Outcome
 
-__all__ = ["batches", "done", "failed", "restarts", "retries", "rows", "sent_bytes"]
+__all__ = ["batches", "count", "restarts", "retries", "rows", "sent_bytes"]
 
 _lock = threading.Lock()
 batches: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -28,28 +28,18 @@ sent_bytes: collections.Counter[str] = collections.Counter()
 """Query id → bytes of batches that were sent, those of transactions that came to nothing too."""
 
 
-def done(query_id: str, outcome: Outcome, totals: Mapping[str, int]) -> None:
+def count(query_id: str, outcome: Outcome | None, totals: Mapping[str, int]) -> None:
     """A micro-batch ended.
 
     Args:
         query_id: Of the streaming query.
-        outcome: What became of it.
+        outcome: What became of it, None: it failed.
         totals: `restarts`, `retries`, `bytes`; of those that are missing there were none.
     """
     with _lock:
-        batches[query_id, outcome.name] += 1
-        rows[query_id] += outcome.rows
-        _add(query_id, totals)
-
-
-def failed(query_id: str, totals: Mapping[str, int]) -> None:
-    """A micro-batch ended by an error. Arguments as of `done`."""
-    with _lock:
-        batches[query_id, "failed"] += 1
-        _add(query_id, totals)
-
-
-def _add(query_id: str, totals: Mapping[str, int]) -> None:
-    restarts[query_id] += totals.get("restarts", 0)
-    retries[query_id] += totals.get("retries", 0)
-    sent_bytes[query_id] += totals.get("bytes", 0)
+        batches[query_id, "failed" if outcome is None else outcome.name] += 1
+        if outcome is not None:
+            rows[query_id] += outcome.rows
+        restarts[query_id] += totals.get("restarts", 0)
+        retries[query_id] += totals.get("retries", 0)
+        sent_bytes[query_id] += totals.get("bytes", 0)

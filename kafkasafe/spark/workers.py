@@ -79,9 +79,6 @@ def _warn_of(name: str) -> None:
         )
 
 
-_spared: set[int] = set()  # process ids: what one has done, a process forked from it has not
-
-
 def spare_collections() -> None:
     """Takes what is in a worker's memory now out of the garbage collector's sight, once; to be called by its tasks.
 
@@ -90,8 +87,6 @@ def spare_collections() -> None:
     small task itself. What else is there at that moment stays too: if it is in a cycle and is dropped later, it is
     never freed. In any other process than such a worker nothing is done.
     """
-    if TaskContext.get() is None or not os.environ.get(_REUSED) or os.getpid() in _spared:
-        return
-    _spared.add(os.getpid())
-    gc.collect()
-    gc.freeze()
+    if TaskContext.get() is not None and os.environ.get(_REUSED) and not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kafka.admin import KafkaAdminClient, NewPartitions
+from kafka.admin import NewPartitions
 from kafka.errors import InvalidProducerEpochError, ProducerFencedError
 from prometheus_client import CollectorRegistry
 from sinks import crash, new_name, numbers, options, read, values
@@ -74,11 +74,8 @@ def test_partitions_that_a_topic_gets_during_a_transaction_are_for_the_next_one(
 
     def open_then_grow(self, grant, **how):
         opened(self, grant, **how)
-        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-        try:
+        with kafka.admin() as admin:
             admin.create_partitions({topic: NewPartitions(6)})
-        finally:
-            admin.close()
         kafka.leader(topic, 5)
 
     keyed = ["CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value"]
