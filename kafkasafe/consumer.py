@@ -1656,6 +1656,16 @@ class _Coordinator(ConsumerCoordinator):
     owner: SafeConsumer
     config: dict[str, Any]
 
+    def need_rejoin(self) -> bool:
+        """Whether to join, or to go on with it (as `AbstractCoordinator.rejoinNeededOrPending` of Kafka's own client).
+
+        A leader whose topics got partitions needs to join until it has assigned them; kafka-python then no longer
+        asks for the outcome, and the member stays without partitions and heartbeats for ever.
+        """
+        parent: Any = super()
+        me: Any = self
+        return bool(parent.need_rejoin() or (me.rejoining and me._subscription.partitions_auto_assigned()))
+
     async def join_group_async(self, timeout_ms: float | None = None) -> bool:
         """Joins the group, also where the answer came between two polls.
 

@@ -8,6 +8,7 @@ import consuming
 import pytest
 from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
+from kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
 
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
@@ -216,3 +217,20 @@ def test_metadata_that_is_too_large_for_the_brokers_does_not_stop_commits(cluste
     consumer.commit()
     assert consumer.committed(TopicPartition(topic, 0), metadata=True).metadata == ""
     until(lambda: consumer.committed(TopicPartition(topic, 0)) == 4)
+
+
+@pytest.mark.parametrize("sync", ["late", "lost"])
+def test_partitions_that_a_topic_got_are_assigned(cluster, proxy, consumers, sync):
+    """Its leader joins because of them, and no longer asks for it while the answer of SyncGroup is not there."""
+    topic = new_topic(cluster, 1)
+    options = {"metadata_max_age_ms": 300, "heartbeat_interval_ms": 300, "auto_offset_reset": "earliest"}
+    consumer = consumers(topic, group_id=topic, **options)
+    until(lambda: consumer.poll(100) == {} and len(consumer.assignment()) == 1)
+    rule = proxy.on("SyncGroup")
+    rule.delay(1.5, times=1) if sync == "late" else rule.truncate(2, times=1, hang_up=True)
+    with cluster.admin() as admin:
+        admin.create_partitions({topic: NewPartitions(3)})
+    until(lambda: consumer.poll(100) == {} and len(consumer.assignment()) == 3, 30, "its new partitions")
+    assert rule.hits == 1
+    consuming.produce(cluster, topic, [b"x"], 2)
+    assert collect(consumer, 1)[0].partition == 2
