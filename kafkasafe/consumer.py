@@ -50,6 +50,7 @@ from kafkasafe._core.memory import Remembered
 from kafkasafe._io.batches import BatchFetcher, BatchPolling
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
 from kafkasafe._io.lineage_file import LineageMemory
+from kafkasafe._io.metadata import Metadata
 from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
 from kafkasafe._io.transport import (
     EpochEnd,
@@ -913,8 +914,10 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 part.state._awaiting_validation = True
             elif leadership is None:
                 if part.checked is None and part.lineage.entries:
-                    # Metadata may come before the fetch is sent: nothing is to be read unchecked.
+                    # Metadata may come before the fetch is sent: nothing is to be read unchecked. And it is
+                    # the fetch of a partition without a leader that makes kafka-python ask for them.
                     part.state._awaiting_validation = True
+                    self._manager.cluster.request_update()
             elif (
                 part.suspected or part.doubted or part.checked is None or _is_newer(leadership, part.checked)
             ):
@@ -1730,6 +1733,18 @@ class _Coordinator(ConsumerCoordinator):
 
 class _ReachingManager(_Manager):
     """Finds the way back when all brokers that the metadata name are gone: by the bootstrap servers (KIP-899)."""
+
+    def __init__(self, net: Any, **configs: Any) -> None:
+        parent: Any = super()
+        parent.__init__(net, **configs)
+        kept = ("bootstrap_servers", "metadata_max_age_ms", "client_dns_lookup")
+        self.cluster = Metadata(
+            **{name: self.config[name] for name in kept},
+            # An option of KafkaConsumer that kafka-python 3.0 forgets on the way.
+            allow_auto_create_topics=configs.get("allow_auto_create_topics", True),
+        )
+        attach: Any = self.cluster.attach
+        attach(self)
 
     def least_loaded_node(self) -> Any:
         parent: Any = super()

@@ -32,7 +32,7 @@ def until(condition, timeout_s=120.0, what=""):
     return value
 
 
-def collect(consumer, count, timeout_s=30.0):
+def collect(consumer, count, timeout_s=120.0):
     """Polls until so many records are there; returns them in order."""
     records = []
     deadline = time.monotonic() + timeout_s
@@ -52,7 +52,7 @@ class Writer:
         )
         self._transport.start()
 
-    def write(self, topic, count, *, partition=0, acks=-1, timeout_s=20.0):
+    def write(self, topic, count, *, partition=0, acks=-1, timeout_s=60.0):
         """Returns the offsets."""
         return [self._write(topic, partition, acks, timeout_s) for _ in range(count)]
 
@@ -67,7 +67,7 @@ class Writer:
                 done.set()
 
             self._transport.produce([ProduceRequest(0, topic, partition, data)], acks, 3000, reply)
-            assert done.wait(10)
+            assert done.wait(60)
             result = box[0]
             if not isinstance(result, Failure) and result.error_code == 0:
                 return result.base_offset
@@ -108,7 +108,7 @@ class Raw:
             done.set()
 
         self.transport.list_offset(topic, partition, -1, reply)
-        assert done.wait(5)
+        assert done.wait(60)
         return box[0]
 
     def end(self, topic, partition=0):

@@ -302,7 +302,7 @@ class TestResets:
         consumer.seek(tp, 2)
         for _ in range(2):
             with pytest.raises(kafka_errors.OffsetOutOfRangeError):
-                consumer.poll(10_000)
+                consumer.poll(60_000)
         consumer.seek(tp, 5)
         assert collect(consumer, 5)[0].offset == 5
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import consuming
 import pytest
-from consuming import Consumers, collect, kafka_errors, new_topic, until
+from consuming import Consumers, Slowness, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
 from kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
@@ -57,7 +58,7 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
     began = time.monotonic()
     got = []
     more = False
-    while (elapsed := time.monotonic() - began) < 2.0 or (len(got) < 11 and elapsed < 60):
+    while (elapsed := time.monotonic() - began) < 2.0 or ((len(got) < 11 or rule.hits < 3) and elapsed < 60):
         for tp, records in consumer.poll(100).items():
             got += [(tp.partition, record.offset) for record in records]
         if len(got) == 10 and not more:
@@ -71,9 +72,11 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
     assert consumers.of(PartitionNotReady)[0].position == 0
     assert consumers.of(PartitionNotReady)[0].code == code
     rule.remove()
-    over = time.monotonic()
-    assert [record.offset for record in collect(consumer, 10)] == list(range(10))
-    assert time.monotonic() - over < 5.0  # within a second, on a machine that is not busy
+    with Slowness() as slowness:
+        over = time.monotonic()
+        assert [record.offset for record in collect(consumer, 10)] == list(range(10))
+        # Within a second, on a machine that is not busy.
+        assert time.monotonic() - over < 5.0 + 10 * slowness.seconds
     (again,) = consumers.of(PartitionReady)
     assert again.failures >= 3
 
@@ -108,7 +111,7 @@ def test_poll_says_so_only_when_the_deadline_ends(cluster, proxy, consumers):
     for _ in range(2):  # told again each time that it passes
         began = time.monotonic()
         with pytest.raises(RemoteStorageNotReadyError) as told:
-            consumer.poll(30_000)
+            consumer.poll(60_000)
         assert time.monotonic() - began >= 0.6
     (waiting,) = consumers.of(PartitionNotReady)
     assert waiting.remote
@@ -179,7 +182,7 @@ def test_what_no_retry_helps_is_raised_at_once(cluster, proxy, consumers):
     proxy.clear()
     proxy.on("Fetch", topic=topic).answer(code=29)
     with pytest.raises(kafka_errors.TopicAuthorizationFailedError):
-        consumer.poll(10_000)
+        consumer.poll(60_000)
 
 
 @pytest.mark.parametrize("fetch_version", [11, 12])
@@ -200,7 +203,7 @@ def test_a_divergence_is_found_whatever_fetch_can_say(cluster, proxy, consumers,
     cluster.lose_log(topic)
     consuming.produce(cluster, topic, [b"y"] * 12)
     with pytest.raises(LogDivergedError):
-        consumer.poll(20_000)
+        consumer.poll(60_000)
     (event,) = consumers.of(LogDiverged)
     assert (event.at, event.rolled_back, event.replaced) == (0, (0, 7), (0, 7))
     assert {call.version for call in proxy.requests("Fetch", topic=topic)} == {fetch_version}
@@ -234,3 +237,50 @@ def test_partitions_that_a_topic_got_are_assigned(cluster, proxy, consumers, syn
     assert rule.hits == 1
     consuming.produce(cluster, topic, [b"x"], 2)
     assert collect(consumer, 1)[0].partition == 2
+
+
+def test_metadata_that_are_asked_for_while_a_request_is_under_way(cluster, proxy, consumers):
+    """Its answer says nothing of the topic; kafka-python would take it for one that does, for five minutes."""
+    topic = new_topic(cluster)
+    consuming.produce(cluster, topic, [b"x"] * 8)
+    options = {"group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    before = consumers.assigned(topic, max_poll_records=5, **options)
+    collect(before, 5)
+    before.commit()
+    before.close()
+    proxy.forget()
+    proxy.on("Metadata").after(1).delay(1, times=1)
+    consumer = consumers(**options)
+    until(lambda: len(proxy.requests("Metadata")) == 2)
+    consumer.assign([TopicPartition(topic, 0)])
+    assert [record.offset for record in collect(consumer, 3)] == [5, 6, 7]
+    # The same for who waits for them.
+    proxy.forget()
+    proxy.on("Metadata").delay(1, times=1)
+    consumer._cluster.request_update()
+    until(lambda: proxy.requests("Metadata"))
+    assert topic in consumer.topics()
+
+
+def test_a_broker_that_does_not_know_the_topic_yet(cluster, proxy, consumers):
+    topic = new_topic(cluster)
+    consuming.produce(cluster, topic, [b"x"] * 8)
+    options = {"group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    before = consumers.assigned(topic, max_poll_records=5, **options)
+    collect(before, 5)
+    before.commit()
+    before.close()
+    rule = proxy.on("Metadata", topic=topic).answer(code=3, times=3, partitions=[])
+    consumer = consumers.assigned(topic, **options)
+    assert [record.offset for record in collect(consumer, 3)] == [5, 6, 7]
+    assert rule.hits == 3
+
+
+def test_a_topic_that_is_not_to_be_made(cluster, consumers):
+    name = f"c-{random.SystemRandom().getrandbits(40):010x}"
+    consumer = consumers.assigned(name, allow_auto_create_topics=False)
+    consumer.poll(1000)
+    with cluster.admin() as admin:
+        assert name not in admin.list_topics()
+    consumers.assigned(name)  # as with kafka-python, by default
+    until(lambda: consumer.poll(100) == {} and name in consumer.topics())

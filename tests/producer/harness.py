@@ -57,7 +57,7 @@ def new_topic(cluster: KafkaCluster, partitions: int = 3, **more) -> str:
     return name
 
 
-def until(condition, timeout_s: float = 30.0, what: str = "") -> None:
+def until(condition, timeout_s: float = 120.0, what: str = "") -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"

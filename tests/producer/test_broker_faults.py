@@ -173,7 +173,7 @@ def test_answers_lost_to_a_living_producer(broker, producers, fault):
         if number % 5 == 0:
             futures[-1].durable(10)
     wanted = 1 + 5 * (1 if stamp else 5)
-    harness.until(lambda: broker.end_offset(topic) >= wanted, 20, "the batches to be in the log")
+    harness.until(lambda: broker.end_offset(topic) >= wanted, 120, "the batches to be in the log")
     fault(broker, topic)
     broker.proxy.restore()
     producer.flush(60)

@@ -192,7 +192,7 @@ def test_a_blocked_send_goes_on_when_there_is_room(broker, producers):
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        harness.until(lambda: sent > 100, 20)
+        harness.until(lambda: sent > 100, 120)
         time.sleep(0.5)
         blocked_at = sent
         time.sleep(0.5)

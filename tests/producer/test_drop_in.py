@@ -348,7 +348,7 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         broker.proxy.drop_responses()
         go.touch()
         life.until(ready)
-        harness.until(lambda topic=topic: broker.end_offset(topic) == 6, 20)
+        harness.until(lambda topic=topic: broker.end_offset(topic) == 6, 120)
         life.kill()
         # What was sent is deleted, and the producer forgotten.
         with broker.cluster.admin() as admin:
@@ -363,7 +363,7 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         with pytest.raises(UndecidableError, match="resume_parked"):
             harness.send(producer, topic, 6)
         producer.resume_parked(resend=resend)
-        harness.until(lambda producer=producer: producer._pump.parked is None, 10)
+        harness.until(lambda producer=producer: producer._pump.parked is None, 120)
         harness.send(producer, topic, 6).get(30)
         producer.close()
         numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])

@@ -74,7 +74,7 @@ def test_each_process_has_a_lane_of_its_own_and_a_dead_ones_lane_is_drained(
         assert own == sorted(own)
     assert sorted(event.lane for event in seen if isinstance(event, events.LaneAdopted)) == lanes[1:]
     # Nothing is left for anybody, and the lanes are free again.
-    harness.until(lambda: _adoptable(producers, broker, 2), 20, "the adopted lanes to be let go")
+    harness.until(lambda: _adoptable(producers, broker, 2), 120, "the adopted lanes to be let go")
 
 
 def _adoptable(producers, broker, lane: int) -> bool:

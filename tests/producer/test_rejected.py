@@ -258,7 +258,7 @@ def test_a_topic_that_this_user_may_not_write(strict, producers, knows):
     with strict.admin() as admin:
         admin.delete_acls(rules)
     # Every broker has to hear of it first.
-    harness.until(lambda: _allowed(producer, secret), 20, "the rule to be gone")
+    harness.until(lambda: _allowed(producer, secret), 120, "the rule to be gone")
     late = [harness.send(producer, secret, number) for number in range(20, 30)]
     for future in late:
         future.get(30)

@@ -109,7 +109,7 @@ class Site:
             self.cluster.wait_in_sync(topic)
         self.cluster.kill(2)
         for topic in topics:
-            harness.until(lambda topic=topic: self.cluster.partition_state(topic).in_sync == (1,), 30)
+            harness.until(lambda topic=topic: self.cluster.partition_state(topic).in_sync == (1,), 120)
         for topic, owners in topics.items():
             for owner in owners:
                 owner.write(ACKED - kept[topic])
@@ -502,10 +502,10 @@ def steal(site: Site, topic: str, producer_id: int) -> None:
     thief.start()
     try:
         thief.refresh_metadata([topic], answers.append)
-        harness.until(lambda: answers, 20)
+        harness.until(lambda: answers, 120)
         request = t.ProduceRequest(None, topic, 0, data, 0)
         thief.produce([request], -1, 5000, lambda _, reply: answers.append(reply))
-        harness.until(lambda: len(answers) == 2, 20)
+        harness.until(lambda: len(answers) == 2, 120)
     finally:
         thief.close(5)
     assert answers[1].error_code == 0, answers

@@ -29,7 +29,7 @@ def new_topic(cluster: KafkaCluster, partitions: int = 1, **more: Any) -> str:
     return name
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 180.0, what: str = "") -> Any:
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"

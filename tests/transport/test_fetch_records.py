@@ -63,17 +63,21 @@ def transact(cluster: KafkaCluster, topic: str, value: str, *, commit: bool) -> 
         producer.abort_transaction(60)
 
 
+def wait_for_markers(transport: Transport, topic: str, end: int) -> None:
+    """They are written a moment after the transaction's end is acknowledged."""
+    deadline = time.monotonic() + 60
+    while ask(transport.list_offset, topic, 0, -1, isolation_level=1).offset < end:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_records_come_as_they_are_in_the_log_with_what_was_aborted(kafka: KafkaCluster) -> None:
     topic = "fetch-records"
     kafka.create_topic(topic)
     transact(kafka, topic, "taken-back", commit=False)
     transact(kafka, topic, "kept", commit=True)
     with opened(kafka) as transport:
-        # Markers are written a moment after the transaction's end is acknowledged.
-        deadline = time.monotonic() + 60
-        while ask(transport.list_offset, topic, 0, -1, isolation_level=1).offset < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for_markers(transport, topic, 4)
         plain = ask(transport.fetch_records, topic, 0, 0, 1_000_000)
         assert values(plain) == [b"taken-back", b"kept"]
         assert (plain.aborted, plain.next_offset, plain.high_watermark, plain.log_start_offset) == (
@@ -98,6 +102,7 @@ def test_a_reader_of_another_epoch_is_told(kafka: KafkaCluster) -> None:
     kafka.create_topic(topic)
     transact(kafka, topic, "epochs", commit=True)
     with opened(kafka) as transport:
+        wait_for_markers(transport, topic, 2)
         told = ask(transport.fetch_records, topic, 0, 1, 1000, last_fetched_epoch=0)
         assert told.diverging is None
         replies: queue.SimpleQueue[Any] = queue.SimpleQueue()

