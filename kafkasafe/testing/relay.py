@@ -79,6 +79,9 @@ class Relay(abc.ABC, Generic[_L]):
             self._thread.join(_COMMAND_TIMEOUT_S)
         else:
             self._close_all()
+        # Not by the thread, which may notice before it is woken, and end.
+        self._woken.close()
+        self._waker.close()
 
     @property
     def connections(self) -> int:
@@ -103,10 +106,8 @@ class Relay(abc.ABC, Generic[_L]):
 
     def _listen(self, port: int, number: int) -> int:
         """Listens on a port, 0 for any free one. Returns the port."""
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener = self._bind(port)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, port))
             listener.listen(128)
             listener.setblocking(False)
         except BaseException:
@@ -116,6 +117,18 @@ class Relay(abc.ABC, Generic[_L]):
         self._selector.register(listener, selectors.EVENT_READ)
         bound: int = listener.getsockname()[1]
         return bound
+
+    def _bind(self, port: int, *, shared: bool = True) -> socket.socket:
+        """A socket that has the port, 0 for any free one. Several may have the same if all are `shared`."""
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+            sock.bind((self._host, port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -171,8 +184,6 @@ class Relay(abc.ABC, Generic[_L]):
         self._cut()
         self._stop_listening()
         self._selector.close()
-        self._woken.close()
-        self._waker.close()
 
     def _obey(self) -> None:
         try:

@@ -83,8 +83,13 @@ class TcpProxy(Relay[_Connection]):
         super().__init__(host)
         self.target_port = target_port
         self._target_host = target_host
+        # Keeps the port while connections are refused; nobody can connect to what does not listen.
+        self._keeper: socket.socket | None = None
         try:
+            if port:
+                self._bind(port, shared=False).close()  # no other proxy's either
             self.port: int = self._listen(port, 0)
+            self._keeper = self._bind(self.port)
         except OSError:
             self.close()
             raise
@@ -113,6 +118,12 @@ class TcpProxy(Relay[_Connection]):
             if active
         ]
         return f"<TcpProxy {self.port} -> {self.target_port}{''.join(', ' + fault for fault in faults)}>"
+
+    def close(self) -> None:
+        """Resets all connections and stops listening. Idempotent."""
+        super().close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     # -- Faults --------------------------------------------------------------------------------------------------
 

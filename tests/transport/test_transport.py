@@ -1176,6 +1176,24 @@ class TestProxy:
         with pytest.raises(RuntimeError):
             proxy.cut()
 
+    def test_its_thread_may_notice_its_end_before_it_is_woken(self) -> None:
+        class Noticed(TcpProxy):
+            def _wake(self) -> None:
+                if self._closed:
+                    with contextlib.suppress(ConnectionError):
+                        socket.create_connection(("127.0.0.1", self.port), 60).close()
+                    until(lambda: self._thread is not None and not self._thread.is_alive())
+                super()._wake()
+
+        with Noticed():
+            pass
+
+    def test_a_port_that_is_taken(self, echo: Server) -> None:
+        with TcpProxy(echo.port) as proxy:
+            for port in (echo.port, proxy.port):
+                with pytest.raises(OSError, match="in use"):
+                    TcpProxy(port=port)
+
     def test_a_proxy_never_started_leaves_nothing_open(self) -> None:
         TcpProxy().close()
         gc.collect()
@@ -1229,6 +1247,8 @@ class TestProxy:
             proxy.refuse()
             with pytest.raises(ConnectionRefusedError):
                 self.connect(proxy)
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", proxy.port))  # it stays the proxy's
             proxy.restore()
             with self.connect(proxy) as conn:
                 conn.sendall(b"a")
