@@ -482,7 +482,7 @@ def test_many_tasks_give_the_driver_less_each(kafka, topic, steps, monkeypatch):
         assert (bool(message.staged), bool(message.inline)) == (staged, not staged)
 
 
-def test_rows_of_a_spark_that_has_no_arrow_for_streams(kafka, topic):
+def test_rows_of_a_spark_that_has_no_arrow_for_streams(spark, kafka, topic):  # its parser of schemas
     from pyspark.sql.types import _parse_datatype_string
 
     schema = _parse_datatype_string(
