@@ -1737,12 +1737,10 @@ class _ReachingManager(_Manager):
     def __init__(self, net: Any, **configs: Any) -> None:
         parent: Any = super()
         parent.__init__(net, **configs)
-        kept = ("bootstrap_servers", "metadata_max_age_ms", "client_dns_lookup")
-        self.cluster = Metadata(
-            **{name: self.config[name] for name in kept},
-            # An option of KafkaConsumer that kafka-python 3.0 forgets on the way.
-            allow_auto_create_topics=configs.get("allow_auto_create_topics", True),
+        name = (
+            "allow_auto_create_topics"  # an option that KafkaConsumer of kafka-python 3.0 forgets on the way
         )
+        self.cluster = Metadata(**{**self.cluster.config, name: configs.get(name, True)})
         attach: Any = self.cluster.attach
         attach(self)
 

@@ -21,36 +21,36 @@ class Metadata(ClusterMetadata):
     def __init__(self, **configs: Any) -> None:
         parent: Any = super()
         parent.__init__(**configs)
-        # All under kafka-python's lock.
-        self._under_way = False
-        self._asked: frozenset[str] | None = frozenset()  # topics of the request under way; None: all
+        # Both under kafka-python's lock.
+        self._asked: frozenset[str] | None = (
+            None  # topics of the request under way; None: all, or there is none
+        )
         self._next: Future | None = None
 
     def request_update(self) -> Future:
         """See kafka-python's. The future is done with an answer that speaks of all topics which are wanted now."""
         parent: Any = super()
         with self._lock:
-            if self._under_way and not self._is_asked():
+            if self._lacks():
                 if self._next is None:
                     self._next = Future()
                 return self._next
         asked: Future = parent.request_update()
         return asked
 
-    def _is_asked(self) -> bool:
-        """Whether the request under way asks for all that is wanted.
+    def _lacks(self) -> bool:
+        """Whether a request is under way that does not ask for all that is wanted.
 
-        Then it is shared: polls shorter than a round trip, each with a request of its own, would never see an answer.
+        One that does is shared: polls shorter than a round trip, each with one of its own, would never see an answer.
         """
         if self._asked is None:
-            return True
-        return not self.need_all_topic_metadata and self._asked.issuperset(self._topics)
+            return False
+        return self.need_all_topic_metadata or not self._asked.issuperset(self._topics)
 
     def metadata_request(self) -> Any:
         """See kafka-python's."""
         parent: Any = super()
         with self._lock:
-            self._under_way = True
             self._asked = None if self.need_all_topic_metadata else frozenset(self._topics)
         return parent.metadata_request()
 
@@ -73,13 +73,8 @@ class Metadata(ClusterMetadata):
     def _go_on(self) -> None:
         """What was asked for meanwhile is the next update."""
         with self._lock:
-            self._under_way = False
+            self._asked = None
             following, self._next = self._next, None
-            if following is None:
-                return
-            self._need_update = True  # the refresh loop, on whose thread this is, looks at it next
-            if self._future is None or self._future.is_done:
-                self._future = following
-                return
-            asked = self._future
-        asked.chain(following)
+        if following is not None:
+            asked: Any = self.request_update()
+            asked.chain(following)

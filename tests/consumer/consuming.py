@@ -15,11 +15,26 @@ from kafkasafe._io.transport import Failure, ProduceRequest, Transport
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import LogDivergedError
 
-__all__ = ["Consumers", "Raw", "Slowness", "Writer", "collect", "join", "kafka_errors", "new_topic", "until"]
+__all__ = [
+    "Consumers",
+    "Raw",
+    "Slowness",
+    "Writer",
+    "collect",
+    "join",
+    "kafka_errors",
+    "new_name",
+    "new_topic",
+    "until",
+]
+
+
+def new_name():
+    return f"c-{random.SystemRandom().getrandbits(40):010x}"
 
 
 def new_topic(cluster, partitions=1, **more):
-    name = f"c-{random.SystemRandom().getrandbits(40):010x}"
+    name = new_name()
     cluster.create_topic(name, partitions, **more)
     return name
 

@@ -268,9 +268,9 @@ class TestResets:
         one.close()
         until(lambda: two.poll(500) and two.position(tp) >= 15)
         # Once more if it had the partition before the other one left as well: nobody has committed since.
-        assert {event for event in told if isinstance(event, PositionReset)} == {
-            PositionReset(topic, 0, "retention", "earliest", 3, 12, (3, 11))
-        }
+        resets = [event for event in told if isinstance(event, PositionReset)]
+        assert 1 <= len(resets) <= 2
+        assert set(resets) == {PositionReset(topic, 0, "retention", "earliest", 3, 12, (3, 11))}
 
     def test_members_that_are_polled_in_turns_come_to_an_end(self, kafka, consumers):
         """The answer to who waits for the others comes between two polls; kafka-python would ask to join anew."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import consuming
 import pytest
-from consuming import Consumers, Slowness, collect, kafka_errors, new_topic, until
+from consuming import Consumers, collect, kafka_errors, new_name, new_topic, until
 from kafka import TopicPartition
 from kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
@@ -72,11 +71,9 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
     assert consumers.of(PartitionNotReady)[0].position == 0
     assert consumers.of(PartitionNotReady)[0].code == code
     rule.remove()
-    with Slowness() as slowness:
-        over = time.monotonic()
-        assert [record.offset for record in collect(consumer, 10)] == list(range(10))
-        # Within a second, on a machine that is not busy.
-        assert time.monotonic() - over < 5.0 + 10 * slowness.seconds
+    over = time.monotonic()
+    assert [record.offset for record in collect(consumer, 10)] == list(range(10))
+    assert time.monotonic() - over < 5.0  # within a second, on a machine that is not busy
     (again,) = consumers.of(PartitionReady)
     assert again.failures >= 3
 
@@ -182,7 +179,7 @@ def test_what_no_retry_helps_is_raised_at_once(cluster, proxy, consumers):
     proxy.clear()
     proxy.on("Fetch", topic=topic).answer(code=29)
     with pytest.raises(kafka_errors.TopicAuthorizationFailedError):
-        consumer.poll(60_000)
+        consumer.poll(10_000)
 
 
 @pytest.mark.parametrize("fetch_version", [11, 12])
@@ -303,7 +300,7 @@ def test_a_broker_that_does_not_know_the_leader_yet(cluster, proxy, consumers):
 
 
 def test_a_topic_that_is_not_to_be_made(cluster, consumers):
-    name = f"c-{random.SystemRandom().getrandbits(40):010x}"
+    name = new_name()
     consumer = consumers.assigned(name, allow_auto_create_topics=False)
     consumer.poll(1000)
     with cluster.admin() as admin:

@@ -844,7 +844,7 @@ class TestFaults:
                 transport.produce([ProduceRequest(n, topic, 0, data)], -1, 5000, replies.produced)
             replies.nothing_more(0.2)
             started = time.monotonic()
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < 3.0
         results = replies.take(20)
         assert all(isinstance(result, Failure) for _, result in results)
         assert results[0][1].sent
@@ -872,7 +872,7 @@ class TestFaults:
             site.cluster.pause(3)
             started = time.monotonic()
             assert producer.deliver([producer.make(1)], 60) == [1]
-            assert time.monotonic() - started < 20.0
+            assert time.monotonic() - started < 12.0
             site.cluster.resume(3)
 
     def test_a_moved_leader_is_found_by_its_own_hint(self, site: Site) -> None:
@@ -961,7 +961,7 @@ class TestFaults:
             producer = Producer(transport, topic)
             assert producer.deliver([producer.make(1)]) == [0]
             site.cluster.kill_all()
-            until(lambda: not transport.connected)
+            until(lambda: not transport.connected, 5.0)
             producer.send(producer.request("down", producer.make(1)))
             result = producer.replies.get()
             assert isinstance(result, Failure)
@@ -971,7 +971,7 @@ class TestFaults:
             site.cluster.start_all()
             back = time.monotonic()
             assert producer.deliver([data], 60) == [1]
-            assert time.monotonic() - back < 15.0  # not what a request may take, 30 s
+            assert time.monotonic() - back < 4.0
             assert transport.connected
             assert isinstance(ask(transport.init_producer_id), ProducerIdGranted)
 
@@ -988,8 +988,8 @@ class TestFaults:
             for proxy in site.proxies.values():
                 proxy.refuse(on=False)
             back = time.monotonic()
-            until(lambda: transport.connected)
-            assert time.monotonic() - back < 10.0
+            until(lambda: transport.connected, 5.0)
+            assert time.monotonic() - back < 2.5
             until(lambda: _produced(transport, topic))
 
     def test_stale_addresses_are_left_for_the_bootstrap_servers(self, site: Site) -> None:
@@ -1005,7 +1005,7 @@ class TestFaults:
             transport._manager.cluster._brokers = moved
             for proxy in site.proxies.values():
                 proxy.cut()
-            until(lambda: _produced(transport, topic), 20.0)
+            until(lambda: _produced(transport, topic), 6.0)
             assert transport.connected
 
 
@@ -1226,7 +1226,7 @@ class TestProxy:
             started = time.monotonic()
             conn.sendall(b"def")
             assert self.read(conn, 3) == b"def"
-            assert time.monotonic() - started > 0.25
+            assert 0.25 < time.monotonic() - started < 3
 
     def test_cuts(self, echo: Server) -> None:
         with TcpProxy(echo.port) as proxy:
