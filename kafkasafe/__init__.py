@@ -1,6 +1,6 @@
 """Lossless Kafka producers, and consumers that notice loss; exactly once and in order without transactions.
 
-See the README for the conditions under which that holds.
+See docs/promises.md for the conditions under which that holds.
 """
 
 from kafkasafe._io.retry import RetryEvent, RetryPolicy

@@ -210,7 +210,7 @@ def _check_names(options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
             continue
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "see the README for the list of options"
+            hint = f"did you mean {near[0]!r}?" if near else "see docs/options.md for the list of options"
             raise ConfigError(f"Unknown option {name!r}: {hint}")
 
 
