@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import ipaddress
 import os
+import re
+import ssl
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Literal, TypeAlias
 
 import platformdirs
 from kafka import KafkaConsumer, KafkaProducer
+from kafka.net.sasl import SASL_MECHANISMS
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
 from kafkasafe._core.batch import Compression
@@ -76,6 +82,8 @@ _DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
 _DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+_SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
 
 # Volatile file systems: what they hold does not survive a restart of the machine.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -172,13 +180,14 @@ class ConsumerConfig:
 
 
 def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
-    """The options of a SafeConsumer, checked. KafkaConsumer checks the values of its own.
+    """The options of a SafeConsumer, checked; those of the connection as a producer's.
 
     Raises:
         ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
     """
     _check_names(options, {**KafkaConsumer.DEFAULT_CONFIG, **_CONSUMER})
     merged = {**_CONSUMER, **options}
+    _check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
     # kafka-python takes any other word for "none", with a warning in the log.
     reset = options.get("auto_offset_reset", "latest")
     if reset not in {"smallest", "largest"}:
@@ -325,17 +334,112 @@ def _check_connection(options: Mapping[str, Any]) -> None:
     protocol = options["security_protocol"]
     if protocol not in _PROTOCOLS:
         # kafka-python takes any name, and connects without encryption.
-        near = difflib.get_close_matches(str(protocol), _PROTOCOLS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {_near_protocol(protocol)!r}?" if isinstance(protocol, str) else ""
         raise ConfigError(f"security_protocol must be one of {', '.join(_PROTOCOLS)}, not {protocol!r}{hint}")
-    servers = options["bootstrap_servers"]
+    _check_servers(options["bootstrap_servers"])
+    for name in _SECRET_TEXTS:
+        if not isinstance(options[name], (str, NoneType)):
+            # Never the value: it may be a password.
+            raise ConfigError(f"{name} must be a str, not {type(options[name]).__name__}")
+    _check_tls(options)
+    _check_sasl(options)
+
+
+def _near_protocol(given: str) -> str:
+    """The protocol that was meant. What asks for authentication must never become one without, nor TLS plain text."""
+    words = set(re.split(r"[^A-Z]+", given.upper()))
+    if any("SAS" in word for word in words):
+        return "SASL_PLAINTEXT" if any(word.startswith("PLAIN") for word in words) else "SASL_SSL"
+    return "PLAINTEXT" if any(word.startswith("PLAIN") for word in words) else "SSL"
+
+
+def _check_servers(servers: Any) -> None:
     names = servers.split(",") if isinstance(servers, str) else servers
-    if not isinstance(names, (list, tuple, set)) or not names:
+    if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise ConfigError(f"bootstrap_servers must be 'host:port' or a list of them, not {servers!r}")
     for name in names:
-        port = str(name).rpartition(":")[2] if ":" in str(name) and not str(name).endswith("]") else ""
-        if not isinstance(name, str) or not name.strip() or (port and not port.strip().isdecimal()):
+        if not isinstance(name, str) or not _is_address(re.sub("^.*://", "", name.strip())):
             raise ConfigError(f"bootstrap_servers must be 'host:port' or a list of them; {name!r} is none")
+
+
+def _is_address(text: str) -> bool:
+    """host, host:port, [v6], [v6]:port or a bare IPv6 address, as kafka-python reads them."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        return bool(host and bracket) and (not rest or (rest[0] == ":" and _is_port(rest[1:])))
+    if text.count(":") > 1:
+        try:
+            return ipaddress.ip_address(text).version == 6
+        except ValueError:
+            return False
+    host, colon, port = text.partition(":")
+    return bool(host.strip()) and (not colon or _is_port(port))
+
+
+def _is_port(text: str) -> bool:
+    return text.strip().isdecimal() and 0 < int(text) < 65_536
+
+
+def _check_tls(options: Mapping[str, Any]) -> None:
+    context = options["ssl_context"]
+    if context is not None and not isinstance(context, ssl.SSLContext):
+        raise ConfigError(f"ssl_context must be an ssl.SSLContext, not {type(context).__name__}")
+    files = [name for name in _TLS_FILES if options[name] is not None]
+    for name in files:
+        path = options[name]
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise ConfigError(f"{name} must be the path of a file, not {path!r}")
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{name}: {error.strerror}: {os.fspath(path)!r}") from None
+    if context is not None or not files or options["security_protocol"] not in {"SSL", "SASL_SSL"}:
+        return
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for name in files:
+        if name == "ssl_keyfile":
+            continue  # read together with the certificate
+        try:
+            if name == "ssl_certfile":
+                # Without a password OpenSSL would ask for it on the terminal.
+                trial.load_cert_chain(
+                    options[name], options["ssl_keyfile"], password=options["ssl_password"] or str
+                )
+            else:
+                trial.load_verify_locations(options[name])
+        except (OSError, ValueError) as error:
+            also = " (with ssl_keyfile and ssl_password)" if name == "ssl_certfile" else ""
+            why = getattr(error, "reason", None) or error
+            raise ConfigError(
+                f"{name}={os.fspath(options[name])!r} cannot be used{also}: {why}. A PEM file is needed"
+            ) from None
+
+
+def _check_sasl(options: Mapping[str, Any]) -> None:
+    mechanism = options["sasl_mechanism"]
+    known = sorted(SASL_MECHANISMS)
+    if mechanism is not None and mechanism not in known:
+        near = difflib.get_close_matches(str(mechanism).upper(), known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"sasl_mechanism must be one of {', '.join(known)}, not {mechanism!r}{hint}")
+    if not options["security_protocol"].startswith("SASL"):
+        return
+    if mechanism is None:
+        raise ConfigError(
+            f"security_protocol={options['security_protocol']} needs sasl_mechanism, one of {', '.join(known)}"
+        )
+    if mechanism == "PLAIN" or mechanism.startswith("SCRAM-"):
+        for name in ("sasl_plain_username", "sasl_plain_password"):
+            if not options[name]:
+                raise ConfigError(f"sasl_mechanism={mechanism} needs {name}")
+    if mechanism == "OAUTHBEARER" and not isinstance(
+        options["sasl_oauth_token_provider"], AbstractTokenProvider
+    ):
+        raise ConfigError(
+            "sasl_mechanism=OAUTHBEARER needs sasl_oauth_token_provider, an AbstractTokenProvider of"
+            " kafka.net.sasl.oauth"
+        )
 
 
 def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:

@@ -1,0 +1,82 @@
+"""What cannot be a connection is refused before anything is opened, by the producer and by the consumer alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe.errors import ConfigError
+
+NOWHERE = "127.0.0.1:1"
+SCRAM = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256", "sasl_plain_username": "u"}
+
+
+@pytest.fixture(params=[SafeProducer, SafeConsumer])
+def opened(request, tmp_path):
+    def make(**options):
+        own = (
+            {"spool_dir": tmp_path / "spool"}
+            if request.param is SafeProducer
+            else {"bootstrap_timeout_ms": 1}
+        )
+        return request.param(**{"bootstrap_servers": NOWHERE, **own, **options})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        # kafka-python connects in plain text with any of these.
+        ({"security_protocol": "ssl"}, "security_protocol must be one of .*; did you mean 'SSL'"),
+        ({"security_protocol": "TLS"}, "did you mean 'SSL'"),
+        ({"security_protocol": "SASL"}, "did you mean 'SASL_SSL'"),
+        ({"security_protocol": "SASL-SSL"}, "did you mean 'SASL_SSL'"),
+        ({"security_protocol": "sasl_plaintext"}, "did you mean 'SASL_PLAINTEXT'"),
+        ({"security_protocol": "plain"}, "did you mean 'PLAINTEXT'"),
+        ({"security_protocol": None}, "security_protocol must be one of"),
+        ({"bootstrap_servers": ":9092"}, "bootstrap_servers .* ':9092' is none"),
+        ({"bootstrap_servers": "broker:port"}, "'broker:port' is none"),
+        ({"bootstrap_servers": "broker:70000"}, "'broker:70000' is none"),
+        ({"bootstrap_servers": ["one:9092", ""]}, "'' is none"),
+        ({"bootstrap_servers": "PLAINTEXT://:9092"}, "is none"),
+        ({"bootstrap_servers": "[::1"}, "is none"),
+        (
+            {"ssl_cafile": "/nonexistent/ca.pem"},
+            "ssl_cafile: No such file or directory: '/nonexistent/ca.pem'",
+        ),
+        ({"ssl_certfile": "/nonexistent/c"}, "ssl_certfile: No such file"),
+        ({"ssl_keyfile": "/nonexistent/k"}, "ssl_keyfile: No such file"),
+        ({"ssl_crlfile": "/nonexistent/l"}, "ssl_crlfile: No such file"),
+        ({"ssl_cafile": 5}, "ssl_cafile must be the path of a file, not 5"),
+        ({"security_protocol": "SSL", "ssl_cafile": __file__}, "ssl_cafile=.* cannot be used: .*PEM"),
+        ({"security_protocol": "SSL", "ssl_certfile": __file__}, "ssl_certfile=.* cannot be used"),
+        ({"ssl_context": "x"}, "ssl_context must be an ssl.SSLContext, not str"),
+        ({"sasl_mechanism": "SCRAM"}, "sasl_mechanism must be one of .*'SCRAM'; did you mean 'SCRAM-SHA-"),
+        ({"sasl_mechanism": "plain"}, "did you mean 'PLAIN'"),
+        ({"sasl_mechanism": ["PLAIN"]}, "sasl_mechanism must be one of"),
+        ({"security_protocol": "SASL_SSL"}, "security_protocol=SASL_SSL needs sasl_mechanism"),
+        (SCRAM, "sasl_mechanism=SCRAM-SHA-256 needs sasl_plain_password"),
+        ({**SCRAM, "sasl_plain_password": ["hunter2"]}, "sasl_plain_password must be a str, not list"),
+        ({"ssl_password": b"hunter2"}, "ssl_password must be a str, not bytes"),
+        (
+            {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"},
+            "OAUTHBEARER needs sasl_oauth_token_provider",
+        ),
+    ],
+)
+def test_a_connection_that_cannot_work_is_refused_by_both(opened, options, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        opened(**options)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "servers",
+    ["host", "host:9092", " a:1 , b:2", "[::1]:9092", "[::1]", "::1", "PLAINTEXT://a:1", ("a:1",), {"a:1"}],
+)
+def test_an_address_as_kafka_python_reads_them_is_taken(tmp_path, servers):
+    from kafkasafe.config import validate, validate_consumer
+
+    validate({"bootstrap_servers": servers, "spool_dir": tmp_path})
+    validate_consumer({"bootstrap_servers": servers})
