@@ -9,8 +9,10 @@ stops with the last one. Repeats are interleaved: one of each client, then the n
 slow that they would take minutes read fewer records; all rates are per second. Records are counted, and the last offset
 is checked; nothing is done with them, which favours clients that make an object of each.
 
-The settings are each client's defaults; "16 MB" are larger fetches for whoever takes them. confluent-kafka is asked for
-10,000 messages at a time, poll_arrow for what is there.
+SafeConsumer and KafkaConsumer have their defaults, confluent-kafka the settings that its documentation offers for
+throughput, which are printed (with its defaults it waits for a second whenever its queue is full: the row "defaults");
+"16 MB" are larger fetches, for the clients that take them. confluent-kafka is asked for 10,000 messages at a time,
+poll_arrow for what is there.
 
 A benchmark on a machine that is shared, or whose broker shares its cores, says little in records/s and something in
 ratios.
@@ -39,6 +41,7 @@ CLIENTS = {
     "safe": "SafeConsumer.poll",
     "confluent": "confluent-kafka consume()",
     "confluent-16MB": "confluent-kafka consume(), 16 MB",
+    "confluent-defaults": "confluent-kafka consume(), defaults",
     "arrow": "SafeConsumer.poll_arrow",
     "arrow-16MB": "SafeConsumer.poll_arrow, 16 MB",
     "arrow-values": "… 16 MB, value and offset alone",
@@ -48,6 +51,11 @@ TOPICS = {
     "100 B, keyed": (100, False, 1.0),
     "100 B on average, 50 to 150, keyed": (100, True, 1.0),
     "1 KB, keyed": (1024, False, 0.25),
+}
+CONFLUENT = {
+    "fetch.queue.backoff.ms": 1,
+    "queued.min.messages": 1_000_000,
+    "queued.max.messages.kbytes": 1_000_000,
 }
 SHARE = {"kafka-python": 0.15, "safe": 0.15}
 LARGE_FETCH = 16_000_000
@@ -107,7 +115,9 @@ def arrow(
 
 
 @contextlib.contextmanager
-def confluent(servers: list[str], topic: str, fetch_bytes: int | None) -> Iterator[Poll]:
+def confluent(
+    servers: list[str], topic: str, fetch_bytes: int | None, more: dict[str, int]
+) -> Iterator[Poll]:
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {
@@ -115,6 +125,7 @@ def confluent(servers: list[str], topic: str, fetch_bytes: int | None) -> Iterat
         "group.id": "bench",
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
+        **more,
     }
     if fetch_bytes is not None:
         settings["fetch.message.max.bytes"] = fetch_bytes
@@ -141,8 +152,9 @@ def open_client(name: str, servers: list[str], topic: str) -> contextlib.Abstrac
             from kafkasafe.consumer import SafeConsumer
 
             return kafka_python(SafeConsumer, servers, topic)
-        case "confluent" | "confluent-16MB":
-            return confluent(servers, topic, LARGE_FETCH if name.endswith("MB") else None)
+        case "confluent" | "confluent-16MB" | "confluent-defaults":
+            more = {} if name.endswith("defaults") else CONFLUENT
+            return confluent(servers, topic, LARGE_FETCH if name.endswith("MB") else None, more)
         case _:
             columns = ["offset", "value"] if name == "arrow-values" else None
             return arrow(servers, topic, None if name == "arrow" else LARGE_FETCH, columns)
@@ -244,6 +256,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, object]]:
         f"{facts['cores']} cores ({facts['cpu']}), load {facts['load']}, Linux {facts['kernel']},"
         f" Python {facts['python']}"
     )
+    print(f"SafeConsumer, KafkaConsumer: defaults; confluent-kafka: {CONFLUENT}")
     names = options.clients.split(",") if options.clients else list(CLIENTS)
     rows: list[dict[str, object]] = []
     config = {"file.delete.delay.ms": 0, "log.initial.task.delay.ms": 1000}

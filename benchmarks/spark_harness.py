@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,16 +15,73 @@ from typing import Any
 
 OURS, THEIRS = "kafkasafe, exactly once", "JVM, at least once"
 
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+# What the connector needs beside Spark's own jars; its token provider is that of 4.0.0 (later ones do not resolve).
+BESIDE = (
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+    "org.scala-lang.modules:scala-parallel-collections_2.13:1.2.0",
+)
+
+
+def connector(directory: Path, version: str | None = None) -> tuple[str, list[str]]:
+    """Has Maven fetch Spark's Kafka connector.
+
+    Args:
+        directory: For the jars; made where it is not there.
+        version: Of the connector. None: that of the installed PySpark, or the newest before it, since not every patch
+            release of PySpark has one.
+
+    Returns:
+        The version, and the paths of the jars.
+    """
+    import pyspark
+
+    if version is not None:
+        candidates = [version]
+    else:
+        major, minor, patch = (int(part) for part in pyspark.__version__.split(".")[:3])
+        candidates = [f"{major}.{minor}.{number}" for number in range(patch, -1, -1)]
+        candidates += [f"{major}.{number}.0" for number in range(minor - 1, -1, -1)]
+    for candidate in candidates:
+        if _fetched(f"{CONNECTOR}:{candidate}", directory):
+            break
+    else:
+        sys.exit(f"Maven resolves no connector of {', '.join(candidates)}")
+    for artifact in BESIDE:
+        if not _fetched(artifact, directory):
+            sys.exit(f"Maven does not resolve {artifact}")
+    return candidate, [str(path) for path in sorted(directory.glob("*.jar"))]
+
+
+def _fetched(artifact: str, directory: Path) -> bool:
+    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+    command = ["mvn", "-B", "-q", goal, f"-Dartifact={artifact}", f"-DoutputDirectory={directory}"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
 
 @contextlib.contextmanager
 def spark_and_broker(jars: str | None, **settings: str) -> Iterator[tuple[Any, Any]]:
     """A Spark on two cores and one broker.
 
     Args:
-        jars: Directory with the jars of Spark's Kafka connector, None for none.
+        jars: Directory with the jars of Spark's Kafka connector, "fetch" to have Maven fetch them, None for none.
         settings: Of Spark, dots as underscores.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    with tempfile.TemporaryDirectory() as scratch:
+        if jars == "fetch":
+            version, paths = connector(Path(scratch))
+            print(f"JVM connector {version}", flush=True)
+        else:
+            paths = [str(path) for path in sorted(Path(jars).glob("*.jar"))] if jars else []
+        with _started(paths, settings) as started:
+            yield started
+
+
+@contextlib.contextmanager
+def _started(jars: list[str], settings: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
     from pyspark.sql import SparkSession
 
     from kafkasafe.testing.broker import KafkaCluster
@@ -34,7 +93,7 @@ def spark_and_broker(jars: str | None, **settings: str) -> Iterator[tuple[Any, A
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.showConsoleProgress": "false",
-        **({"spark.jars": ",".join(map(str, sorted(Path(jars).glob("*.jar"))))} if jars else {}),
+        **({"spark.jars": ",".join(jars)} if jars else {}),
         **{name.replace("_", "."): value for name, value in settings.items()},
     }.items():
         builder = builder.config(name, value)

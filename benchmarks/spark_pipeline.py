@@ -1,6 +1,6 @@
 """A streaming query from Kafka to Kafka: own source and exactly-once sink, beside Spark's JVM source and sink.
 
-    python benchmarks/spark_pipeline.py --jars DIR      # DIR: the jars of Spark's Kafka connector
+    python benchmarks/spark_pipeline.py --jars fetch    # beside Spark's own connector; or DIR with its jars
     python benchmarks/spark_pipeline.py                 # without the JVM's
 
 `readStream` → a field put in front of each JSON value → sink, with `trigger(availableNow=True)` and micro-batches
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--jars", help="directory with the jars of Spark's Kafka connector")
+    parser.add_argument("--jars", help="directory with the jars of Spark's connector, or fetch")
     options = parser.parse_args()
     with spark_and_broker(options.jars) as (spark, cluster), tempfile.TemporaryDirectory() as scratch:
         from kafkasafe.spark import register

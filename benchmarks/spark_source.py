@@ -9,8 +9,9 @@ warm-up of each, then the repeats take turns; the median counts. Both counts are
 Records have 100-byte values; "keyed" ones have keys and values of varying length (60 to 140 bytes). Producers' batches
 hold up to 1 MB.
 
-Maven fetches the connector (`org.apache.spark:spark-sql-kafka-0-10`) of the installed PySpark's version, or the version
-that --connector names. Broker and Spark share the machine: ratios within one run say something, single figures little.
+Maven fetches the connector (`org.apache.spark:spark-sql-kafka-0-10`) of the installed PySpark's version, the newest
+one before it where that patch release has none, or the version that --connector names. Broker and Spark share the
+machine: ratios within one run say something, single figures little.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,37 +28,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_harness import produce
+from spark_harness import connector, produce
 
-# For the JVM source only: what the connector needs beside Spark's own jars.
-JARS = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:{connector}",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:{token}",
-    "org.apache.kafka:kafka-clients:3.9.2",
-    "org.apache.commons:commons-pool2:2.13.1",
-    "org.scala-lang.modules:scala-parallel-collections_2.13:1.2.0",
-)
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
 KEYS = 10_000
 TOPICS = ("plain", "keyed")
-
-
-def connector(version: str, token: str, directory: Path) -> list[str]:
-    """Paths of the jars."""
-    for jar in JARS:
-        artifact = jar.format(connector=version, token=token)
-        subprocess.run(
-            [
-                "mvn",
-                "-B",
-                "-q",
-                "dependency:copy",
-                f"-Dartifact={artifact}",
-                f"-DoutputDirectory={directory}",
-            ],
-            check=True,
-        )
-    return [str(path) for path in sorted(directory.glob("*.jar"))]
 
 
 def write(servers: str, topic: str, count: int, partitions: int) -> None:
@@ -93,16 +67,16 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000_000, help="of each topic")
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--connector", default=pyspark.__version__, help="version of the JVM source")
     parser.add_argument(
-        "--token-provider", default="4.0.0", help="version of the jar that the JVM source needs"
+        "--connector", help="version of the JVM source (default: PySpark's, or the newest before it)"
     )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     records, partitions = arguments.records, arguments.partitions
 
     with tempfile.TemporaryDirectory() as scratch:
-        jars = connector(arguments.connector, arguments.token_provider, Path(scratch) / "jars")
+        version, jars = connector(Path(scratch) / "jars", arguments.connector)
+        print(f"PySpark {pyspark.__version__}, JVM connector {version}", flush=True)
         with KafkaCluster(brokers=1, java_options=JAVA_OPTIONS) as cluster:
             servers = ",".join(cluster.bootstrap_servers)
             for topic in TOPICS:
@@ -153,7 +127,7 @@ def main() -> None:
                     )
             spark.stop()
     if arguments.json:
-        about = {"pyspark": pyspark.__version__, "connector": arguments.connector, "records": records}
+        about = {"pyspark": pyspark.__version__, "connector": version, "records": records}
         arguments.json.write_text(json.dumps({**about, "partitions": partitions, "rows": rows}, indent=1))
     sys.stdout.flush()
 
