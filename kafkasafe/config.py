@@ -85,8 +85,9 @@ _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
 
-# Volatile file systems: what they hold does not survive a restart of the machine.
+# Volatile file systems: what they hold does not survive a restart of the machine, or goes with the container.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +494,7 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
     """The spool directory: as given, else by environment, else the user's state directory.
 
     The default is one per client id and cluster address: what one cluster's producer left behind must never be
-    delivered to another.
+    delivered to another. What an earlier spelling of the address left is found by the cluster's id (`_io/siblings.py`).
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:
@@ -504,11 +505,20 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
     address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))
     digest = hashlib.sha256(address.encode()).hexdigest()[:8]
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in client_id)
-    return platformdirs.user_state_path("kafkasafe") / f"{safe}-{digest}", True
+    unknown: object = "no home directory"
+    try:
+        state = platformdirs.user_state_path("kafkasafe")
+    except (RuntimeError, OSError) as error:
+        state, unknown = Path(), error
+    if not state.is_absolute():
+        raise ConfigError(
+            f"There is no default place for records to wait: {unknown}. Set spool_dir= or KAFKASAFE_SPOOL_DIR"
+        )
+    return state / f"{safe}-{digest}", True
 
 
 def volatile_reason(path: Path) -> str | None:
-    """Why what is written to `path` would not survive a restart of the machine; None if nothing speaks for that."""
+    """Why what is written to `path` may not survive a restart, of the machine or of its container; None: it should."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -522,6 +532,8 @@ def volatile_reason(path: Path) -> str | None:
                 best = (point, fields[2])
     if best[1] in _VOLATILE:
         return f"{best[0]} is a {best[1]}: its files live in memory"
+    if best[1] in _LAYERS:
+        return f"{best[0]} is a container's own layer ({best[1]}): its files go with the container; mount a volume"
     if path.is_relative_to(tempfile.gettempdir()):
         return f"{tempfile.gettempdir()} is cleared at a restart on many systems"
     return None

@@ -25,6 +25,7 @@ __all__ = [
     "PartitionReady",
     "PositionReset",
     "SourceDataLost",
+    "SpoolLeftBehind",
     "SpoolRecovered",
     "SpoolWriteFailed",
 ]
@@ -139,6 +140,25 @@ class LaneAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class SpoolLeftBehind:
+    """Records wait in another directory beside the default one, and no process delivers them.
+
+    Attributes:
+        directory: The spool directory.
+        cluster_id: Of the cluster they are for; None: no producer there ever reached one.
+        batches: How many batches wait.
+        records: How many records are in them.
+        command: Delivers them to this producer's cluster.
+    """
+
+    directory: str
+    cluster_id: str | None
+    batches: int
+    records: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class SpoolWriteFailed:
     """A write to the spool failed and is tried again; nothing that was promised is affected."""
 
@@ -156,6 +176,7 @@ Event = (
     | DeliveryRetried
     | SpoolRecovered
     | LaneAdopted
+    | SpoolLeftBehind
     | SpoolWriteFailed
 )
 

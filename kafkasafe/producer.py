@@ -357,7 +357,7 @@ class SafeProducer:
         reason = volatile_reason(config.spool_dir)
         if reason is not None:
             log.warning(
-                "The spool %s does not survive a restart of the machine: %s",
+                "The spool %s may not survive a restart: %s",
                 config.spool_dir,
                 reason,
                 client_id=config.client_id,

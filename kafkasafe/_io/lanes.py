@@ -267,12 +267,12 @@ class SpoolDirectory:
         taken: list[LaneLock] = []
         try:
             for number in self.lanes():
-                content = self._content(number)
+                content = self.content(number)
                 if not content or self._offered.get(number) == content:
                     continue
                 lock = self._try(number)
                 if lock is not None:
-                    self._offered[number] = self._content(number)
+                    self._offered[number] = self.content(number)
                     taken.append(lock)
         except OSError as error:
             for lock in taken:
@@ -324,8 +324,12 @@ class SpoolDirectory:
         )
         return pid if held else 0
 
-    def _content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Segments with their sizes: what changes when a lane does."""
+    def content(self, number: int) -> tuple[tuple[str, int], ...]:
+        """Segments of a lane with their sizes: what changes when it does.
+
+        Raises:
+            OSError: It cannot be read.
+        """
         lane = self.lane_path(number)
         content = []
         for name in sorted(self._files.list(lane)):

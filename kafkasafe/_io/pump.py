@@ -14,6 +14,7 @@ import heapq
 import itertools
 import logging
 import os
+import shlex
 import threading
 import time
 from collections import OrderedDict
@@ -47,12 +48,14 @@ from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import LostEntry, replay
 from kafkasafe._io.retry import Backoff
+from kafkasafe._io.siblings import LeftBehind, Siblings
 from kafkasafe._io.spool import Spool
 from kafkasafe._io.stats import Stats
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import (
     DataLossError,
     DeliveryTimeoutError,
+    LaneBusyError,
     RejectedError,
     SpoolCorruptError,
     SpoolError,
@@ -74,6 +77,7 @@ _MEMORY_BYTES: Final = 64 * 1024 * 1024
 _BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
 _ADOPT_EVERY_S: Final = 2.0
+_LOOK_AROUND_EVERY_S: Final = 60.0
 _TOPIC_POLL_S: Final = 1.0
 _SPILL_EVERY_S: Final = 0.05
 _SCAN_BYTES: Final = 1024 * 1024
@@ -265,6 +269,11 @@ class Pump:
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
         self._cluster_id: str | None = None
+        # Only a default directory has others beside it that may be of the same cluster.
+        self._siblings = Siblings(directory.path, files) if config.spool_dir_is_default else None
+        self._reported: set[Path] = set()
+        self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
+        self._left_behind_records = 0
         self._stranger: WrongClusterError | None = None
         self._log = log.bind(client_id=config.client_id)
         self._memory = 0
@@ -439,6 +448,7 @@ class Pump:
         gauges["producer_id_age_seconds"] = max((max(0, now_ms - s) / 1000 for s in identified), default=0.0)
         gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
         gauges["spool_records"] = sum(journal.spooled_records for journal in journals)
+        gauges["spool_left_behind_records"] = self._left_behind_records
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
         gauges["in_doubt_batches"] = sum(journal.in_doubt for journal in journals)
         offsets = dict(self._own.journal.last_acked_offsets())
@@ -616,7 +626,7 @@ class Pump:
         except BaseException:
             lock.release()
             raise
-        lane = Lane(lock.path.name, lock, spool, journal, own)
+        lane = Lane(self._lane_name(lock.path), lock, spool, journal, own)
         self.stats.corrupt += sum(isinstance(entry, LostEntry) for entry in entries)
         replay(entries, journal)
         journal.released(spool.first_position)
@@ -695,6 +705,99 @@ class Pump:
             self._lanes.append(lane)
         self._publish_used()
         self._timer(_ADOPT_EVERY_S, self._adopt)
+
+    def _lane_name(self, path: Path) -> str:
+        """With its directory, where that is another one than this producer's."""
+        return path.name if path.parent == self._directory.path else f"{path.parent.name}/{path.name}"
+
+    # -- lanes beside the default directory --------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """What was left behind under another spelling of the addresses, or another client id."""
+        if self._siblings is None or self._closing:
+            return
+        siblings = self._siblings
+
+        def look() -> None:
+            # Reading may take long: on a thread of its own.
+            found = siblings.look(lambda: self._closing)
+            self._post(lambda: self._looked_around(found))
+
+        threading.Thread(target=look, name=f"kafkasafe-look-{self._config.client_id}", daemon=True).start()
+
+    def _looked_around(self, found: Sequence[LeftBehind]) -> None:
+        if self._closing or self._stranger is not None:
+            return
+        left = 0
+        for sibling in found:
+            if sibling.cluster_id not in {None, self._cluster_id}:
+                continue  # they wait for another cluster
+            # Who has another client id may have other rights; and nothing goes to a cluster by a guess.
+            if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
+                continue
+            left += sibling.records
+            self._report(sibling)
+        self._left_behind_records = left
+        self._publish_used()
+        self._timer(_LOOK_AROUND_EVERY_S, self._look_around)
+
+    def _adopt_sibling(self, sibling: LeftBehind) -> bool:
+        """Whether its lanes are drained now, by us or by others."""
+        if self._refused.get(sibling.path) == sibling.content:
+            return False
+        try:
+            directory = SpoolDirectory.look(sibling.path, files=self._files)
+            for number in sibling.lanes:
+                try:
+                    lock = directory.take_lane(number)
+                except LaneBusyError:
+                    continue
+                # Under the lock: while a lane is owned its directory does not change to another cluster.
+                if directory.cluster_id() != self._cluster_id:
+                    lock.release()
+                    return False
+                self._lanes.append(self._open_lane(lock, own=False))
+        except SpoolError as error:
+            self._refused[sibling.path] = sibling.content
+            self._log.warning(
+                "%s was left behind and cannot be adopted: %s",
+                sibling.path,
+                error,
+                path=str(sibling.path),
+                error=type(error).__name__,
+                event="lane_not_adopted",
+            )
+            return False
+        return True
+
+    def _report(self, sibling: LeftBehind) -> None:
+        if sibling.path in self._reported:
+            return
+        self._reported.add(sibling.path)
+        servers = self._config.kafka["bootstrap_servers"]
+        address = servers if isinstance(servers, str) else ",".join(sorted(servers))
+        command = shlex.join(["kafkasafe", "spool", "drain", str(sibling.path), "-b", address])
+        whose = (
+            "for a cluster that was never reached; if it is this one, deliver them with"
+            if sibling.cluster_id is None
+            else "for this cluster, of another client id; deliver them with"
+        )
+        self._log.warning(
+            "%d records wait in %s, which no process owns, %s: %s",
+            sibling.records,
+            sibling.path,
+            whose,
+            command,
+            path=str(sibling.path),
+            records=sibling.records,
+            batches=sibling.batches,
+            event="spool_left_behind",
+        )
+        self._emit(
+            events.SpoolLeftBehind(
+                str(sibling.path), sibling.cluster_id, sibling.batches, sibling.records, command
+            )
+        )
 
     def _close_lane(self, lane: Lane) -> None:
         for attempt in range(1, _LAST_WRITES):
@@ -1316,6 +1419,8 @@ class Pump:
                 " cluster, or let them be delivered to theirs first (kafkasafe spool ls shows what waits)"
             )
             return
+        if self._cluster_id is None:
+            self._timer(0.0, self._look_around)
         self._cluster_id = cluster_id
         if bound is not None and bound != cluster_id:
             self._log.warning(

@@ -151,6 +151,12 @@ _DEFINITIONS: Final = (
     Definition("spool_records", "gauge", "Records on disk that are not delivered yet."),
     Definition("spool_bytes", "gauge", "Bytes in the spool, of all lanes this process owns."),
     Definition("spool_capacity_bytes", "gauge", "Largest size of the spool."),
+    Definition(
+        "spool_left_behind_records",
+        "gauge",
+        "Records that wait in other directories beside the default one, which no process delivers.",
+        merge="max",
+    ),
     Definition("spool_segments", "gauge", "Files of the spool."),
     Definition(
         "spool_oldest_record_age_seconds",

@@ -1,0 +1,114 @@
+"""Spools that were left behind beside the default one.
+
+The default directory's name holds the client id and the addresses as they were written. Another spelling of them, or
+another client id, is another directory, and what waited in the former one would wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkasafe._io.files import Files
+from kafkasafe._io.inspection import inspect
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.errors import SpoolError
+
+__all__ = ["LeftBehind", "Siblings"]
+
+_Content = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A directory with records that wait and that no process owns.
+
+    Attributes:
+        path: The spool directory.
+        cluster_id: Of the cluster that the records are for; None: no producer there ever reached one.
+        same_client: Its producers had the same client id.
+        lanes: Numbers of the lanes with such records.
+        batches: Number of batches that wait.
+        records: Number of records in them.
+        content: Segments with their sizes: what changes when the directory does.
+    """
+
+    path: Path
+    cluster_id: str | None
+    same_client: bool
+    lanes: tuple[int, ...]
+    batches: int
+    records: int
+    content: _Content
+
+
+class Siblings:
+    """The directories beside `own`. Only looked at: nothing is written, no lock is taken.
+
+    Args:
+        own: A default spool directory.
+        files: The disk.
+    """
+
+    def __init__(self, own: Path, files: Files) -> None:
+        self._own = own
+        self._files = files
+        self._known: dict[Path, tuple[_Content, tuple[int, int]]] = {}
+        """By lane: its content when it was read, and the (batches, records) that waited then."""
+
+    def look(self, stop: Callable[[], bool] = lambda: False) -> list[LeftBehind]:
+        """All that were left behind, by path; what `stop` leaves out is found the next time."""
+        try:
+            names = sorted(self._files.list(self._own.parent))
+        except OSError:
+            return []
+        found = []
+        for name in names:
+            if stop():
+                break
+            path = self._own.parent / name
+            if path == self._own or not (path / "FORMAT").is_file():
+                continue
+            try:
+                one = self._look_into(path)
+            except (SpoolError, OSError):
+                continue  # not readable for this user, or of a newer version: not ours to judge
+            if one is not None:
+                found.append(one)
+        return found
+
+    def _look_into(self, path: Path) -> LeftBehind | None:
+        directory = SpoolDirectory.look(path, files=self._files)
+        lanes, batches, records = [], 0, 0
+        content: list[tuple[str, int]] = []
+        for number in directory.lanes():
+            if directory.seems_owned(number):
+                continue
+            waiting = self._waiting(directory, number)
+            if waiting[0]:
+                lanes.append(number)
+                content += directory.content(number)
+                batches += waiting[0]
+                records += waiting[1]
+        if not lanes:
+            return None
+        same = _client(path) == _client(self._own)
+        return LeftBehind(path, directory.cluster_id(), same, tuple(lanes), batches, records, tuple(content))
+
+    def _waiting(self, directory: SpoolDirectory, number: int) -> tuple[int, int]:
+        """(batches, records); read again only when its files changed."""
+        lane = directory.lane_path(number)
+        content = directory.content(number)
+        known = self._known.get(lane)
+        if known is not None and known[0] == content:
+            return known[1]
+        waiting = inspect(lane, files=self._files).waiting if content else ()
+        counts = sum(each.batches for each in waiting), sum(each.records for each in waiting)
+        self._known[lane] = content, counts
+        return counts
+
+
+def _client(path: Path) -> str:
+    """Of a default directory's name: behind the last dash is the digest of the addresses."""
+    return path.name.rpartition("-")[0]

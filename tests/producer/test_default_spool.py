@@ -1,0 +1,121 @@
+"""The default spool directory is found again, whatever the address was written like; and nothing goes to another cluster."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from pathlib import Path
+
+import harness
+import pytest
+from typer.testing import CliRunner
+
+from kafkasafe import SafeProducer, cli, events
+from kafkasafe.errors import ConfigError
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def lives(broker, tmp_path, monkeypatch):
+    """Opens producers without spool_dir; closes what a failed test leaves open."""
+    monkeypatch.delenv("KAFKASAFE_SPOOL_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    opened: list[SafeProducer] = []
+
+    def life(servers=None, **options) -> SafeProducer:
+        opened.append(SafeProducer(bootstrap_servers=servers or broker.servers, **options))
+        return opened[-1]
+
+    yield life
+    for producer in opened:
+        producer.close(timeout=0)
+
+
+def left_behind(broker, lives, topic: str, *, known: bool = True, **options) -> Path:
+    """A default directory with 20 durable records that did not reach the cluster; `known`: its id is known there."""
+    if not known:
+        broker.proxy.refuse()
+    producer = lives(**options)
+    if known:
+        producer.send(topic, b"first").get(60)
+        broker.proxy.refuse()
+        broker.proxy.cut()
+    for number in range(20):
+        producer.send(topic, b"%d" % number)
+        producer.flush_spool(30)
+    producer.close(timeout=0)
+    broker.proxy.restore()
+    return Path(producer.spool_dir)
+
+
+def localhost(broker) -> list[str]:
+    return [f"localhost:{broker.servers[0].rpartition(':')[2]}"]
+
+
+def test_another_spelling_of_the_address_delivers_what_the_former_left(broker, lives):
+    topic = harness.new_topic(broker.cluster, 1)
+    former = left_behind(broker, lives, topic)
+    seen: list = []
+    again = lives(localhost(broker), on_event=seen.append)
+    assert Path(again.spool_dir) != former
+    harness.until(lambda: broker.end_offset(topic) == 21, 60, "the other directory's records")
+    values = [record.value for record in harness.read_log(broker.servers, topic)[0]]
+    assert values == [b"first", *(b"%d" % number for number in range(20))]
+    (adopted,) = [event for event in seen if isinstance(event, events.LaneAdopted)]
+    assert (adopted.lane, adopted.records) == (f"{former.name}/lane-000", 20)
+    assert not [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(broker, lives, caplog, known):
+    """Of another client id, or of a cluster that was never reached."""
+    topic = harness.new_topic(broker.cluster, 1)
+    former = left_behind(broker, lives, topic, known=known, client_id="shop-7f9c" if known else "kafkasafe")
+    before = broker.end_offset(topic)
+    seen: list = []
+    with caplog.at_level(logging.WARNING, "kafkasafe"):
+        producer = lives(localhost(broker), on_event=seen.append)
+        harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 60, "the report")
+    (event,) = [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
+    assert (event.directory, event.records) == (str(former), 20)
+    assert (event.cluster_id is not None) is known
+    assert f"20 records wait in {former}" in caplog.text
+    assert event.command in caplog.text
+    harness.until(
+        lambda: ("spool_left_behind_records", 20) in [(d.name, n) for d, _, n in producer._readings()], 60
+    )
+    producer.send(topic, b"own").get(60)
+    assert broker.end_offset(topic) == before + 1
+    producer.close()
+    # As the message says.
+    result = CliRunner().invoke(cli.app, [*shlex.split(event.command)[1:], "--timeout", "60s"])
+    assert result.exit_code == 0, result.output
+    assert broker.end_offset(topic) == before + 21
+
+
+def test_what_waits_for_another_cluster_is_left_alone(broker, lives):
+    topic = harness.new_topic(broker.cluster, 1)
+    former = left_behind(broker, lives, topic)
+    (former / "CLUSTER").write_text("of-another-one\n")
+    other = left_behind(broker, lives, topic, client_id="other")
+    seen: list = []
+    producer = lives(localhost(broker), on_event=seen.append)
+    # It looks at all of them before it reports one.
+    harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 60, "the report")
+    assert [e.directory for e in seen if isinstance(e, events.SpoolLeftBehind)] == [str(other)]
+    producer.send(topic, b"own").get(60)
+    assert broker.end_offset(topic) == 3
+
+
+def test_a_home_that_cannot_be_determined_is_named(monkeypatch):
+    """As in a container that runs as a user without an entry in /etc/passwd."""
+
+    def no_entry(_):
+        raise KeyError
+
+    for name in ("KAFKASAFE_SPOOL_DIR", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    with pytest.raises(ConfigError, match="Set spool_dir= or KAFKASAFE_SPOOL_DIR"):
+        SafeProducer(bootstrap_servers=harness.dead_address())
