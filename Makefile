@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-spark dashboard test smoke-spark lint format bench bench-consume clean
+.PHONY: help demo demo-spark dashboard test smoke-spark lint format bench bench-consume chaos clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ bench: $(STAMP)  ## throughput beside kafka-python and confluent-kafka
 
 bench-consume: $(STAMP)  ## consumers beside kafka-python and confluent-kafka
 	$(BIN)/python benchmarks/consume.py $(ARGS)
+
+chaos: $(STAMP)  ## ten minutes of kill -9, signals, lost answers, flapping rights, and a count of what is left
+	$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 clean:  ## remove what the tasks made
 	rm -rf $(VENV) .venv-pyspark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
