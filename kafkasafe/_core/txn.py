@@ -21,6 +21,7 @@ aborted any more: it is repeated until it is answered, or left to the next drive
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ __all__ = [
     "Step",
     "judge_marker",
     "judge_partitions",
+    "judge_version",
+    "plan_digest",
 ]
 
 
@@ -189,19 +192,30 @@ class Marker:
     Attributes:
         next_batch_id: One more than its id.
         query_id: Of the Spark query that wrote it: batch ids of different queries say nothing about each other.
-            Empty where there was none (batch use).
+            Empty where there was none (batch use, Spark Connect).
+        rows: How many it wrote; None in markers of version 1, which did not keep it.
+        plan: `plan_digest` of it; empty: not known.
     """
 
     next_batch_id: int
     query_id: str = ""
+    rows: int | None = None
+    plan: str = ""
 
     def encode(self) -> str:
         """As text, for a group's offset metadata and for the marker topic."""
-        return json.dumps({"v": 1, "next": self.next_batch_id, "query": self.query_id}, separators=(",", ":"))
+        fields = {
+            "v": 2,
+            "next": self.next_batch_id,
+            "query": self.query_id,
+            "rows": self.rows,
+            "plan": self.plan,
+        }
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str | None) -> Marker:
-        """Reads `encode`'s text.
+        """Reads `encode`'s text, and that of version 1.
 
         Raises:
             ValueError: It is none. Nobody may guess what was meant.
@@ -209,11 +223,40 @@ class Marker:
         try:
             fields = json.loads(text or "")
             version, following, query = fields["v"], fields["next"], fields["query"]
+            rows, plan = (fields["rows"], fields["plan"]) if version == 2 else (None, "")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"Not a marker: {text!r}") from error
-        if version != 1 or type(following) is not int or following < 0 or type(query) is not str:
+        if (
+            version not in (1, 2)
+            or type(following) is not int
+            or following < 0
+            or type(query) is not str
+            or not (rows is None or (type(rows) is int and rows >= 0))
+            or type(plan) is not str
+        ):
             raise ValueError(f"Not a marker that this version can read: {text!r}")
-        return cls(following, query)
+        return cls(following, query, rows, plan)
+
+
+def plan_digest(entry: str) -> str:
+    """What identifies one planning of a micro-batch: when Spark planned it, and where its sources end.
+
+    The time belongs to it: offsets alone are not proof, since those of a source of files are positions in a list that
+    the checkpoint keeps, and the same position may stand for other files after the checkpoint was restored.
+
+    Args:
+        entry: Of Spark's offset log: a version, a line of metadata, a line for each source.
+
+    Returns:
+        A digest; empty where `entry` is no such entry.
+    """
+    lines = entry.splitlines()
+    try:
+        planned_ms = json.loads(lines[1])["batchTimestampMs"]
+    except (ValueError, TypeError, LookupError):
+        return ""
+    # The other metadata are settings, which another version of Spark may write in another way.
+    return hashlib.blake2b(json.dumps([planned_ms, lines[2:]]).encode(), digest_size=16).hexdigest()
 
 
 class MarkerVerdict(enum.Enum):
@@ -221,38 +264,91 @@ class MarkerVerdict(enum.Enum):
 
     WRITE = "write"
     DUPLICATE = "duplicate"
+    """This very batch is committed."""
+    COUNT = "count"
+    """Its plan is not known, here or there: the number of rows is to decide."""
     MISSING = "missing"
     """None, though earlier batches must have written one."""
     OTHER_QUERY = "other query"
     """Written by another query: the checkpoint is not the one that belongs to this application id."""
+    OTHER_ROWS = "other rows"
+    """Other rows are committed under this batch id: the checkpoint lost its last batch, and Spark planned it again."""
+    UNPROVEN = "unproven"
+    """A batch of this id is committed, and nothing says whether it held these rows (a marker of version 1)."""
     GAP = "gap"
     """Batches before this one were never written here."""
     ROLLED_BACK = "rolled back"
     """Batches after this one are committed: the checkpoint is older than the topic."""
 
 
-def judge_marker(marker: Marker | None, batch_id: int, query_id: str, *, strict: bool) -> MarkerVerdict:
-    """Whether a batch is to be written.
+def judge_marker(
+    marker: Marker | None,
+    batch_id: int,
+    query_id: str,
+    *,
+    strict: bool,
+    plan: str = "",
+    rows: int | None = None,
+) -> MarkerVerdict:
+    """Whether a streaming query's batch is to be written.
 
     Spark plans a batch durably before it runs it and repeats only the last one planned, with the same input. So in a
     healthy checkpoint the marker is the batch's id (not written yet) or one more (written, but Spark does not know).
-    Anything else means that checkpoint and topic do not belong together, and both ways to go on could be wrong.
+    Anything else means that checkpoint and topic do not belong together, and both ways to go on could be wrong. "One
+    more" is also what a checkpoint shows that was restored from a copy one batch old: Spark plans that batch again,
+    with other rows. So a batch is skipped only if it is shown to be the committed one: by its entry in
+    Spark's offset log, else by its number of rows.
 
     Args:
         marker: What was read after the fence; None for none.
         batch_id: Spark's.
-        query_id: Spark's, empty in batch use.
-        strict: False: only "committed already" counts, as Delta's txnVersion has it; nothing is refused.
+        query_id: Spark's; empty: not known.
+        strict: False: a marker that does not fit is replaced: everything is written that is not shown to be committed.
+        plan: `plan_digest` of the batch; empty: not known.
+        rows: How many rows the batch has; None: not counted.
     """
+    verdict = _marker_fits(marker, batch_id, query_id, plan, rows)
+    if strict or verdict in {MarkerVerdict.DUPLICATE, MarkerVerdict.COUNT}:
+        return verdict
+    return MarkerVerdict.WRITE
+
+
+def _marker_fits(
+    marker: Marker | None, batch_id: int, query_id: str, plan: str, rows: int | None
+) -> MarkerVerdict:
     if marker is None:
-        return MarkerVerdict.WRITE if batch_id == 0 or not strict else MarkerVerdict.MISSING
-    if strict and marker.query_id != query_id:
+        return MarkerVerdict.WRITE if batch_id == 0 else MarkerVerdict.MISSING
+    if marker.query_id != query_id:
         return MarkerVerdict.OTHER_QUERY
-    if strict and marker.next_batch_id > batch_id + 1:
+    if marker.next_batch_id > batch_id + 1:
         return MarkerVerdict.ROLLED_BACK
-    if strict and marker.next_batch_id < batch_id:
+    if marker.next_batch_id < batch_id:
         return MarkerVerdict.GAP
-    return MarkerVerdict.DUPLICATE if marker.next_batch_id > batch_id else MarkerVerdict.WRITE
+    if marker.next_batch_id == batch_id:
+        return MarkerVerdict.WRITE
+    if marker.plan and plan:
+        # Not the rows: a query that is not deterministic may make another number of them out of the same input.
+        return MarkerVerdict.DUPLICATE if marker.plan == plan else MarkerVerdict.OTHER_ROWS
+    if marker.rows is None:
+        return MarkerVerdict.UNPROVEN
+    if rows is None:
+        return MarkerVerdict.COUNT
+    return MarkerVerdict.DUPLICATE if marker.rows == rows else MarkerVerdict.OTHER_ROWS
+
+
+def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
+    """Whether a batch query is to be written: as in Delta, unless its version or a later one is committed.
+
+    Args:
+        marker: What was read after the fence; None for none.
+        version: The caller's `txnVersion`.
+        strict: False: a streaming query's marker is replaced instead of refused.
+    """
+    if marker is not None and marker.query_id:
+        return MarkerVerdict.OTHER_QUERY if strict else MarkerVerdict.WRITE
+    if marker is None or marker.next_batch_id <= version:
+        return MarkerVerdict.WRITE
+    return MarkerVerdict.DUPLICATE
 
 
 # --------------------------------------------------------------------------------------------------------------

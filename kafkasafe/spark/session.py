@@ -29,6 +29,7 @@ from kafkasafe._core.txn import (
     Step,
     judge_marker,
     judge_partitions,
+    judge_version,
 )
 from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe._io.transactions import Coordinator, call, insist
@@ -121,17 +122,20 @@ class Session:
         query_id: str,
         work: Callable[[Grant], Sequence[Report]],
         *,
-        strict: bool | None = None,
+        plan: str = "",
+        count: Callable[[], int] | None = None,
         remember: bool = True,
     ) -> Outcome:
         """Writes one micro-batch, unless it is committed already.
 
         Args:
-            batch_id: Spark's.
-            query_id: Spark's, empty in batch use.
+            batch_id: Spark's, or the version in batch use.
+            query_id: Spark's, empty in batch use and where it is not known.
             work: Has tasks append under a grant and returns what they report. It is called again for each new
                 transaction. RestartError and FencedError out of it mean what they say; anything else ends the batch.
-            strict: Instead of the option.
+            plan: `plan_digest` of the micro-batch; empty: not known.
+            count: Says how many rows it has; asked where a marker cannot be judged otherwise. None: batch use, where
+                the version alone decides.
             remember: Keep the marker for ever. Else it is only for this call, which asks for it when its commit is not
                 answered (the group's offset, which expires), and the application id must be new.
 
@@ -143,8 +147,9 @@ class Session:
         """
         began = time.monotonic()
         machine = self._machine = MicroBatch(self._options.max_restarts)
-        is_strict = self._options.strict if strict is None else strict
+        sent: Marker | None = None
         grant: Grant | None = None
+        marker: Marker | None = None
         reports: Sequence[Report] = ()
         failure: BaseException = KafkaTimeoutError("No transaction could be begun")
         while not machine.over:
@@ -159,7 +164,7 @@ class Session:
                         # What an unanswered commit of this very call wrote is no mismatch. Where nobody will ask later,
                         # nobody wrote before either: the id is new.
                         is_new = not remember and not machine.resumed
-                        if not is_new and not self.judge(batch_id, query_id, strict=is_strict):
+                        if not is_new and not self.judge(batch_id, query_id, plan, count, sent):
                             event = Event.KNOWN
                     case _:
                         assert grant is not None  # noqa: S101  # FENCE comes before
@@ -172,8 +177,11 @@ class Session:
                                 self.verify(grant, reports)
                             case Step.MARK:
                                 mark = self.mark if remember else self._mark_group
-                                mark(grant, Marker(batch_id + 1, query_id))
+                                rows = sum(report.rows for report in reports)
+                                marker = Marker(batch_id + 1, query_id, rows, plan)
+                                mark(grant, marker)
                             case _:
+                                sent = marker
                                 self.commit(grant)
             except BaseException as raised:
                 failure = raised
@@ -223,34 +231,104 @@ class Session:
                 ) from failed
             raise
 
-    def judge(self, batch_id: int, query_id: str, *, strict: bool) -> bool:
+    def judge(
+        self,
+        batch_id: int,
+        query_id: str,
+        plan: str,
+        count: Callable[[], int] | None,
+        sent: Marker | None = None,
+    ) -> bool:
         """READ_MARKER: whether the batch is to be written.
+
+        Args:
+            batch_id: As of `write`.
+            query_id: As of `write`.
+            plan: As of `write`.
+            count: As of `write`.
+            sent: The marker of a transaction whose COMMIT was sent and not answered.
 
         Raises:
             CheckpointMismatchError: Nobody can say; the message names the ways out.
         """
-        marker = self.marker()
-        verdict = judge_marker(marker, batch_id, query_id, strict=strict)
+        marker, strict = self.marker(), self._options.strict
+        if sent is not None and marker == sent:
+            return False
+        if count is None:
+            verdict = judge_version(marker, batch_id, strict=strict)
+        else:
+            verdict = judge_marker(marker, batch_id, query_id, strict=strict, plan=plan)
+            if verdict is MarkerVerdict.COUNT:
+                verdict = judge_marker(marker, batch_id, query_id, strict=strict, plan=plan, rows=count())
         if verdict in {MarkerVerdict.WRITE, MarkerVerdict.DUPLICATE}:
+            if marker is not None and verdict is MarkerVerdict.WRITE and marker.next_batch_id > batch_id:
+                log.warning(
+                    "Batch %d of %s is written and its marker replaced (onMarkerMismatch=accept): %s",
+                    batch_id,
+                    self._app_id,
+                    marker,
+                )
             return verdict is MarkerVerdict.WRITE
-        fix = (
-            "If this checkpoint is to go on with this topic all the same, set onMarkerMismatch=accept for one start:"
-            " then a batch is skipped if the marker is beyond it, and written otherwise."
+        raise CheckpointMismatchError(
+            f"[KAFKASAFE.CHECKPOINT_MISMATCH] {self._mismatch(verdict, marker, batch_id, query_id)}"
         )
-        what = {
-            MarkerVerdict.MISSING: f"There is no marker for txnAppId {self._app_id!r}, but batches before {batch_id}"
-            " must have written one: another sink wrote them, txnAppId was changed, or the marker topic"
-            f" {self._options.marker_topic!r} was deleted.",
-            MarkerVerdict.OTHER_QUERY: f"The marker of txnAppId {self._app_id!r} belongs to query"
-            f" {marker.query_id if marker else ''!r}, this is {query_id!r}: the checkpoint was deleted or is another"
-            " query's. Give a new checkpoint a new txnAppId.",
-            MarkerVerdict.GAP: f"The marker says that batch {marker.next_batch_id if marker else 0} comes next, Spark"
-            f" runs {batch_id}: those between were never written by this sink. Call it for empty ones too.",
-            MarkerVerdict.ROLLED_BACK: f"Batches up to {marker.next_batch_id - 1 if marker else 0} are committed,"
-            f" Spark runs {batch_id}: the checkpoint is older than the topic (restored from a copy?), and its"
-            " batches may hold other rows than those that were written under these numbers.",
-        }[verdict]
-        raise CheckpointMismatchError(f"[KAFKASAFE.CHECKPOINT_MISMATCH] {what} {fix}")
+
+    def _mismatch(self, verdict: MarkerVerdict, marker: Marker | None, batch_id: int, query_id: str) -> str:
+        """What does not fit, and ways out of which none loses a row."""
+        app, following = self._app_id, 0 if marker is None else marker.next_batch_id
+        held = "" if marker is None or marker.rows is None else f" ({marker.rows} rows)"
+        owner = "" if marker is None else marker.query_id
+        accept = (
+            f"start once with onMarkerMismatch=accept: everything from batch {batch_id} on is written and the marker"
+            " replaced; nothing is skipped, and rows that were committed before come a second time."
+        )
+        restore = f" Nothing was written. If the newest checkpoint still exists, put it back. Else {accept}"
+        match verdict:
+            case MarkerVerdict.MISSING:
+                return (
+                    f"There is no marker for txnAppId {app!r}, but batches before {batch_id} must have written one:"
+                    " another sink wrote them, txnAppId was changed, or the marker topic"
+                    f" {self._options.marker_topic!r} was deleted. Nothing was written. Start once with"
+                    f" onMarkerMismatch=accept: batch {batch_id} is written and the marker made. If an earlier run may"
+                    " have committed this very batch, its rows come a second time."
+                )
+            case MarkerVerdict.OTHER_QUERY:
+                owner = f"query {owner!r}" if owner else "no streaming query that is known (a batch job?)"
+                mine = f"this is query {query_id!r}" if query_id else "this is a batch job, or Spark Connect"
+                return (
+                    f"The marker of txnAppId {app!r} belongs to {owner}, {mine}: the checkpoint was deleted or is"
+                    " another query's. Their batch numbers cannot be compared. Nothing was written. Give a new"
+                    " checkpoint a new txnAppId; or start once with onMarkerMismatch=accept, which makes the marker"
+                    " this query's and writes all that it reads: what the old one wrote and this one reads again comes"
+                    " a second time."
+                )
+            case MarkerVerdict.GAP:
+                return (
+                    f"The marker of txnAppId {app!r} says that batch {following} comes next, Spark runs {batch_id}:"
+                    " those between were never written by this sink. Nothing was written. Call the sink for every"
+                    " micro-batch, also for empty ones. onMarkerMismatch=accept for one start writes from batch"
+                    f" {batch_id} on; batches {following} to {batch_id - 1} have then to be written by you."
+                )
+            case MarkerVerdict.ROLLED_BACK:
+                return (
+                    f"Batches up to {following - 1} of txnAppId {app!r} are committed, Spark runs {batch_id}: the"
+                    " checkpoint is older than the topic (restored from a copy?), and its batches may hold other rows"
+                    f" than those that were written under these numbers.{restore}"
+                )
+            case MarkerVerdict.OTHER_ROWS:
+                return (
+                    f"Batch {batch_id} of txnAppId {app!r} is committed{held}, and Spark runs a batch {batch_id} with"
+                    " other rows: the checkpoint lost its last batch (restored from a copy, or its storage lost it),"
+                    " and Spark planned it again from what there is now. Or, where nothing but the number of rows could"
+                    f" be compared, the query makes another number each time.{restore}"
+                )
+            case _:
+                return (
+                    f"A batch {batch_id} of txnAppId {app!r} is committed, by a kafkasafe that did not keep which rows"
+                    " it held, so nobody can say whether Spark now runs the same rows or others under this number."
+                    " Nothing was written. If the checkpoint is the one that wrote it (never restored from a copy), run"
+                    f" this batch once with the kafkasafe that wrote the marker, which skips it. Else {accept}"
+                )
 
     def open(self, grant: Grant, *, remember: bool = True) -> None:
         """OPEN: begins the transaction."""

@@ -20,6 +20,7 @@ from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.options import error
+from kafkasafe.spark.plans import plan_of_query
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.tasks import (
@@ -167,7 +168,7 @@ def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> O
     session = Session(parsed, app_id)
     try:
         job = _Job(parsed, df, version, session)
-        return session.write(version, "", job, strict=False, remember=remember)
+        return session.write(version, "", job, remember=remember)
     finally:
         session.close()
 
@@ -224,7 +225,8 @@ class ForeachBatchSink:
             job = _Job(self._options, df, batch_id, session)
             done: Outcome | None = None
             try:
-                done = self.last = session.write(batch_id, query_id or "", job)
+                plan = plan_of_query(df.sparkSession, query_id, batch_id)
+                done = self.last = session.write(batch_id, query_id or "", job, plan=plan, count=job.count)
             finally:
                 stats.count(query_id or app_id, done, {**job.totals, "restarts": session.restarts})
         _served[app_id] = (run, batch_id)
@@ -284,6 +286,10 @@ class _Job:
             self.totals[name] = self.totals.get(name, 0) + sum(row[name] for row in rows)
         self._check_stages(rows)
         return reports_of(rows)
+
+    def count(self) -> int:
+        """How many rows the data frame has."""
+        return self._df.count()
 
     def _plan(self, grant: Grant) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df

@@ -28,6 +28,7 @@ from kafkasafe._io.transport import Transport
 from kafkasafe.errors import UsageError
 from kafkasafe.spark import outcomes, tasks
 from kafkasafe.spark.options import error
+from kafkasafe.spark.plans import plan_in_checkpoint
 from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
@@ -112,7 +113,8 @@ def stream_writer(options: dict[str, str], schema: StructType) -> StreamWriter:
     """
     parsed = _parsed(options)
     refuse_version(parsed, "df.write")
-    return StreamWriter(parsed, schema)
+    checkpoint = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
+    return StreamWriter(parsed, schema, checkpoint)
 
 
 def _parsed(options: dict[str, str]) -> SinkOptions:
@@ -256,7 +258,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         session = Session(options, app_id)
         try:
             work = _Work(options, session, told)
-            done = session.write(version, "", work, strict=False, remember=remember)
+            done = session.write(version, "", work, remember=remember)
         finally:
             session.close()
         _log_outcome(app_id, version, done)
@@ -269,6 +271,10 @@ _Stream: Any = _ArrowStream or DataSourceStreamWriter
 
 class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
     """Of a streaming query."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, checkpoint: str | None = None) -> None:
+        super().__init__(options, schema)
+        self._checkpoint = checkpoint
 
     def write(self, iterator: Iterator[Any]) -> Message:
         """As `_Writer.write`, of Arrow batches or of Spark's rows."""
@@ -298,7 +304,8 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
         work = _Work(self._options, session, told)
         done: Outcome | None = None
         try:
-            done = session.write(batchId, query_id, work)
+            plan = plan_in_checkpoint(self._checkpoint, batchId)
+            done = session.write(batchId, query_id, work, plan=plan, count=work.count)
         finally:
             outcomes.tell(query_id, done, restarts=session.restarts, retries=work.retries, bytes=work.bytes)
         _log_outcome(app_id, batchId, done)
@@ -341,6 +348,10 @@ class _Work:
         self._rows = sum(message.rows for message in told)
         self.retries = 0
         self.bytes = 0
+
+    def count(self) -> int:
+        """How many rows the tasks read."""
+        return self._rows
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
         options, transport = self._options, self._session.transport

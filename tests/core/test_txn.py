@@ -21,6 +21,8 @@ from kafkasafe._core.txn import (
     Step,
     judge_marker,
     judge_partitions,
+    judge_version,
+    plan_digest,
 )
 
 PARTITIONS = (0, 1)
@@ -108,11 +110,14 @@ class Kafka:
 class Driver:
     """One life. `crash_at` counts operations; `late`: the operation works, its answer is lost."""
 
-    def __init__(self, kafka, *, crash_at=None, late=False, lost_commits=0, mutant=None, worker_dies=()):
+    def __init__(
+        self, kafka, *, crash_at=None, late=False, lost_commits=0, mutant=None, worker_dies=(), strict=True
+    ):
         self.kafka, self.crash_at, self.late, self.mutant = kafka, crash_at, late, mutant
         self.operations = 0
         self.lost_commits = lost_commits
         self.worker_dies = set(worker_dies)
+        self.strict = strict
         self.written = 0
         self.grants = []
 
@@ -152,7 +157,7 @@ class Driver:
                 return self.do(kafka.fence)
             case Step.READ_MARKER:
                 marker = self.do(lambda: kafka.marker)
-                verdict = judge_marker(marker, batch_id, "q", strict=True)
+                verdict = judge_marker(marker, batch_id, "q", strict=self.strict, plan=str(rows))
                 assert verdict in {MarkerVerdict.WRITE, MarkerVerdict.DUPLICATE}
                 return Event.KNOWN if verdict is MarkerVerdict.DUPLICATE else Event.DONE
             case Step.OPEN:
@@ -176,9 +181,9 @@ class Driver:
                     return Event.BROKEN
             case Step.MARK:
                 if self.mutant == "marker outside":
-                    self.do(lambda: setattr(kafka, "marker", Marker(batch_id + 1, "q")))
+                    self.do(lambda: setattr(kafka, "marker", Marker(batch_id + 1, "q", len(rows), str(rows))))
                 else:
-                    self.do(lambda: kafka.mark(grant, Marker(batch_id + 1, "q")))
+                    self.do(lambda: kafka.mark(grant, Marker(batch_id + 1, "q", len(rows), str(rows))))
             case Step.COMMIT:
                 if self.lost_commits:
                     self.lost_commits -= 1
@@ -254,7 +259,7 @@ def test_a_crash_at_every_step_leaves_each_row_once():
     for crashes in every_crash():
         kafka = run(crashes)
         assert kafka.visible() == ROWS, crashes
-        assert kafka.marker == Marker(len(BATCHES), "q")
+        assert kafka.marker == Marker(len(BATCHES), "q", len(BATCHES[-1]), str(BATCHES[-1]))
 
 
 @pytest.mark.parametrize("mutant", ["marker outside", "no fence"])
@@ -275,7 +280,7 @@ def test_the_marker_before_the_fence_fails_when_another_driver_commits_in_betwee
     Driver(kafka).write(0, BATCHES[0])
     kafka.fence()
     assert judge_marker(seen, 0, "q", strict=True) is MarkerVerdict.WRITE  # what must not be believed
-    assert judge_marker(kafka.marker, 0, "q", strict=True) is MarkerVerdict.DUPLICATE
+    assert judge_marker(kafka.marker, 0, "q", strict=True, plan=str(BATCHES[0])) is MarkerVerdict.DUPLICATE
 
 
 @pytest.mark.parametrize("deaths", [(1,), (1, 2), (1, 2, 3)])
@@ -332,35 +337,108 @@ def test_every_step_has_its_ends_and_nothing_else_is_legal():
                     machine.on(event)
 
 
+W, D, C = MarkerVerdict.WRITE, MarkerVerdict.DUPLICATE, MarkerVerdict.COUNT
+
+
 @pytest.mark.parametrize(
-    ("marker", "batch_id", "strict", "verdict"),
+    ("marker", "batch_id", "plan", "rows", "verdict", "accepted"),
     [
-        (None, 0, True, MarkerVerdict.WRITE),
-        (None, 3, True, MarkerVerdict.MISSING),
-        (None, 3, False, MarkerVerdict.WRITE),
-        (Marker(3, "q"), 3, True, MarkerVerdict.WRITE),
-        (Marker(4, "q"), 3, True, MarkerVerdict.DUPLICATE),
-        (Marker(5, "q"), 3, True, MarkerVerdict.ROLLED_BACK),
-        (Marker(5, "q"), 3, False, MarkerVerdict.DUPLICATE),
-        (Marker(2, "q"), 3, True, MarkerVerdict.GAP),
-        (Marker(2, "q"), 3, False, MarkerVerdict.WRITE),
-        (Marker(3, "other"), 3, True, MarkerVerdict.OTHER_QUERY),
-        (Marker(9, "other"), 0, True, MarkerVerdict.OTHER_QUERY),
-        (Marker(9, "other"), 0, False, MarkerVerdict.DUPLICATE),
+        (None, 0, "p", None, W, W),
+        (None, 3, "p", None, MarkerVerdict.MISSING, W),
+        (Marker(3, "q", 5, "p"), 3, "x", None, W, W),
+        (Marker(3, "q"), 3, "x", None, W, W),  # of version 1
+        (Marker(5, "q", 5, "p"), 3, "p", 5, MarkerVerdict.ROLLED_BACK, W),
+        (Marker(2, "q", 5, "p"), 3, "p", 5, MarkerVerdict.GAP, W),
+        # Numbers of another query are never compared, whatever else agrees.
+        (Marker(3, "other", 5, "p"), 3, "p", 5, MarkerVerdict.OTHER_QUERY, W),
+        (Marker(4, "other", 5, "p"), 3, "p", 5, MarkerVerdict.OTHER_QUERY, W),
+        (Marker(9, "other", 5, "p"), 0, "p", 5, MarkerVerdict.OTHER_QUERY, W),
+        (Marker(4, "", 5, "p"), 3, "p", 5, MarkerVerdict.OTHER_QUERY, W),
+        # "One more": the same batch again, or one that was planned anew.
+        (Marker(4, "q", 5, "p"), 3, "p", None, D, D),
+        (Marker(4, "q", 5, "p"), 3, "p", 6, D, D),  # not deterministic
+        (Marker(4, "q", 5, "p"), 3, "x", 5, MarkerVerdict.OTHER_ROWS, W),
+        (Marker(4, "q", 5, "p"), 3, "", None, C, C),
+        (Marker(4, "q", 5, ""), 3, "p", None, C, C),
+        (Marker(4, "q", 5, ""), 3, "p", 5, D, D),
+        (Marker(4, "q", 5, "p"), 3, "", 6, MarkerVerdict.OTHER_ROWS, W),
+        (Marker(4, "q", 0, ""), 3, "", 0, D, D),
+        (Marker(4, "q"), 3, "p", 5, MarkerVerdict.UNPROVEN, W),  # of version 1
+        (Marker(4, "q"), 3, "", None, MarkerVerdict.UNPROVEN, W),
     ],
 )
-def test_what_a_marker_says(marker, batch_id, strict, verdict):
-    assert judge_marker(marker, batch_id, "q", strict=strict) is verdict
+def test_what_a_marker_says(marker, batch_id, plan, rows, verdict, accepted):
+    assert judge_marker(marker, batch_id, "q", strict=True, plan=plan, rows=rows) is verdict
+    assert judge_marker(marker, batch_id, "q", strict=False, plan=plan, rows=rows) is accepted
+
+
+@pytest.mark.parametrize(
+    ("marker", "version", "verdict", "accepted"),
+    [
+        (None, 7, W, W),
+        (Marker(7, "", 5), 7, W, W),
+        (Marker(8, "", 5), 7, D, D),
+        (Marker(8), 7, D, D),
+        (Marker(8), 3, D, D),
+        (Marker(8, "q", 5), 9, MarkerVerdict.OTHER_QUERY, W),
+    ],
+)
+def test_what_a_marker_says_of_a_version(marker, version, verdict, accepted):
+    assert judge_version(marker, version, strict=True) is verdict
+    assert judge_version(marker, version, strict=False) is accepted
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_checkpoint_from_a_copy_loses_no_row(behind):
+    """Spark plans what its checkpoint does not know anew: other rows under numbers that are committed."""
+    done = BATCHES[:2]
+    kafka = Kafka()
+    for batch_id, rows in enumerate(done):
+        Driver(kafka).write(batch_id, rows)
+    first = len(done) - behind
+    anew = [row for rows in BATCHES[first:] for row in rows]
+    before = kafka.visible()
+    with pytest.raises(AssertionError):  # refused
+        Driver(kafka).write(first, anew)
+    assert kafka.visible() == before
+    Driver(kafka, strict=False).write(first, anew)
+    assert set(kafka.visible()) == set(ROWS)
+    # The marker is this checkpoint's now: nothing is refused or written again.
+    assert Driver(kafka).write(first, anew).step is Step.DUPLICATE
+    Driver(kafka).write(first + 1, ["d"])
+    assert kafka.visible().count("d") == 1
+
+
+ENTRY = 'v1\n{{"batchWatermarkMs":{0},"batchTimestampMs":{1}}}\n{{"orders":{{"0":{2}}}}}\n{3}'
+
+
+def test_a_plan_is_when_and_how_far_a_batch_was_planned():
+    plan = plan_digest(ENTRY.format(0, 1, 20, "-"))
+    assert plan == plan_digest(ENTRY.format(5, 1, 20, "-") + "\n")  # other settings
+    others = [ENTRY.format(0, 2, 20, "-"), ENTRY.format(0, 1, 30, "-"), ENTRY.format(0, 1, 20, "4")]
+    assert len({plan, *map(plan_digest, others)}) == 4
+
+
+@pytest.mark.parametrize("entry", ["", "v1", "v1\n\n-", "v1\n{}\n-", "v1\n[]\n-", "v1\nx\n-"])
+def test_what_is_no_plan_is_not_known(entry):
+    assert plan_digest(entry) == ""
 
 
 def test_a_marker_is_read_as_it_was_written():
-    assert Marker.decode(Marker(12, "q-1").encode()) == Marker(12, "q-1")
+    for marker in (Marker(12, "q-1"), Marker(12, "q-1", 0, ""), Marker(12, "", 7, "digest")):
+        assert Marker.decode(marker.encode()) == marker
+
+
+def test_a_marker_of_version_1_is_read():
+    assert Marker.decode('{"v":1,"next":12,"query":"q-1"}') == Marker(12, "q-1", None, "")
 
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "x", "{}", "[1]", "3", '{"v":2,"next":1,"query":""}', '{"v":1,"next":-1,"query":""}',
-     '{"v":1,"next":true,"query":""}', '{"v":1,"next":1,"query":null}'],
+    [None, "", "x", "{}", "[1]", "3", '{"v":3,"next":1,"query":"","rows":1,"plan":""}', '{"v":1,"next":-1,"query":""}',
+     '{"v":1,"next":true,"query":""}', '{"v":1,"next":1,"query":null}', '{"v":2,"next":1,"query":""}',
+     '{"v":2,"next":1,"query":"","rows":-1,"plan":""}', '{"v":2,"next":1,"query":"","rows":true,"plan":""}',
+     '{"v":2,"next":1,"query":"","rows":1,"plan":null}'],
 )  # fmt: skip
 def test_what_is_no_marker_is_never_guessed(text):
     with pytest.raises(ValueError, match="marker"):

@@ -287,11 +287,33 @@ def test_a_checkpoint_that_does_not_fit_is_refused(spark, kafka, topic, make):
     make()(rows(spark, 10, 20), 1)
     with pytest.raises(CheckpointMismatchError, match="older than the topic"):
         make()(rows(spark, 0, 10), 0)
+    # Without the query's own plan the number of rows decides; it must be the same.
+    with pytest.raises(CheckpointMismatchError, match=r"committed \(10 rows\).*with other rows"):
+        make()(rows(spark, 10, 25), 1)
+    again = make()
+    again(rows(spark, 10, 20), 1)
+    assert again.last.name == "duplicate"
+    # Accepting writes, whatever the numbers are.
     sink = make(onMarkerMismatch="accept")
     sink(rows(spark, 20, 30), 7)
-    sink(rows(spark, 20, 30), 5)
-    assert sink.last.name == "duplicate"
-    assert values(kafka, topic) == numbers(range(30))
+    sink(rows(spark, 30, 40), 5)
+    assert sink.last.name == "written"
+    make()(rows(spark, 40, 50), 6)
+    assert values(kafka, topic) == numbers(range(50))
+
+
+def test_a_marker_of_version_1_is_believed_only_where_it_proves_something(
+    spark, kafka, topic, make, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Marker, "encode", lambda m: f'{{"v":1,"next":{m.next_batch_id},"query":"{m.query_id}"}}'
+        )
+        make()(rows(spark, 0, 10), 0)
+    with pytest.raises(CheckpointMismatchError, match="did not keep which rows"):
+        make()(rows(spark, 0, 10), 0)
+    make()(rows(spark, 10, 20), 1)
+    assert values(kafka, topic) == numbers(range(20))
 
 
 def test_a_marker_of_another_query_is_refused(spark, kafka, topic, make, monkeypatch):
@@ -314,13 +336,21 @@ def test_a_marker_nobody_understands_is_not_guessed(spark, kafka, topic, make, m
         make()(rows(spark, 10, 20), 1)
 
 
-def test_a_batch_query_is_written_once_for_each_version(spark, kafka, topic):
+def test_a_batch_query_is_written_once_for_each_version(spark, kafka, topic, make, monkeypatch):
     app = new_name("job")
     for version, name in ((1, "written"), (1, "duplicate"), (4, "written"), (3, "duplicate")):
         done = write_batch(rows(spark, 0, 100), topic, **options(kafka, txnAppId=app, txnVersion=version))
         assert done.name == name
     assert write_batch(rows(spark, 0, 100), topic, **options(kafka)).rows == 100
     assert values(kafka, topic) == numbers(range(100), range(100), range(100))
+    # Versions and the batch ids of a streaming query have nothing to do with each other.
+    monkeypatch.setattr(
+        "kafkasafe.spark.sink._Properties.get", lambda _, name: "q" if "query" in name else None
+    )
+    make()(rows(spark, 100, 110), 0)
+    settings = options(kafka, txnAppId=make()._options.app_id, txnVersion=0)
+    with pytest.raises(CheckpointMismatchError, match="belongs to query 'q', this is a batch job"):
+        write_batch(rows(spark, 0, 1), topic, **settings)
 
 
 def test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows(spark, kafka, topic, tmp_path):

@@ -449,6 +449,9 @@ def test_a_marker_that_does_not_fit_is_refused(kafka, topic, steps):
     with pytest.raises(CheckpointMismatchError, match="never written by this sink"):
         steps.commit(steps.write(5, range(10)), 5)
     steps.commit(steps.write(4, range(10, 20)), 4)
+    # Where the checkpoint cannot be seen, the number of rows is what a batch is known by.
+    with pytest.raises(CheckpointMismatchError, match=r"committed \(10 rows\).*with other rows"):
+        steps.commit(steps.write(4, range(10, 25)), 4)
     assert values(kafka, topic) == numbers(range(20))
 
 
