@@ -296,8 +296,9 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 differs. Or a callable that gets the `LogDiverged` and returns the offset to go on from (None: raise).
             on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. What it
                 raises is logged.
-            offsets_path: File that remembers the highest end offsets from one life of the process to the next; written
-                by `close`. One consumer per file. Default: nothing is remembered.
+            offsets_path: File that remembers the highest end offsets from one life of the process to the next; an
+                answer of `end_offsets` is in it before it is returned. One consumer per file. Default: nothing is
+                remembered.
             offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is called
                 undecidable, seconds (30). The old value stands all the same.
             lineage_path: File that remembers what was read (leader epochs; CRCs of batches where there are none) from
@@ -340,6 +341,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         self._keeps_lineage = True
         self._memory = LineageMemory(self._safe.lineage_path)
         self._save_due = 0.0
+        self._save_ends_due = 0.0
         parent: Any = super()
         try:
             parent.__init__(*topics, **{**_OURS, **self._safe.kafka})
@@ -485,9 +487,29 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             KafkaTimeoutError: Time is over.
             KafkaError: What no retry helps, as a missing right.
         """
-        return self._look_up(
-            {tp: functools.partial(self._end, tp) for tp in partitions}, timeout_ms, partial=partial
-        )
+        try:
+            return self._look_up(
+                {tp: functools.partial(self._end, tp) for tp in partitions}, timeout_ms, partial=partial
+            )
+        finally:
+            self._save_ends()
+
+    def _save_ends(self) -> None:
+        """Before the application has the answer: after a kill -9 the next life must not give a lower one."""
+        if self._safe.offsets_path is None or time.monotonic() < self._save_ends_due:
+            return
+        try:
+            self._tracker.save(if_changed=True)
+        except OSError:
+            # The answer is right all the same; without the file only the next life knows less. `close` raises it.
+            log.exception(
+                "%s could not be written",
+                self._safe.offsets_path,
+                client_id=self.client_id,
+                path=str(self._safe.offsets_path),
+                event="offsets_not_written",
+            )
+            self._save_ends_due = time.monotonic() + _SAVE_AGAIN_S
 
     def beginning_offsets(
         self,

@@ -94,6 +94,7 @@ class EndOffsetTracker:
         self._files = OsFiles() if files is None else files
         self._lock = threading.Lock()
         self._ends = EndOffsets(hold_timeout_s=hold_timeout_s)
+        self._saved: str | None = None
         content = None if self._path is None else read_whole(self._files, self._path)
         if content is not None:
             try:
@@ -294,8 +295,11 @@ class EndOffsetTracker:
 
     # --- the file ---
 
-    def save(self) -> None:
+    def save(self, *, if_changed: bool = False) -> None:
         """Write the file; what was answered before is durable on return. Does nothing without a path.
+
+        Args:
+            if_changed: Do nothing where this tracker wrote the same before.
 
         Raises:
             OSError: It could not be written; the former file is as it was.
@@ -303,7 +307,10 @@ class EndOffsetTracker:
         if self._path is None:
             return
         with self._lock:
-            replace_whole(self._files, self._path, self._ends.encode().encode())
+            text = self._ends.encode()
+            if not if_changed or text != self._saved:
+                replace_whole(self._files, self._path, text.encode())
+                self._saved = text
 
     def close(self) -> None:
         """`save`."""

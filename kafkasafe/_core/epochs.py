@@ -553,7 +553,8 @@ class EpochWalk:
             # All it has is newer than the epoch asked for (it may name that epoch all the same, and where its log
             # starts). So nothing of ours is there; what stood before, nobody knows any more.
             if self._log_start < ours.end_offset:
-                self._diverged(self._log_start, None)
+                # What was read before the log's start may differ as well: nothing there can be compared any more.
+                self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED)
             return

@@ -13,6 +13,7 @@ from kafka import TopicPartition
 
 from kafkasafe._io.transport import Failure
 from kafkasafe.events import OffsetLowered, PositionReset
+from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -44,6 +45,20 @@ def counted(consumer):
     real = transport.list_offset
     transport.list_offset = lambda *args, **more: (calls.append(time.monotonic()), real(*args, **more))[1]
     return calls
+
+
+def test_an_answer_is_in_the_file_before_it_is_returned(cluster, consumers, tmp_path):
+    """After a kill -9 nobody calls close()."""
+    topic, path = new_topic(cluster), tmp_path / "ends.json"
+    tp = TopicPartition(topic, 0)
+    consumer = consumers(offsets_path=path)
+    with Writer(cluster) as writer:
+        writer.write(topic, 3)
+        assert consumer.end_offsets([tp]) == {tp: 3}
+        assert EndOffsetTracker(path).end_offset(topic, 0) == 3
+        writer.write(topic, 1)
+    assert consumer.end_offsets([tp]) == {tp: 4}
+    assert EndOffsetTracker(path).end_offset(topic, 0) == 4
 
 
 def test_a_leader_that_moves_under_load(cluster, consumers, tmp_path):
