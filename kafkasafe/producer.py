@@ -32,6 +32,7 @@ from kafkasafe.errors import (
     ProducerClosedError,
     SpoolError,
     SpoolFullError,
+    WrongClusterError,
 )
 from kafkasafe.logs import EventLog
 from kafkasafe.metrics import flush as flush_metrics
@@ -205,11 +206,15 @@ class RecordFuture(FutureRecordMetadata):
         Raises:
             KafkaTimeoutError: Not acknowledged in time. The record stays in the spool and is still delivered.
             RejectedError: The cluster refused it.
+            WrongClusterError: Another cluster answers instead of the one that the record is for. It is delivered when
+                that one answers again.
         """
         self._producer._seal_chunk(self._chunk)
-        self._producer._pump.wait(lambda: self.is_done, timeout)
+        pump = self._producer._pump
+        pump.wait(lambda: self.is_done or pump.wrong_cluster is not None, timeout)
         if not self.is_done:
             self._producer._raise_failure()
+            self._producer._raise_wrong_cluster()
             raise kafka_errors.KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
         error = self.exception
         if error is not None:
@@ -517,6 +522,7 @@ class SafeProducer:
             raise self._closed
         if pump.parked is not None:
             raise pump.parked
+        self._raise_wrong_cluster()
         self._raise_loss()
         self._raise_failure()
         chunk = self._chunks.get(topic)
@@ -753,6 +759,8 @@ class SafeProducer:
         Raises:
             KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
             UndecidableError: A batch is parked (`on_undecidable="raise"`).
+            WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
+                and are delivered when theirs answers again.
             DataLossError: Acknowledged records are gone (`on_acked_loss="raise"`).
         """
         self._check_fork()
@@ -762,11 +770,15 @@ class SafeProducer:
         with pump.lock:
             number = pump.last_number()
         finished = pump.wait(
-            lambda: pump.flushed(number) or pump.parked is not None,
+            lambda: pump.flushed(number) or pump.parked is not None or pump.wrong_cluster is not None,
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
         if pump.parked is not None:
             raise pump.parked
+        with pump.lock:
+            delivered = pump.flushed(number)
+        if not delivered:
+            self._raise_wrong_cluster()
         self._raise_loss()
         # Also where nothing is left to wait for: then it was given up.
         self._raise_failure()
@@ -810,6 +822,8 @@ class SafeProducer:
         Raises:
             SpoolError: Not everything that was accepted could be made durable, or the spool failed for good. It is
                 closed all the same.
+            WrongClusterError: Another cluster answers instead of the one that records wait for. It is closed all the
+                same, and they are on disk.
             ValueError: A negative timeout.
         """
         if timeout is not None and not timeout >= 0:
@@ -839,6 +853,7 @@ class SafeProducer:
                     pump.wait(pump.idle, max(0.0, end - now))
                     or pump.failure is not None
                     or pump.parked is not None
+                    or pump.wrong_cluster is not None
                 ):
                     break
                 if time.monotonic() >= (pump.last_progress + _CLOSE_IDLE_S if deadline is None else deadline):
@@ -847,6 +862,7 @@ class SafeProducer:
             pump.stop(10.0)
             self._closed_down()
         self._raise_failure()
+        self._raise_wrong_cluster()
 
     def _closed_down(self) -> None:
         atexit.unregister(self._at_exit)
@@ -890,6 +906,11 @@ class SafeProducer:
             raise type(failure)(str(failure)) from failure
         if failure is not None:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
+
+    def _raise_wrong_cluster(self) -> None:
+        error = self._pump.wrong_cluster
+        if error is not None:
+            raise WrongClusterError(*error.args) from error
 
     def _raise_loss(self) -> None:
         """`on_acked_loss="raise"`: once for each loss."""

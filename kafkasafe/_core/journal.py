@@ -843,11 +843,15 @@ class Journal:
         return True
 
     def new_cluster(self) -> None:
-        """What was delivered before went to another cluster: its offsets say nothing about this one.
+        """What was delivered before went to another cluster: its offsets and ids say nothing about this one.
 
-        Only while nothing of an earlier life waits, and before anything was asked.
+        Only while nothing waits, but what was sealed before any cluster was asked.
         """
+        self._producer_id = -1
         for partition in self._partitions.values():
+            partition.producer_id = partition.producer_epoch = -1
+            partition.confirmed_id, partition.confirmed_until = (-1, -1), 0.0
+            partition.check_due = partition.renew = False
             partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
             partition.leader_epoch = -1
             partition.topic_id = m.NO_TOPIC_ID

@@ -95,6 +95,9 @@ _SEQUENCE_ERRORS: Final = frozenset(
         "INVALID_PRODUCER_EPOCH",
     }
 )
+_ASTRAY_S: Final = 2.0
+"""Another cluster is believed to have taken the place of ours when no other has answered for so long. Until then it
+may be one address that leads astray, and other brokers are tried."""
 _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
 _FREE_BYTES: Final = 4 * 1024 * 1024
@@ -275,6 +278,7 @@ class Pump:
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
         self._left_behind_records = 0
         self._stranger: WrongClusterError | None = None
+        self._astray_since: float | None = None
         self._log = log.bind(client_id=config.client_id)
         self._memory = 0
         self._own: Lane
@@ -290,6 +294,8 @@ class Pump:
         self._backlog = 0
         self._used = 0
         self.failure: BaseException | None = None
+        self.wrong_cluster: WrongClusterError | None = None
+        """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
         self.parked: UndecidableError | None = None
         self.acked_loss: DataLossError | None = None
         self.counters: collections.Counter[str] = collections.Counter()
@@ -312,6 +318,7 @@ class Pump:
         self._own = self._open_lane(lock, own=True)
         self._lanes.append(self._own)
         self._publish_used()
+        self._transport.guard(lambda cluster_id: self._post(lambda: self._on_stranger(cluster_id)))
         self._transport.on_metadata(lambda refreshed: self._post(lambda: self._on_metadata(refreshed)))
         self._transport.start()
         self._thread.start()
@@ -541,6 +548,9 @@ class Pump:
             # What was accepted goes to disk; then this producer ends.
             self._seal_due(float("inf"))
             if not self._inbox:
+                if self._config.spool == "on_error":
+                    self._spill(0.0)
+                    self._drive(self._own)
                 raise self._stranger
         if self._inbox or self._stop:
             return
@@ -1386,6 +1396,8 @@ class Pump:
     def _on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._cluster_id:
             self._bind(refreshed.cluster_id)
+        elif self._astray_since is not None:
+            self._at_home_again()
         for name in refreshed.topics:
             self._learn(name)
         self._look_again(refreshed)
@@ -1413,15 +1425,25 @@ class Pump:
                 )
                 time.sleep(self._backoff.pause_s(attempt))
         if not ours:
-            self._stranger = WrongClusterError(
+            holds = (
                 f"{self._directory.path} holds records for cluster {bound}, but these brokers are cluster"
-                f" {cluster_id}. Nothing was sent; all accepted records are safe and wait. Use a spool_dir for each"
-                " cluster, or let them be delivered to theirs first (kafkasafe spool ls shows what waits)"
+                f" {cluster_id}. Nothing was sent; all accepted records are safe and wait."
             )
+            remedy = (
+                "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls shows"
+                " what waits)"
+            )
+            if self._cluster_id is None:
+                self._stranger = WrongClusterError(f"{holds} {remedy}")
+            else:
+                self._go_astray(cluster_id, f"{holds} They are delivered when theirs answers again. {remedy}")
             return
         if self._cluster_id is None:
             self._timer(0.0, self._look_around)
+        else:
+            self._transport.move(cluster_id)
         self._cluster_id = cluster_id
+        self._astray_since = self.wrong_cluster = None
         if bound is not None and bound != cluster_id:
             self._log.warning(
                 "%s was used for cluster %s until now; nothing waited for it",
@@ -1432,15 +1454,51 @@ class Pump:
             )
             for lane in self._lanes:
                 lane.journal.new_cluster()
+                lane.epochs.clear()
+                lane.healing.clear()
+
+    def _on_stranger(self, cluster_id: str) -> None:
+        """A connection led to another cluster; the transport has closed it, nothing was sent."""
+        if self._cluster_id in {None, cluster_id} or self._transport.at_home:
+            return
+        now = time.monotonic()
+        if self._astray_since is None:
+            self._astray_since = now
+        elif now - self._astray_since >= _ASTRAY_S:
+            self._bind(cluster_id)
+
+    def _go_astray(self, cluster_id: str, message: str) -> None:
+        self._log.seldom(
+            logging.ERROR, "wrong_cluster", cluster_id, "%s", message, path=str(self._directory.path)
+        )
+        if self.wrong_cluster is None:
+            with self.lock:
+                self.wrong_cluster = WrongClusterError(message)
+                self.cond.notify_all()
+
+    def _at_home_again(self) -> None:
+        self._astray_since = None
+        if self.wrong_cluster is None:
+            return
+        with self.lock:
+            self.wrong_cluster = None
+        self._log.info("Cluster %s answers again", self._cluster_id, event="right_cluster")
 
     def _drained(self) -> bool:
-        """Whether nothing of an earlier life, or of another process, waits in the spool directory."""
-        ours = {lane.name for lane in self._lanes}
-        if any(batch.former_life for lane in self._lanes for _, _, batch in lane.journal.batches()):
+        """Whether nothing waits in the spool directory for the cluster that it is bound to.
+
+        What this process accepted before it met any cluster waits for none in particular.
+        """
+        ours = {lane.lock.path for lane in self._lanes}
+        met = self._cluster_id is not None
+        if any(met or batch.former_life for lane in self._lanes for _, _, batch in lane.journal.batches()):
             return False
+        with self.lock:
+            if met and self._open:
+                return False
         for number in self._directory.lanes():
             path = self._directory.lane_path(number)
-            if path.name in ours:
+            if path in ours:
                 continue
             if self._directory.is_owned(number) or inspect(path, files=self._files).waiting:
                 return False

@@ -15,6 +15,9 @@ end of the connection, or its timeout → `reply` is called, once; (5) codes tha
 
 Non-obvious:
 
+- Another cluster may have come to live behind an address (a switch of DNS names, a pod's address given to another).
+  A guarded transport (`guard`) therefore asks on each new connection which cluster it is, before anything else goes
+  out on it: `_Link.pump` holds everything back until the answer to a Metadata request admits the connection.
 - A request counts as sent from the moment its bytes were handed to the connection's write buffer. Before that it
   failed with `sent=False`: the broker cannot have seen it.
 - Nothing is sent to a partition's new leader while batches for it are outstanding at the old one: whoever answers
@@ -66,7 +69,7 @@ from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._core.batch import BatchHeader, iter_headers
-from kafkasafe.errors import ForkedProcessError
+from kafkasafe.errors import ForkedProcessError, WrongClusterError
 from kafkasafe.logs import EventLog, limit_foreign, own_threads
 
 log = EventLog("network")
@@ -761,6 +764,9 @@ class _Call:
 
     __slots__ = ("deadline", "done", "targets", "timeout_s")
 
+    identifies = False
+    """Its answer says which cluster the broker belongs to."""
+
     def __init__(self, timeout_s: float, targets: tuple[TopicPartition, ...] = ()) -> None:
         self.timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
@@ -835,6 +841,14 @@ class _KafkaCall(_Call):
         if not self.done:
             self.done = True
             _safely(self.reply, Failure(error, sent))
+
+
+class _MetadataCall(_KafkaCall):
+    """A Metadata request."""
+
+    __slots__ = ()
+
+    identifies = True
 
 
 class _ProduceCall(_Call):
@@ -986,15 +1000,16 @@ class _Link:
     """
 
     __slots__ = (
-        "conn", "failures", "hub", "in_flight", "node_id", "not_before", "ready_once", "suspect_until", "timer",
-        "timer_at", "waiting",
+        "conn", "failures", "hub", "identifying", "in_flight", "node_id", "not_before", "ready_once", "suspect_until",
+        "timer", "timer_at", "waiting",
     )  # fmt: skip
 
     def __init__(self, hub: Transport, node_id: NodeId) -> None:
         self.hub = hub
         self.node_id = node_id
         self.conn: KafkaConnection | None = None
-        self.ready_once = False  # whether `conn` has been usable
+        self.ready_once = False  # whether `conn` has been usable: connected, and to the right cluster
+        self.identifying = False  # whether the request that tells which cluster it is was written
         self.waiting: collections.deque[_Call] = collections.deque()
         self.in_flight: dict[_Call, float] = {}  # in the order they were written, with the time
         self.failures = 0  # connection attempts that failed since the last success
@@ -1010,6 +1025,7 @@ class _Link:
         return (
             conn is not None
             and conn.connected
+            and self.ready_once
             and not conn.paused
             and not conn._reauth.is_reauthenticating
             and not self.waiting
@@ -1017,7 +1033,13 @@ class _Link:
 
     def alive(self, now: float) -> bool:
         """Whether there is a usable connection to a broker that is not suspected to hang."""
-        return self.conn is not None and self.conn.connected and self.suspect_until <= now
+        return self.usable and self.suspect_until <= now
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a connection, and to the right cluster."""
+        conn = self.conn
+        return conn is not None and conn.connected and self.ready_once
 
     @property
     def busy(self) -> bool:
@@ -1052,8 +1074,47 @@ class _Link:
                 throttled = conn._throttle_time or 0.0
                 self._arm(min(max(throttled, now + _PAUSE_POLL_S), call.deadline))
                 return
+            if self.hub._guarded and not self.ready_once and (self.identifying or not call.identifies):
+                self._identify(conn, now)
+                self._arm(call.deadline)
+                return
             self.waiting.popleft()
             self._write(conn, call, now)
+
+    def _identify(self, conn: KafkaConnection, now: float) -> None:
+        """Ask the connection which cluster it leads to, once."""
+        if self.identifying:
+            return
+
+        def answered(result: Any) -> None:
+            if not isinstance(result, Failure) or conn is not self.conn or not conn.connected:
+                return
+            if isinstance(result.error, kafka_errors.UnsupportedVersionError):
+                self._admit(conn)  # too old to say, and to be sent a batch
+            else:
+                self.hang_up(result.error)
+
+        # Without topics: it needs no right, and what is known of topics stays as it is.
+        request = MetadataRequest(
+            topics=[],
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        timeout_s = self.hub._request_timeout_s
+        self._write(
+            conn,
+            _MetadataCall(request, lambda response: response, answered, timeout_s=timeout_s, minimum=1),
+            now,
+        )
+
+    def _admit(self, conn: KafkaConnection) -> None:
+        """The connection leads where it should: what waits may go out on it."""
+        if conn is self.conn and not self.ready_once:
+            self.ready_once = True
+            self.failures = 0
+            self.suspect_until = 0.0
+            self.pump()
 
     def _write(self, conn: Any, call: _Call, now: float) -> None:
         frame: _Frame | None = None
@@ -1072,10 +1133,19 @@ class _Link:
             call.fail(error, sent=frame is not None and frame.encoded)
             return
         self.in_flight[call] = now
+        self.identifying = self.identifying or call.identifies
         self.hub._watch_silence()
 
         def done(response: Any) -> None:
             self.in_flight.pop(call, None)
+            if call.identifies:
+                stranger = self.hub._stranger(response.cluster_id)
+                if stranger is not None:
+                    call.fail(stranger, sent=True)
+                    if conn is self.conn:
+                        self.hang_up(stranger)
+                    return
+                self._admit(conn)
             call.succeed(response, frame)
 
         def failed(error: BaseException) -> None:
@@ -1099,15 +1169,14 @@ class _Link:
             self._drop(error)
             return
         self.conn = conn
-        self.ready_once = False
+        self.ready_once = self.identifying = False
         conn.init_future.add_callback(lambda _: self._on_ready(conn))
         conn.close_future.add_both(lambda error: self._on_closed(conn, error))
 
     def _on_ready(self, conn: KafkaConnection) -> None:
-        if conn is self.conn:
-            self.ready_once = True
-            self.failures = 0
-            self.suspect_until = 0.0
+        if not self.hub._guarded:
+            self._admit(conn)
+        elif conn is self.conn:
             self.pump()
 
     def _on_closed(self, conn: KafkaConnection, error: Any) -> None:
@@ -1305,6 +1374,10 @@ class Transport:
         self._watched: set[str] = set()
         self._asked: set[str] = set()  # watched topics that some metadata request has named
         self._cluster_id: str | None = None
+        self._guarded = False
+        self._home: str | None = None
+        """The cluster that connections of a guarded transport must lead to, None until one has said which it is."""
+        self._on_stranger: Callable[[str], None] = lambda _: None
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._parked: list[_Parked] = []
         self._waiters: list[Reply] = []
@@ -1426,6 +1499,54 @@ class Transport:
         self._listeners.append(callback)
 
     # -- Requests ------------------------------------------------------------------------------------------------
+
+    def guard(self, on_stranger: Callable[[str], None]) -> None:
+        """Speak to one cluster only: the first that answers, until `move` names another. Call before `start`.
+
+        Each new connection is asked for its cluster's id before anything else is written to it (one round trip). One
+        that leads elsewhere is closed, with WrongClusterError for what waited for it, and tried again with back-off.
+        Brokers that do not say (before 0.10.1) are believed as long as none has said.
+
+        Args:
+            on_stranger: Called with the id of another cluster that answered, on the network thread.
+        """
+        self._guarded = True
+        self._on_stranger = on_stranger
+
+    def move(self, cluster_id: str) -> None:
+        """From now on this is the cluster to speak to (guarded transports only)."""
+
+        def run() -> None:
+            self._home = cluster_id
+            for link in self._links.values():
+                link.not_before = 0.0
+            self._want_metadata(urgent=True)
+
+        self._post(run, lambda _: None)
+
+    @property
+    def at_home(self) -> bool:
+        """Whether a broker of the right cluster is connected. From any thread."""
+        return any(link.usable for link in list(self._links.values()))
+
+    def _stranger(self, cluster_id: str | None) -> BaseException | None:
+        """Why a connection that leads to this cluster must not be used; None where it may."""
+        if not self._guarded:
+            return None
+        cluster_id = cluster_id or None
+        if self._home is None:
+            self._home = cluster_id
+        if cluster_id == self._home:
+            return None
+        if cluster_id is None:
+            unknown: BaseException = kafka_errors.KafkaConnectionError(
+                f"The broker does not say that it belongs to cluster {self._home}"
+            )
+            return unknown
+        _safely(self._on_stranger, cluster_id)
+        return WrongClusterError(
+            f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
+        )
 
     def init_producer_id(self, reply: Reply) -> None:
         """Asks any broker for a producer id.
@@ -2186,7 +2307,7 @@ class Transport:
             include_topic_authorized_operations=False,
         )
         link.submit(
-            _KafkaCall(
+            _MetadataCall(
                 request,
                 self._parse_metadata,
                 functools.partial(self._on_metadata, attempt),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import harness
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe import SafeProducer, WrongClusterError
 from kafkasafe.testing.broker import KafkaCluster
+from kafkasafe.testing.proxy import FaultProxy
+from kafkasafe.testing.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
@@ -60,3 +63,89 @@ def test_records_of_an_outage_wait_for_their_own_cluster(tmp_path):
             assert producer.send("t", b"5").get(30).offset == 0
         assert not [event for event in events if type(event).__name__ == "AckedDataLost"]
         assert values(other, "t") == [b"5"]
+
+
+@pytest.mark.parametrize("spool", ["always", "on_error"])
+def test_a_live_producer_sends_nothing_to_another_cluster_at_its_address(tmp_path, spool):
+    with (
+        TcpProxy() as proxy,
+        KafkaCluster(brokers=1, proxy_ports={1: proxy.port}) as ours,
+        KafkaCluster(brokers=1, proxy_ports={1: proxy.port}) as other,
+    ):
+        ports = [cluster.client_address(1)[1] for cluster in (ours, other)]
+
+        def lead_to(port):
+            proxy.refuse()
+            proxy.target_port = port
+
+        proxy.target_port = ports[0]
+        ours.create_topic("t", partitions=1)
+        lead_to(ports[1])
+        proxy.restore()
+        other.create_topic("t", partitions=1)
+        lead_to(ports[0])
+        proxy.restore()
+
+        with SafeProducer(
+            bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path, spool=spool
+        ) as producer:
+            producer.send("t", b"0").get(60)
+            lead_to(ports[1])
+            waiting = [producer.send("t", b"%d" % number) for number in range(1, 4)]
+            producer.flush_spool(60)
+            proxy.restore()
+            with pytest.raises(WrongClusterError, match="Nothing was sent"):
+                waiting[0].get(60)
+            with pytest.raises(WrongClusterError, match="when theirs answers again"):
+                producer.flush(60)
+            with pytest.raises(WrongClusterError):
+                producer.send("t", b"refused")
+            assert not any(future.is_done for future in waiting)
+            assert harness.end_offset(other, "t") == 0
+
+            # Theirs is back: it goes on as if nothing had been.
+            lead_to(ports[0])
+            proxy.restore()
+            harness.until(lambda: all(future.is_done for future in waiting), 120)
+            assert [future.get(0).offset for future in waiting] == [1, 2, 3]
+            assert producer.send("t", b"4").get(60).offset == 4
+            assert values(ours, "t") == [b"0", b"1", b"2", b"3", b"4"]
+
+            # Nothing waits: the producer moves, and what it knew of offsets and ids is forgotten.
+            lead_to(ports[1])
+            proxy.restore()
+
+            bound = (tmp_path / "CLUSTER").read_text()
+            harness.until(lambda: (tmp_path / "CLUSTER").read_text() != bound, 120)
+            assert producer.send("t", b"5").get(60).offset == 0
+            assert values(other, "t") == [b"5"]
+
+
+def test_one_address_that_leads_astray_and_brokers_that_do_not_say(tmp_path):
+    """An address given to another cluster's broker is no broker of ours; the others go on. No id is no stranger."""
+    with FaultProxy(nodes=(1, 2)) as proxy, KafkaCluster(brokers=2, proxy_ports=proxy.ports) as cluster:
+        proxy.connect(cluster)
+        cluster.create_topic("t", partitions=2, replication_factor=1)
+        proxy.on("Metadata").set(cluster_id=None)
+        with SafeProducer(
+            bootstrap_servers=proxy.bootstrap_servers, spool_dir=tmp_path / "unsaid"
+        ) as producer:
+            assert [producer.send("t", b"0", partition=p).get(60).offset for p in (0, 1)] == [0, 0]
+        assert not (tmp_path / "unsaid" / "CLUSTER").exists()
+
+        proxy.clear()
+        with SafeProducer(bootstrap_servers=proxy.bootstrap_servers, spool_dir=tmp_path / "said") as producer:
+            assert [producer.send("t", b"1", partition=p).get(60).offset for p in (0, 1)] == [1, 1]
+            proxy.on("Metadata").when(lambda exchange: exchange.call.node == 2).set(cluster_id="another")
+            proxy.forget()
+            proxy.cut()
+            waiting = [producer.send("t", b"2", partition=p) for p in (0, 1)]
+            harness.until(lambda: any(future.is_done for future in waiting))
+            # Longer than it takes to believe that the whole cluster is another one.
+            harness.until(lambda: sum(call.node == 2 for call in proxy.requests("Metadata")) > 8)
+            # Its partition waits, without an error: the cluster is there.
+            done = [future.is_done for future in waiting]
+            assert sorted(done) == [False, True]
+            assert producer.send("t", b"3", partition=done.index(True)).get(60).offset == 3
+            proxy.clear()
+            assert sorted(future.get(60).offset for future in waiting) == [2, 2]
