@@ -14,6 +14,7 @@ I/O thread, for commits (`_lock`).
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -74,7 +75,7 @@ from kafkasafe.events import (
     PartitionReady,
     PositionReset,
 )
-from kafkasafe.logs import EventLog
+from kafkasafe.logs import EventLog, as_own_thread, limit_foreign
 from kafkasafe.metrics import consumer_readings, install
 from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
 
@@ -100,6 +101,8 @@ _REMOTE: Final = frozenset({-1, 7, 9})
 # Each round of asking about an offset out of range is three requests: so ten a second.
 _RANGE_PAUSE_S: Final = 0.3
 _OLD_ANSWERS: Final = 3
+# How long after an error of a follower the leader is asked to serve by itself (it would send us back at once).
+_LEADER_ONLY_S: Final = 30.0
 # How long a broker may take to read one remote batch. It answers with nothing when it takes longer.
 _REMOTE_READ_MS: Final = 1000
 # While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
@@ -215,6 +218,7 @@ class _Part:
         error: What `poll` raises until the position changes.
         told: When it was raised last; 0: not yet.
         reset: Why the position is about to be reset; None: the application asked for it.
+        leader_until: A follower answered with an error: until then only the leader is read from.
         failures: Fetches that failed one after the other.
         failing_since: When the first of them did.
         failing_code: Error code of the last one.
@@ -236,6 +240,7 @@ class _Part:
         "failures",
         "former_ids",
         "inquiry",
+        "leader_until",
         "lineage",
         "marks",
         "overdue_since",
@@ -263,6 +268,7 @@ class _Part:
         self.error: Exception | None = None
         self.told = 0.0
         self.reset: _ResetReason | None = None
+        self.leader_until = 0.0
         self.failures = 0
         self.failing_code = 0
         self.failing_reason = ""
@@ -375,19 +381,38 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             LogDivergedError: See `on_divergence`. At once, and later whenever there is nothing else to return.
             OffsetOutOfRangeError: The same, with `auto_offset_reset="none"`.
             RemoteStorageNotReadyError: See `remote_storage_timeout_ms`.
+            CorruptRecordError: The next batch of a partition is damaged. Its position stays where it is.
         """
         undecided = self._undecided()
         if undecided:
             # Even when nobody else has records: the group is looked after in there.
             timeout_ms = min(timeout_ms, _REMINDER_MS if self._has_others() else _BRIEFLY_MS)
         parent: Any = super()
-        records: dict[TopicPartition, list[Any]] = parent.poll(timeout_ms, max_records, update_offsets)
+        try:
+            records: dict[TopicPartition, list[Any]] = parent.poll(timeout_ms, max_records, update_offsets)
+        except kafka_errors.CorruptRecordError as error:
+            raise kafka_errors.CorruptRecordError(
+                f"{error.args[0] if error.args else 'A record batch is damaged'}. The position stays before it: poll"
+                " again, if it may have been damaged on its way; seek past it to leave it out."
+            ) from error
         if self._safe.lineage_path is not None and time.monotonic() >= self._save_due:
             # An iterator moves the position with each record; otherwise they count as handed out now.
             self._save_now_and_then({} if update_offsets else records)
         if not records and (undecided := self._undecided()):
             raise self._told(undecided)
         return records
+
+    def __repr__(self) -> str:
+        known = getattr(self, "_subscription", None)
+        if known is None:
+            return "<SafeConsumer not opened>"
+        if known.subscribed_pattern is not None:
+            reads = known.subscribed_pattern.pattern
+        else:
+            reads = ", ".join(sorted(known.subscription or {tp.topic for tp in self._assigned()}))
+        group = f" group={self.config['group_id']}" if self.config["group_id"] is not None else ""
+        state = "closed" if self._closed else "open"
+        return f"<SafeConsumer {self.client_id} {state}{group} topics={reads}>"
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """As KafkaConsumer's; also writes `offsets_path` and `lineage_path`.
@@ -397,11 +422,15 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         """
         if self._closed:
             return
+        # Answers that come from here on find nobody: what they would wake is about to be closed.
+        self._desk.retire()
+        for part in list(self._parts.values()):
+            part.cancel()
         parent: Any = super()
         try:
             parent.close(autocommit=autocommit, timeout_ms=timeout_ms)
         finally:
-            for part in self._parts.values():
+            for part in list(self._parts.values()):
                 part.cancel()
             with self._lock:
                 transport, self._transport = self._transport, None
@@ -619,6 +648,10 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         finally:  # also when time is over
             if since is not None:
                 self._stats.unavailable_s[tp.topic] += time.monotonic() - since
+        if answer.offset < 0 and timestamp in _STRATEGY:
+            raise _code_error(
+                -1, f"{tp.topic}-{tp.partition}: the broker answered offset {answer.offset} without an error"
+            )
         return answer
 
     def _start(self, tp: TopicPartition, note: Callable[[Exception], None]) -> Procedure[int]:
@@ -1432,9 +1465,13 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _on_fetch_failed(self, tp: TopicPartition, part: _Part, data: Any) -> None:
         code: int = data.error_code
         position: int = part.state.position.offset
+        if part.state.clear_preferred_read_replica() is not None:
+            # A follower: whatever its trouble is, the leader may have none, and is asked at once.
+            part.leader_until = time.monotonic() + _LEADER_ONLY_S
+            if code != _OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
+                self._manager.cluster.request_update()
+            return
         if code == _OUT_OF_RANGE:
-            if part.state.clear_preferred_read_replica() is not None:
-                return  # a follower that lags behind: ask the leader
             part.position = position
             part.state._awaiting_validation = True
             part.inquiry = self._desk.begin(
@@ -1512,14 +1549,19 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             rests.append(due)
         return min(rests, default=None)
 
+    def _avoids_followers(self) -> bool:
+        now = time.monotonic()
+        return any(part.leader_until > now for part in list(self._parts.values()))
+
     def _is_busy(self) -> bool:
         return any(part.inquiry is not None for part in self._parts.values())
 
     def _ring(self) -> None:
         """An answer is there: wakes `poll`. On our network thread; kafka-python's futures belong to its own."""
         alarm = self._fetcher._reset_task
-        if isinstance(alarm, Future) and not alarm.is_done:
-            self._manager.call_soon(_complete, alarm)
+        if isinstance(alarm, Future) and not alarm.is_done and not self._closed:
+            with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile
+                self._manager.call_soon(_complete, alarm)
 
     def _emit(self, event: ConsumerEvent) -> None:
         self.counters[type(event).__name__] += 1
@@ -1664,6 +1706,18 @@ class _Fetcher(BatchFetcher):
         now, resting = time.monotonic(), self.owner._resting
         return [tp for tp in parent._fetchable_partitions() if resting.get(tp, 0.0) <= now]
 
+    def _create_fetch_requests(self) -> Any:
+        """Without our rack while a follower is avoided, or the leader would send us there again and again."""
+        parent: Any = super()
+        config: dict[str, Any] = self.config
+        rack = config["client_rack"]
+        if rack and self.owner._avoids_followers():
+            config["client_rack"] = ""
+        try:
+            return parent._create_fetch_requests()
+        finally:
+            config["client_rack"] = rack
+
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
         if self.owner._on_fetched(completed_fetch):
             parent: Any = super()
@@ -1784,6 +1838,8 @@ def _tidy_client(**options: Any) -> Any:
     client = make(manager=False, **options)  # not None: it must not make one of its own
     manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
+    limit_foreign()
+    client._net.run_forever = as_own_thread(client._net.run_forever)
     return client
 
 
@@ -1898,10 +1954,14 @@ def _diverged_error(event: LogDiverged) -> LogDivergedError:
         if event.cause == "recreated"
         else "an unclean election or a lost disk"
     )
+    choice = (
+        f"seek to {event.at} to go on"
+        if event.resume_offset == event.at
+        else f"seek to {event.at} to read what is there now, or to {event.resume_offset} to leave that out"
+    )
     return LogDivergedError(
         f"{event.topic}-{event.partition}: offsets {first} to {last}, which were read, are not in the log any more"
-        f" ({what}; {other}). Decide what that means for what you made of them, then seek to {event.at} to read what"
-        f" is there now, or to {event.position} to go on.",
+        f" ({what}; {other}). Decide what that means for what you made of them, then {choice}.",
         event=event,
     )
 

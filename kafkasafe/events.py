@@ -213,6 +213,14 @@ class LogDiverged:
     cause: Literal["truncated", "recreated"]
     round_trips: int
 
+    @property
+    def resume_offset(self) -> int:
+        """Where to go on without what stands in the place of the lost records: an offset that the log reaches.
+
+        `position` need not be one: after an unclean election the log is often shorter than it was.
+        """
+        return self.at if self.replaced is None else self.replaced[1] + 1
+
 
 @dataclass(frozen=True, slots=True)
 class PositionReset:

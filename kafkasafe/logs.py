@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["WINDOW_S", "EventLog", "limit_foreign", "own_threads"]
+__all__ = ["WINDOW_S", "EventLog", "as_own_thread", "limit_foreign", "own_threads"]
 
 WINDOW_S: Final = 10.0
 """How long one thing is not said again, seconds."""
@@ -145,15 +145,39 @@ class _Foreign(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it is logged."""
-        if record.thread not in own_threads:
+        if record.thread not in own_threads or record.levelno < logging.INFO:
             return True
+        if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
+            return True  # how a group is doing, which is no outage's repetition
         return self._limiter.admit(record.name, str(record.msg)) is not None
 
 
 own_threads: Final[set[int]] = set()
 """Idents of network threads that speak for kafkasafe."""
-_FOREIGN: Final = ("kafka.net.manager", "kafka.net.connection", "kafka.net.transport")
+_FOREIGN: Final = (
+    *("kafka.net.manager", "kafka.net.connection", "kafka.net.transport", "kafka.net.inet", "kafka.cluster"),
+    *(
+        "kafka.coordinator",
+        "kafka.coordinator.consumer",
+        "kafka.coordinator.heartbeat",
+        "kafka.consumer.fetcher",
+    ),
+)
 _foreign = _Foreign(time.monotonic)
+
+
+def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
+    """`run`, for a network thread that speaks for kafkasafe."""
+
+    def marked() -> None:
+        ident = threading.get_ident()
+        own_threads.add(ident)
+        try:
+            run()
+        finally:
+            own_threads.discard(ident)
+
+    return marked
 
 
 def limit_foreign() -> None:

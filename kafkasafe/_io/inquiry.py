@@ -88,6 +88,10 @@ class Desk:
         self._pauses: list[tuple[float, int, Inquiry[Any]]] = []
         self._numbers = itertools.count()
 
+    def retire(self) -> None:
+        """Nobody is woken any more."""
+        self._wake = None
+
     def begin(self, procedure: Procedure[T]) -> Inquiry[T]:
         """Starts a procedure: runs it to its first step."""
         inquiry = Inquiry(procedure)
@@ -137,8 +141,9 @@ class Desk:
     def _arrive(self, inquiry: Inquiry[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))
         self._event.set()
-        if self._wake is not None:
-            self._wake()
+        wake = self._wake
+        if wake is not None:
+            wake()
 
 
 def insist(

@@ -208,6 +208,7 @@ class KafkaCluster:
         config: Broker settings by Kafka's names, for all nodes. `True`/`False` become `true`/`false`. A name that
             this version does not know is refused, unless the settings name a plug-in's class (`….class`, `….classes`,
             `….class.name`, `….reporters`), which takes what it likes.
+        broker_config: `{node: settings}`: what differs from that for single brokers, as `broker.rack`.
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: clients are told (in metadata and by `bootstrap_servers`) to reach that broker
             at 127.0.0.1:`port`, where a proxy of yours listens and passes on to `client_address(node)`. Brokers
@@ -227,6 +228,7 @@ class KafkaCluster:
         version: str = jars.DEFAULT_VERSION,
         config: Mapping[str, object] | None = None,
         *,
+        broker_config: Mapping[int, Mapping[str, object]] | None = None,
         java_options: Sequence[str] = DEFAULT_JAVA_OPTIONS,
         proxy_ports: Mapping[int, int] | None = None,
         extra_artifacts: Sequence[str] = (),
@@ -244,12 +246,18 @@ class KafkaCluster:
             )
         if unknown := set(proxy_ports or ()) - set(range(1, brokers + 1)):
             raise ConfigError(f"proxy_ports names {sorted(unknown)}; the brokers are 1 to {brokers}")
+        if unknown := set(broker_config or ()) - set(range(1, brokers + 1)):
+            raise ConfigError(f"broker_config names {sorted(unknown)}; the brokers are 1 to {brokers}")
         self.version = version
         self.brokers = tuple(range(1, brokers + 1))
         """Node ids of the brokers."""
         self._number = number
         self._zookeeper = number < (3, 0)
         self._user_config = {name: _text(value) for name, value in (config or {}).items()}
+        self._broker_config = {
+            node: {name: _text(value) for name, value in settings.items()}
+            for node, settings in (broker_config or {}).items()
+        }
         self._java_options = tuple(java_options)
         self._proxy_ports = dict(proxy_ports or {})
         self._extra = tuple(extra_artifacts)
@@ -1007,7 +1015,8 @@ class KafkaCluster:
                 f"version=1\ncluster.id={self._cluster_id}\nnode.id={node}\ndirectory.id={_random_id()}\n"
             )
         identity = {"broker.id" if self._zookeeper else "node.id": str(node), "log.dirs": str(data)}
-        merged = {**self._settings(), **identity, **own, **self._user_config}
+        given = {**self._user_config, **self._broker_config.get(node, {})}
+        merged = {**self._settings(), **identity, **own, **given}
         properties = directory / "server.properties"
         properties.write_text("".join(f"{name}={_escape(value)}\n" for name, value in merged.items()))
         command = [*self._java_command("info"), "kafka.Kafka", str(properties)]
@@ -1033,12 +1042,11 @@ class KafkaCluster:
 
     def _check_settings(self, jar_dir: Path) -> None:
         """Kafka itself takes any name and ignores what it does not know: a typing error would go unnoticed."""
-        if any(name.endswith(_PLUGIN_SETTINGS) for name in self._user_config):
+        given = dict.fromkeys([*self._user_config, *(n for s in self._broker_config.values() for n in s)])
+        if any(name.endswith(_PLUGIN_SETTINGS) for name in given):
             return
         doubtful = [
-            name
-            for name in self._user_config
-            if not name.startswith(("listener.name.", "rsm.config.", "rlmm.config."))
+            name for name in given if not name.startswith(("listener.name.", "rsm.config.", "rlmm.config."))
         ]
         known = jars.broker_settings(jar_dir, self._java) if doubtful else frozenset()
         for name in doubtful if known else ():

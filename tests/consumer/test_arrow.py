@@ -524,6 +524,9 @@ class TestDamage:
         if way == "poll_arrow":
             assert f"{topic}-0: Offsets 1 to 1: their CRC is" in errors[0]
             assert "The position stays 1" in errors[0]
+        else:
+            assert "The position stays before it: poll again" in errors[0]
+            assert "seek past it to leave it out" in errors[0]
         flip(path, place)
         got = []
 
