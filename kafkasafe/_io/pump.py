@@ -318,7 +318,10 @@ class Pump:
         self._own = self._open_lane(lock, own=True)
         self._lanes.append(self._own)
         self._publish_used()
-        self._transport.guard(lambda cluster_id: self._post(lambda: self._on_stranger(cluster_id)))
+        self._transport.guard(
+            on_stranger=lambda cluster_id: self._post(lambda: self._on_stranger(cluster_id)),
+            on_home=lambda: self._post(self._on_home),
+        )
         self._transport.on_metadata(lambda refreshed: self._post(lambda: self._on_metadata(refreshed)))
         self._transport.start()
         self._thread.start()
@@ -1396,8 +1399,6 @@ class Pump:
     def _on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._cluster_id:
             self._bind(refreshed.cluster_id)
-        elif self._astray_since is not None:
-            self._at_home_again()
         for name in refreshed.topics:
             self._learn(name)
         self._look_again(refreshed)
@@ -1476,7 +1477,8 @@ class Pump:
                 self.wrong_cluster = WrongClusterError(message)
                 self.cond.notify_all()
 
-    def _at_home_again(self) -> None:
+    def _on_home(self) -> None:
+        """A new connection leads to our cluster."""
         self._astray_since = None
         if self.wrong_cluster is None:
             return

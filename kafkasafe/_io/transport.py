@@ -1114,6 +1114,8 @@ class _Link:
             self.ready_once = True
             self.failures = 0
             self.suspect_until = 0.0
+            if self.hub._guarded:
+                _safely(self.hub._on_home)
             self.pump()
 
     def _write(self, conn: Any, call: _Call, now: float) -> None:
@@ -1378,6 +1380,7 @@ class Transport:
         self._home: str | None = None
         """The cluster that connections of a guarded transport must lead to, None until one has said which it is."""
         self._on_stranger: Callable[[str], None] = lambda _: None
+        self._on_home: Callable[[], None] = lambda: None
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._parked: list[_Parked] = []
         self._waiters: list[Reply] = []
@@ -1500,7 +1503,7 @@ class Transport:
 
     # -- Requests ------------------------------------------------------------------------------------------------
 
-    def guard(self, on_stranger: Callable[[str], None]) -> None:
+    def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
         """Speak to one cluster only: the first that answers, until `move` names another. Call before `start`.
 
         Each new connection is asked for its cluster's id before anything else is written to it (one round trip). One
@@ -1509,9 +1512,11 @@ class Transport:
 
         Args:
             on_stranger: Called with the id of another cluster that answered, on the network thread.
+            on_home: Called there when a new connection leads to the right cluster, before anything goes out on it.
         """
         self._guarded = True
         self._on_stranger = on_stranger
+        self._on_home = on_home
 
     def move(self, cluster_id: str) -> None:
         """From now on this is the cluster to speak to (guarded transports only)."""
