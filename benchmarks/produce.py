@@ -42,7 +42,9 @@ from pathlib import Path
 CLIENTS = {
     "safe-always": "SafeProducer, spool=always",
     "safe-on_error": "SafeProducer, spool=on_error",
+    "safe-callbacks": "SafeProducer, spool=always +callbacks",
     "kafka-python": "kafka-python",
+    "kafka-python-callbacks": "kafka-python +callbacks",
     "confluent": "confluent-kafka",
     "confluent-callbacks": "confluent-kafka +callbacks",
     "confluent-idempotent": "confluent-kafka idempotent +callbacks",
@@ -59,7 +61,7 @@ CONFLUENT = {
     "queue.buffering.max.kbytes": 2_000_000,
 }
 # Share of --records that a client sends: so that each measurement takes seconds, not minutes.
-SHARE = {"kafka-python": 0.06}
+SHARE = {"kafka-python": 0.06, "kafka-python-callbacks": 0.06}
 SIZE_SHARE = {100: 1.0, 1024: 0.25}
 WARM_UP = 2000
 KEYS = 10_000
@@ -84,43 +86,52 @@ def records_of(size: int, keyed: bool, count: int) -> tuple[list[bytes], list[by
 Send = Callable[[list[bytes], "list[bytes] | None"], None]
 
 
-@contextlib.contextmanager
-def safe(topic: str, servers: str, spool: str, mode: str) -> Iterator[Send]:
-    from kafkasafe.producer import SafeProducer
+def sending(producer, topic: str, *, callbacks: bool) -> Send:
+    """What an application does with a KafkaProducer, or a SafeProducer."""
+    delivered = 0
 
-    with SafeProducer(bootstrap_servers=servers.split(","), spool_dir=spool, spool=mode) as producer:
-
-        def run(values: list[bytes], keys: list[bytes] | None) -> None:
-            send = producer.send
-            if keys is None:
-                for value in values:
-                    send(topic, value)
-            else:
-                for value, key in zip(values, keys, strict=True):
-                    send(topic, value, key)
-            producer.flush()
-
-        yield run
-
-
-@contextlib.contextmanager
-def kafka_python(topic: str, servers: str) -> Iterator[Send]:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(bootstrap_servers=servers.split(","), **KAFKA_PYTHON)
+    def on_delivery(_: object) -> None:
+        nonlocal delivered
+        delivered += 1
 
     def run(values: list[bytes], keys: list[bytes] | None) -> None:
+        nonlocal delivered
+        delivered = 0
         send = producer.send
-        if keys is None:
+        if callbacks and keys is None:
+            for value in values:
+                send(topic, value).add_callback(on_delivery)
+        elif callbacks:
+            for value, key in zip(values, keys, strict=True):
+                send(topic, value, key).add_callback(on_delivery)
+        elif keys is None:
             for value in values:
                 send(topic, value)
         else:
             for value, key in zip(values, keys, strict=True):
                 send(topic, value, key)
         producer.flush()
+        if callbacks and delivered != len(values):
+            sys.exit(f"{delivered} of {len(values)} callbacks had run when flush() returned")
 
+    return run
+
+
+@contextlib.contextmanager
+def safe(topic: str, servers: str, spool: str, mode: str, *, callbacks: bool) -> Iterator[Send]:
+    from kafkasafe.producer import SafeProducer
+
+    with SafeProducer(bootstrap_servers=servers.split(","), spool_dir=spool, spool=mode) as producer:
+        yield sending(producer, topic, callbacks=callbacks)
+
+
+@contextlib.contextmanager
+def kafka_python(topic: str, servers: str, *, callbacks: bool) -> Iterator[Send]:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=servers.split(","), **KAFKA_PYTHON)
     try:
-        yield run
+        yield sending(producer, topic, callbacks=callbacks)
     finally:
         producer.close()
 
@@ -152,9 +163,11 @@ def confluent(topic: str, servers: str, *, callbacks: bool, idempotent: bool) ->
 def open_client(name: str, topic: str, servers: str, spool: str) -> contextlib.AbstractContextManager[Send]:
     match name:
         case "safe-always" | "safe-on_error":
-            return safe(topic, servers, spool, name.removeprefix("safe-"))
-        case "kafka-python":
-            return kafka_python(topic, servers)
+            return safe(topic, servers, spool, name.removeprefix("safe-"), callbacks=False)
+        case "safe-callbacks":
+            return safe(topic, servers, spool, "always", callbacks=True)
+        case "kafka-python" | "kafka-python-callbacks":
+            return kafka_python(topic, servers, callbacks=name != "kafka-python")
         case _:
             idempotent = name == "confluent-idempotent"
             return confluent(topic, servers, callbacks=name != "confluent", idempotent=idempotent)

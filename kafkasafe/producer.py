@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import itertools
 import operator
 import os
 import random
@@ -11,7 +13,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 import kafka.errors as kafka_errors
@@ -21,6 +23,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
+from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, given_partition
@@ -75,13 +78,21 @@ class _Chunk:
         parcels: The same, once sealed.
         parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
         sizes: (key, value) lengths, -1 for null.
+        callbacks, errbacks: What was added and not looked at yet: record, function, record, function and so on. An
+            object for each would cost the garbage collector more than the records do.
+        thread: Calls them.
+        watched: Any were added.
     """
 
     __slots__ = (
         "__weakref__",
+        "_sorted",
+        "_sorted_calls",
+        "callbacks",
         "count",
         "due",
         "encoded",
+        "errbacks",
         "index_in",
         "keys",
         "parcel_of",
@@ -89,12 +100,14 @@ class _Chunk:
         "size",
         "sizes",
         "special",
+        "thread",
         "timestamp_ms",
         "topic",
         "values",
+        "watched",
     )
 
-    def __init__(self, topic: str, timestamp_ms: int, due: float) -> None:
+    def __init__(self, topic: str, timestamp_ms: int, due: float, thread: CallbackThread) -> None:
         self.topic = topic
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
@@ -108,6 +121,12 @@ class _Chunk:
         self.parcel_of: Indexes | None = None
         self.index_in: Indexes | None = None
         self.sizes: tuple[Any, Any] = ((), ())
+        self.callbacks: list[Any] = []
+        self.errbacks: list[Any] = []
+        self.thread = thread
+        self.watched = False
+        self._sorted: dict[int, tuple[Parcel, list[Any], list[Any]]] = {}
+        self._sorted_calls = 0
 
     def cut(self, count: int) -> None:
         """Forget what was added half."""
@@ -133,6 +152,129 @@ class _Chunk:
             else:
                 raise AssertionError(f"No child of the parcel has record {index}")
         return parcel, index
+
+    def metadata(self, index: int) -> RecordMetadata:
+        """Of a record that was acknowledged."""
+        parcel, at = self.locate(index)
+        special = self.special.get(index)
+        stamp = self.timestamp_ms
+        header_size = -1
+        if special is not None:
+            stamp = stamp if special[2] is None else special[2]
+            if special[1]:
+                header_size = sum(len(key.encode()) + len(value or b"") for key, value in special[1])
+        if parcel.log_append_time >= 0:
+            stamp = parcel.log_append_time
+        offset = parcel.base_offset + at if parcel.base_offset >= 0 else -1
+        keys, values = self.sizes
+        return RecordMetadata(
+            parcel.topic,
+            parcel.partition,
+            TopicPartition(parcel.topic, parcel.partition),
+            offset,
+            stamp,
+            None,
+            int(keys[index]) if len(keys) else -1,
+            int(values[index]),
+            header_size,
+        )
+
+    def all_metadata(self, parcel: Parcel, indexes: list[int]) -> Iterator[RecordMetadata]:
+        """The same of many records, which are all in this parcel: without a step in Python for each, as a rule."""
+        if self.special or parcel.parent is not None:
+            return map(self.metadata, indexes)
+        at = indexes if self.index_in is None else self.index_in[indexes].tolist()
+        base = parcel.base_offset
+        keys, values = self.sizes
+        fields = zip(
+            itertools.repeat(parcel.topic),
+            itertools.repeat(parcel.partition),
+            itertools.repeat(TopicPartition(parcel.topic, parcel.partition)),
+            map(base.__add__, at) if base >= 0 else itertools.repeat(-1),
+            itertools.repeat(self.timestamp_ms if parcel.log_append_time < 0 else parcel.log_append_time),
+            itertools.repeat(None),
+            keys[indexes].tolist() if len(keys) else itertools.repeat(-1),
+            values[indexes].tolist(),
+            itertools.repeat(-1),
+            strict=False,
+        )
+        return map(functools.partial(tuple.__new__, RecordMetadata), fields)
+
+    # Callbacks. Callers add to the two lists, the callback thread alone takes from them.
+
+    def watch(self, parcels: Iterable[Parcel]) -> None:
+        """Something was added, and the chunk is sealed: look at it when these are done. Twice does no harm."""
+        self.watched = True
+        for parcel in parcels:
+            parcel.watcher = self.on_done
+            # In this order: the pump sets what is looked at here, then looks for the watcher.
+            if parcel.children is not None:
+                self.watch(child for child, _ in parcel.children)
+            if parcel.done:
+                parcel.watcher = None
+                self.thread.put(self._call_done)
+
+    def on_done(self, parcel: Parcel) -> None:
+        """A parcel's fate is final. By the pump, with its lock held."""
+        waiting = self._sorted_calls + (len(self.callbacks) + len(self.errbacks)) // 2
+        # A share of them where there are several parcels: how many fall due is not counted more exactly than that.
+        due = 0 if parcel.children is not None else waiting * parcel.count // max(self.count, 1)
+        if waiting:
+            self.thread.hand(self._call_done, due)
+
+    def _call_done(self, due: int = 0) -> None:
+        """Call what is due, on the callback thread."""
+        parcels = self.parcels or []
+        if len(parcels) == 1 and parcels[0].children is None:
+            if parcels[0].done:
+                self._call(parcels[0], _take(self.callbacks), _take(self.errbacks), due)
+            return
+        self._sort(_take(self.callbacks), _take(self.errbacks))
+        for key, (parcel, callbacks, errbacks) in list(self._sorted.items()):
+            if not _speaks(parcel):
+                del self._sorted[key]
+                self._sort(callbacks, errbacks)
+        done = [key for key, (parcel, _, _) in self._sorted.items() if parcel.done]
+        for key in done:
+            parcel, callbacks, errbacks = self._sorted.pop(key)
+            self._call(parcel, callbacks, errbacks, due)
+            due = 0
+        self._sorted_calls = sum(len(calls) + len(more) for _, calls, more in self._sorted.values()) // 2
+        if not done:
+            self.thread.call((), (), due)
+
+    def _sort(self, callbacks: list[Any], errbacks: list[Any]) -> None:
+        """By the parcels of their records."""
+        for calls, is_errback in ((callbacks, False), (errbacks, True)):
+            for index, function in zip(calls[::2], calls[1::2], strict=True):
+                parcel, _ = self.locate(index)
+                _, mine, my_errbacks = self._sorted.setdefault(id(parcel), (parcel, [], []))
+                (my_errbacks if is_errback else mine).extend((index, function))
+
+    def _call(self, parcel: Parcel, callbacks: list[Any], errbacks: list[Any], due: int) -> None:
+        if parcel.error is None:
+            self.thread.call(callbacks[1::2], self.all_metadata(parcel, callbacks[::2]), due)
+        else:
+            self.thread.call(errbacks[1::2], itertools.repeat(parcel.error), due)
+
+
+def _take(added: list[Any]) -> list[Any]:
+    """What is in a list that others add to."""
+    taken = added[:]
+    del added[: len(taken)]
+    return taken
+
+
+def _speaks(parcel: Parcel) -> bool:
+    """Whether its fate is that of its records, and not that of what it was divided into or from."""
+    if parcel.children is not None and parcel.error is None:
+        return False
+    above = parcel.parent
+    while above is not None:
+        if above.error is not None:
+            return False
+        above = above.parent
+    return True
 
 
 class RecordFuture(FutureRecordMetadata):
@@ -198,10 +340,11 @@ class RecordFuture(FutureRecordMetadata):
         return parcel is not None and (parcel.durable or (parcel.done and parcel.error is None))
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the cluster's acknowledgement.
+        """Wait for the cluster's acknowledgement, and for the record's callbacks.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds, None for ever. What is known of the record is returned or raised at the end, even if
+                callbacks take longer.
 
         Raises:
             KafkaTimeoutError: Not acknowledged in time. The record stays in the spool and is still delivered.
@@ -209,6 +352,7 @@ class RecordFuture(FutureRecordMetadata):
             WrongClusterError: Another cluster answers instead of the one that the record is for. It is delivered when
                 that one answers again.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         self._producer._seal_chunk(self._chunk)
         pump = self._producer._pump
         pump.wait(lambda: self.is_done or pump.wrong_cluster is not None, timeout)
@@ -216,36 +360,14 @@ class RecordFuture(FutureRecordMetadata):
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
             raise kafka_errors.KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
+        self._producer._called(self._chunk, deadline)
         error = self.exception
         if error is not None:
             raise error
         return self._metadata()
 
     def _metadata(self) -> RecordMetadata:
-        chunk = self._chunk
-        parcel, index = chunk.locate(self._index)
-        special = chunk.special.get(self._index)
-        stamp = chunk.timestamp_ms
-        header_size = -1
-        if special is not None:
-            stamp = stamp if special[2] is None else special[2]
-            if special[1]:
-                header_size = sum(len(key.encode()) + len(value or b"") for key, value in special[1])
-        if parcel.log_append_time >= 0:
-            stamp = parcel.log_append_time
-        offset = parcel.base_offset + index if parcel.base_offset >= 0 else -1
-        keys, values = chunk.sizes
-        return RecordMetadata(
-            parcel.topic,
-            parcel.partition,
-            TopicPartition(parcel.topic, parcel.partition),
-            offset,
-            stamp,
-            None,
-            int(keys[self._index]) if len(keys) else -1,
-            int(values[self._index]),
-            header_size,
-        )
+        return self._chunk.metadata(self._index)
 
     def succeeded(self) -> bool:
         """The record was acknowledged."""
@@ -262,14 +384,30 @@ class RecordFuture(FutureRecordMetadata):
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f(*args, metadata, **kwargs)` when the record is acknowledged.
 
-        On the producer's own callback thread, or at once if it is already.
+        On the producer's own callback thread, or at once if it is already. `flush()`, `get()` and `close()` return
+        after it. It does not end a batch.
         """
-        self._when_done(lambda: f(*args, self._metadata(), **kwargs) if self.succeeded() else None)
+        call = functools.partial(f, *args, **kwargs) if args or kwargs else f
+        chunk = self._chunk
+        if chunk.parcels is None or not self.is_done:
+            chunk.callbacks.extend((self._index, call))
+            # In this order: the list is looked at after the chunk was sealed.
+            if chunk.parcels is not None:
+                chunk.watch((chunk.locate(self._index)[0],))
+        elif self.succeeded():
+            _safely(lambda: call(self._metadata()))
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f(*args, exception, **kwargs)` when the record is refused or given up."""
-        self._when_done(lambda: f(*args, self.exception, **kwargs) if self.failed() else None)
+        call = functools.partial(f, *args, **kwargs) if args or kwargs else f
+        chunk = self._chunk
+        if chunk.parcels is None or not self.is_done:
+            chunk.errbacks.extend((self._index, call))
+            if chunk.parcels is not None:
+                chunk.watch((chunk.locate(self._index)[0],))
+        elif self.failed():
+            _safely(lambda: call(self.exception))
         return self
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
@@ -281,9 +419,6 @@ class RecordFuture(FutureRecordMetadata):
     def _add_cb_eb(self, cb: Callable[..., Any], eb: Callable[..., Any]) -> None:
         self.add_callback(cb)
         self.add_errback(eb)
-
-    def _when_done(self, call: Callable[[], object]) -> None:
-        self._producer._watch(self, call)
 
     def __repr__(self) -> str:
         if not self.is_done:
@@ -348,7 +483,6 @@ class SafeProducer:
         self._serializes = self._key_serializer is not None or self._value_serializer is not None
         self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
-        self._callbacks: _Callbacks | None = None
         files = OsFiles()
         directory = SpoolDirectory.open(config.spool_dir, files=files)
         if config.spool_dir_is_default:
@@ -382,6 +516,7 @@ class SafeProducer:
                     seal_due=self._seal_due,
                     on_topic=self._on_topic,
                 )
+                self._callbacks = self._callback_thread()
                 self._pump.start(lock)
             except BaseException:
                 self._transport.close(0.0)
@@ -426,6 +561,8 @@ class SafeProducer:
 
         Raises:
             SpoolFullError: No room within `max_block_ms`. The record was not accepted.
+            KafkaTimeoutError: Callbacks of earlier records were not called within `max_block_ms`, because they are too
+                slow. The record was not accepted.
             ProducerClosedError: After `close`.
             TypeError: Key or value is not bytes and there is no serializer for it; headers of another shape.
             ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
@@ -528,6 +665,8 @@ class SafeProducer:
         chunk = self._chunks.get(topic)
         if chunk is not None:
             self._seal(chunk)
+        if self._callbacks.full():
+            return None
         needed = self._needed()
         with pump.lock:
             if not pump.room(needed):
@@ -540,7 +679,8 @@ class SafeProducer:
                     f"Topic {topic!r} cannot exist: 1 to 249 characters of a-z A-Z 0-9 . _ -, and not . or .."
                 )
         now = time.monotonic()
-        chunk = self._chunks[topic] = _Chunk(topic, time.time_ns() // 1_000_000, now + self._config.linger_s)
+        due = now + self._config.linger_s
+        chunk = self._chunks[topic] = _Chunk(topic, time.time_ns() // 1_000_000, due, self._callbacks)
         pump.poke()
         return chunk
 
@@ -556,6 +696,12 @@ class SafeProducer:
             deadline = now + self._config.max_block_s
         if now >= deadline or self._pump.is_current_thread():
             self._pump.refused()
+            if self._callbacks.full():
+                raise kafka_errors.KafkaTimeoutError(
+                    f"{self._callbacks.due()} callbacks are due and have not run within max_block_ms="
+                    f"{self._config.max_block_s * 1000:.0f}: they take longer than the cluster. The record was not"
+                    " accepted. Let callbacks do less"
+                )
             raise SpoolFullError(
                 f"No room in the spool {self._config.spool_dir} within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
@@ -566,7 +712,9 @@ class SafeProducer:
         self._seal_all()
         needed = self._needed()
         # In steps: nobody tells when somebody else makes room on the disk.
-        pump.wait(lambda: pump.room(needed), min(_LOOK_EVERY_S, deadline - now))
+        pump.wait(
+            lambda: not self._callbacks.full() and pump.room(needed), min(_LOOK_EVERY_S, deadline - now)
+        )
         return deadline
 
     def _seal_due(self, now: float) -> float:
@@ -612,6 +760,8 @@ class SafeProducer:
             self._pump.submit(chunk.encoded)
             chunk.parcels = chunk.encoded
             chunk.keys, chunk.values = [], []
+        if chunk.parcels is not None and (chunk.callbacks or chunk.errbacks):
+            chunk.watch(chunk.parcels)
         if self._chunks.get(chunk.topic) is chunk:
             del self._chunks[chunk.topic]
 
@@ -751,13 +901,15 @@ class SafeProducer:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record accepted before has its fate: acknowledged, refused, or given up.
+        """Wait until every record accepted before has its fate (acknowledged, refused, or given up), and its callbacks.
+
+        In a callback it waits for no callbacks.
 
         Args:
             timeout: Seconds, None for ever.
 
         Raises:
-            KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
+            KafkaTimeoutError: Not everything in time. It is on disk and will be delivered; callbacks will be called.
             UndecidableError: A batch is parked (`on_undecidable="raise"`).
             WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
                 and are delivered when theirs answers again.
@@ -785,6 +937,10 @@ class SafeProducer:
         if not finished:
             raise kafka_errors.KafkaTimeoutError(
                 f"Not every record was acknowledged within {timeout} s; they are in the spool and will be delivered"
+            )
+        if not self._called(None, deadline):
+            raise kafka_errors.KafkaTimeoutError(
+                f"Every record was delivered, but not every callback had run after {timeout} s; they go on"
             )
 
     def flush_spool(self, timeout: float | None = None) -> None:
@@ -841,7 +997,7 @@ class SafeProducer:
             # Called by a hook or a handler: who waits here waits for himself. What was accepted is written on the way.
             self._seal_all()
             pump.stop(0.0)
-            self._closed_down()
+            self._closed_down(0.0)
             return
         try:
             self._seal_all()
@@ -860,14 +1016,20 @@ class SafeProducer:
                     break
         finally:
             pump.stop(10.0)
-            self._closed_down()
+            self._closed_down(deadline)
         self._raise_failure()
         self._raise_wrong_cluster()
 
-    def _closed_down(self) -> None:
+    def _closed_down(self, deadline: float | None) -> None:
         atexit.unregister(self._at_exit)
-        if self._callbacks is not None:
-            self._callbacks.stop()
+        left = self._callbacks.stop(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if left:
+            log.warning(
+                "%d callbacks had not run when close() returned; they go on, unless the process ends",
+                left,
+                client_id=self.client_id,
+                event="callbacks_left",
+            )
         for serializer in (self._config.key_serializer, self._config.value_serializer):
             # As KafkaProducer does.
             if hasattr(serializer, "serialize") and hasattr(serializer, "close"):
@@ -924,31 +1086,23 @@ class SafeProducer:
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 
-    def _watch(self, future: RecordFuture, call: Callable[[], object]) -> None:
+    def _callback_thread(self) -> CallbackThread:
         pump = self._pump
-        while True:
-            if future._chunk.parcels is None:
-                self._seal_chunk(future._chunk)
-            parcel = future._parcel()
-            if parcel is None:
-                raise AssertionError("A sealed chunk has parcels")
-            with pump.lock:
-                if parcel.children is not None and parcel.error is None:
-                    continue
-                if not parcel.done:
-                    parcel.watchers.append(lambda _: self._call_later(future, call))
-                    return
-            _safely(call)
-            return
+        return CallbackThread(
+            f"kafkasafe-callbacks-{self._config.client_id}", wake_senders=pump.nudge, ended=pump.ended
+        )
 
-    def _call_later(self, future: RecordFuture, call: Callable[[], object]) -> None:
-        if not future.is_done:
-            # The parcel was divided meanwhile.
-            self._watch(future, call)
-            return
-        if self._callbacks is None:
-            self._callbacks = _Callbacks(self._config.client_id)
-        self._callbacks.put(call)
+    def _called(self, chunk: _Chunk | None, deadline: float | None) -> bool:
+        """Wait for what is due, of this chunk or at all; False when the time ended first."""
+        if chunk is not None:
+            if chunk.callbacks or chunk.errbacks:
+                # Sealed by another thread, which may have got no further.
+                chunk.watch(chunk.parcels or ())
+            if not chunk.watched:
+                return True
+        if self._pump.is_current_thread():
+            return True
+        return self._callbacks.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -1020,29 +1174,6 @@ class SafeProducer:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<SafeProducer {self._config.client_id} {state} spool={self._config.spool_dir}>"
-
-
-class _Callbacks:
-    """One thread for users' callbacks: they may block, or send, without stopping delivery."""
-
-    def __init__(self, name: str) -> None:
-        import queue
-
-        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"kafkasafe-callbacks-{name}", daemon=True)
-        self._thread.start()
-
-    def put(self, call: Callable[[], object]) -> None:
-        self._queue.put(call)
-
-    def stop(self) -> None:
-        self._queue.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(10.0)
-
-    def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            _safely(call)
 
 
 class _Cluster:
@@ -1137,6 +1268,7 @@ def _forked() -> None:
         producer._lock = threading.Lock()
         producer._chunks = {}
         producer._pump.forked(producer._closed)
+        producer._callbacks = producer._callback_thread()
 
 
 os.register_at_fork(after_in_child=_forked)

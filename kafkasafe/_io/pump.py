@@ -146,7 +146,7 @@ class Parcel:
         log_append_time: Ms, -1 unless the broker set it.
         children: It was divided: (child, indexes of its records in this one).
         parent: What it was divided from.
-        watchers: Called when it is done, on the pump's thread.
+        watcher: Called with it, and the lock held, when it is done; then no more. What it is divided into inherits it.
     """
 
     topic: str
@@ -166,7 +166,7 @@ class Parcel:
     log_append_time: int = -1
     children: list[tuple[Parcel, Indexes]] | None = None
     parent: Parcel | None = None
-    watchers: list[Callable[[Parcel], None]] = field(default_factory=list)
+    watcher: Callable[[Parcel], None] | None = None
     batch: j.Batch | None = None
     loose: bool = False
     """Its bytes may still be in a socket's queue: changed only in a copy."""
@@ -499,6 +499,16 @@ class Pump:
     def is_current_thread(self) -> bool:
         """Whether the caller is the pump's own thread: a hook, or a handler."""
         return threading.current_thread() is self._thread
+
+    def ended(self) -> bool:
+        """Whether the thread is over: nothing is resolved any more."""
+        return not self._thread.is_alive()
+
+    def nudge(self) -> None:
+        """Have callers who wait look again."""
+        if self._waiters:
+            with self.lock:
+                self.cond.notify_all()
 
     def forked(self, error: BaseException) -> None:
         """In a forked child: nobody works here, and whoever held the lock is gone."""
@@ -913,6 +923,9 @@ class Pump:
             child.parent = parcel
             child.sealed_at = parcel.sealed_at
         parcel.children = children
+        # In this order: a caller sets the watcher, then looks for children.
+        for child, _ in children:
+            child.watcher = parcel.watcher
 
     def _split_by_partition(
         self, parcel: Parcel, columns: codec.Columns, partitions: int
@@ -1586,9 +1599,10 @@ class Pump:
             self._open.pop(parcel.number, None)
             if self._waiters:
                 self.cond.notify_all()
-            watchers, parcel.watchers = parcel.watchers, []
-        for watcher in watchers:
-            watcher(parcel)
+            # Before anybody can see that it is done: callers wait for what is due then.
+            watcher, parcel.watcher = parcel.watcher, None
+            if watcher is not None:
+                watcher(parcel)
         parent = parcel.parent
         if parent is not None and all(child.done for child, _ in parent.children or ()):
             self._finish(parent)
@@ -1614,7 +1628,6 @@ class Pump:
                     late.append(parcel)
             for parcel in late:
                 parcel.expired = True
-                self._open.pop(parcel.number, None)
         for parcel in late:
             self.stats.records[parcel.topic, "timed_out"] += parcel.count
             self.stats.exhausted["produce"] += 1
@@ -1953,7 +1966,8 @@ class Pump:
                     timestamp_ms=columns.timestamps[index],
                     error=parcel.error,
                 )
-            except Exception:
+            except BaseException as error:
+                self._raise_interrupt(error)
                 # The handler is the user's; its records are in `rejected/` all the same.
                 self._log.exception(
                     "The dead-letter handler failed; the record is kept in the spool directory",
@@ -1967,9 +1981,15 @@ class Pump:
             return
         try:
             self._config.on_event(event)
-        except Exception:
+        except BaseException as error:
+            self._raise_interrupt(error)
             # The hook is the user's: it must not stop delivery.
             self._log.exception("on_event failed for %s", event, event="hook_failed")
+
+    def _raise_interrupt(self, error: BaseException) -> None:
+        """In the constructor Ctrl-C is the caller's; on the own thread it would only end delivery."""
+        if not isinstance(error, Exception) and not self.is_current_thread():
+            raise error
 
 
 class _Question:
