@@ -19,6 +19,7 @@ from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
 from kafkasafe.spark.arrow import map_in_arrow
+from kafkasafe.spark.failures import dead_worker
 from kafkasafe.spark.options import error
 from kafkasafe.spark.plans import plan_of_query
 from kafkasafe.spark.session import Outcome, Session
@@ -53,13 +54,6 @@ _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 _EXCHANGE_BYTES: Final = 16 * 1024 * 1024
 _SMALL_BATCH: Final = 64 * 1024
 _FEW_RECORDS: Final = 1000
-
-# A worker, an executor or a machine died, or a stage was given up for that: nobody's data is at fault.
-_CRASHED: Final = re.compile(
-    r"Python worker exited unexpectedly|ExecutorLostFailure|FetchFailed|MetadataFetchFailed"
-    r"|Executor heartbeat timed out|Remote RPC client disassociated|Connection reset"
-    r"|java\.io\.EOFException|Broken pipe|Worker died"
-)
 
 
 def foreach_batch_sink(topic: str | None = None, /, **options: Any) -> ForeachBatchSink:
@@ -277,7 +271,7 @@ class _Job:
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
         job, exchange = self._plan(grant)
-        with _settings(self._df, _exchange_settings(self._df) if exchange else {}):
+        with _with_settings(job, _exchange_settings(self._df) if exchange else {}) as job:
             try:
                 rows = job.collect()
             except Exception as failed:
@@ -435,19 +429,54 @@ def _is_adaptive(df: DataFrame) -> bool:
 
 
 @contextmanager
-def _settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
-    conf = df.sparkSession.conf
-    before = {name: conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        conf.set(name, value)
+def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFrame]:
+    """The data frame, so that it runs under these settings, and nothing else of its session does."""
+    jdf: Any = getattr(df, "_jdf", None)
+    if not settings:
+        yield df
+    elif jdf is None:
+        with _shared_settings(df, settings):
+            yield df
+    else:
+        from pyspark.sql import SparkSession
+        from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+        # Settings are a session's, and others use it at the same time: the plan runs in a copy, made in milliseconds.
+        context: Any = df.sparkSession.sparkContext
+        copy = jdf.sparkSession().cloneSession()
+        for name, value in settings.items():
+            copy.conf().set(name, value)
+        plan = context._jvm.org.apache.spark.sql.classic.Dataset.ofRows(copy, jdf.logicalPlan())
+        yield ClassicDataFrame(plan, SparkSession(context, copy))
+
+
+# Of Spark Connect, whose sessions cannot be copied: (session, name) → how many need it, and what it was before.
+_shared: dict[tuple[str, str], tuple[int, str | None]] = {}
+_shared_lock: Final = threading.Lock()
+
+
+@contextmanager
+def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
+    """Settings of the session itself, until the last of those that need them at the same time is done."""
+    session = df.sparkSession
+    conf, mine = session.conf, str(getattr(session, "session_id", id(session)))
+    with _shared_lock:
+        for name, value in settings.items():
+            count, before = _shared.get((mine, name)) or (0, conf.get(name, None))
+            conf.set(name, value)
+            _shared[mine, name] = count + 1, before
     try:
         yield
     finally:
-        for name, old in before.items():
-            if old is None:
-                conf.unset(name)
-            else:
-                conf.set(name, old)
+        with _shared_lock:
+            for name in settings:
+                count, before = _shared.pop((mine, name))
+                if count > 1:
+                    _shared[mine, name] = count - 1, before
+                elif before is None:
+                    conf.unset(name)
+                else:
+                    conf.set(name, before)
 
 
 def _translated(failed: Exception) -> Exception:
@@ -457,8 +486,8 @@ def _translated(failed: Exception) -> Exception:
         return RestartError(_line(said, RESTART_TAG))
     if FENCED_TAG in said:
         return FencedError(_line(said, FENCED_TAG))
-    if _CRASHED.search(said):
-        return RestartError(f"A worker of Spark died: {said.strip().splitlines()[0][:300]}")
+    if (reason := dead_worker(said)) is not None:
+        return RestartError(f"A worker of Spark died: {reason[:300]}")
     found = re.search(r"ConfigError: (\[KAFKASAFE\.[^\n]*)", said)
     return ConfigError(found.group(1)) if found else failed
 

@@ -33,7 +33,8 @@ class Query:
 
     def run(self, **more):
         """The numbers of the batches that Spark ran."""
-        stream = self.spark.readStream.schema("value string").text(str(self.source)).writeStream
+        stream = self.spark.readStream.schema("value string").text(str(self.source))
+        stream = stream.selectExpr("value AS key", "value").writeStream
         settings = {**self.options, **more}
         sink = None
         if self.kind == "sink":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from sinks import crash, new_name, numbers, options, read, values
 
 from kafkasafe._core.partition import partition_for_key
 from kafkasafe._core.txn import Marker
-from kafkasafe._io.appender import FencedError
+from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.spark import MetricsListener, foreach_batch_sink, write_batch
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.session import Session
-from kafkasafe.spark.sink import _exchange_settings, _settings
+from kafkasafe.spark.sink import _exchange_settings, _with_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -197,9 +198,65 @@ def test_adaptive_execution_is_left_on_where_the_query_has_something_to_adapt(sp
     assert adaptive not in _exchange_settings(plain.groupBy("value").count())
     # Set for the job only.
     before = spark.conf.get(adaptive)
-    with _settings(plain, _exchange_settings(plain)):
-        assert spark.conf.get(adaptive) == "false"
-    assert spark.conf.get(adaptive) == before
+    with _with_settings(plain, _exchange_settings(plain)) as job:
+        assert spark.conf.get(adaptive) == before
+        assert job.sparkSession.conf.get(adaptive) == "false"
+        assert job.count() == 10
+
+
+def test_settings_of_a_session_stay_what_they_were_however_many_write_at_once(spark, kafka, topic):
+    names = ["spark.sql.adaptive.enabled", "spark.sql.execution.arrow.maxBytesPerBatch"]
+    before = {name: spark.conf.get(name) for name in names}
+    seen, failed, done = [], [], threading.Event()
+    keyed = ["CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value"]
+
+    def write(begin):
+        try:
+            for at in range(begin, begin + 200, 100):
+                write_batch(rows(spark, at, at + 100, keyed), topic, **options(kafka))
+        except Exception as error:
+            failed.append(error)
+
+    def watch():
+        while not done.wait(0.02):
+            seen.append({name: spark.conf.get(name) for name in names})
+
+    threads = [threading.Thread(target=write, args=(number * 200,)) for number in range(3)]
+    watcher = threading.Thread(target=watch)
+    for thread in [*threads, watcher]:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    done.set()
+    watcher.join(60)
+    assert not failed
+    # Neither during the writes nor after them.
+    assert all(settings == before for settings in seen)
+    assert {name: spark.conf.get(name) for name in names} == before
+    assert values(kafka, topic) == numbers(range(600))
+
+
+@pytest.mark.parametrize("kind", ["python", "jvm"])
+def test_an_error_of_the_query_that_sounds_like_a_dead_worker_ends_it_at_once(
+    spark, kafka, topic, make, kind
+):
+    if kind == "python":
+
+        def call(batches):
+            for _ in batches:
+                raise RuntimeError("customer API said: Connection reset by peer, java.io.EOFException")
+                yield
+
+        failing = map_in_arrow(rows(spark, 0, 10), call, "value string")
+    else:
+        failing = rows(
+            spark, 0, 10, "IF(id = 5, raise_error('ExecutorLostFailure: Connection reset'), 'x') AS value"
+        )
+    sink = make()
+    with pytest.raises(Exception, match="Connection reset") as told:
+        sink(failing, 0)
+    assert not isinstance(told.value, RestartError)
+    assert sink._sessions[sink._options.app_id].restarts == 0
 
 
 def test_partitions_of_one_task_are_not_mixed_up(spark, kafka):
