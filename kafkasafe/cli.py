@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kafkasafe._core import codes
-from kafkasafe._core.epochs import Comparison, Lineage, LineageError, Step, Strategy, compare
+from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli_audit import AUDIT_CODES, audit_topic
 from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED
@@ -186,14 +186,21 @@ def lineage(
         Strategy,
         typer.Option(help="What is asked: KIP-279's accepted protocol, or one of its alternatives."),
     ] = Strategy.KIP279,
+    sequence: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,M,…",
+            help="With alt2: how many epochs the first question has, the second, …; after the last twice as many.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     stdin: Annotated[
         bool,
         typer.Option(
             "--stdin",
             help='With --json: one pair a line on standard input, {"ours": [[0, 0], [4, 5]], "ours_end": 9,'
-            ' "theirs": [[0, 0], [2, 3]], "theirs_end": 12, "high_watermark": 0, "strategy": "alt1"}; one result'
-            " a line. The last two may be left out.",
+            ' "theirs": [[0, 0], [2, 3]], "theirs_end": 12, "high_watermark": 0, "strategy": "alt2", "sequence":'
+            " [2, 4]}; one result a line. The last three may be left out.",
         ),
     ] = False,
 ) -> None:
@@ -210,7 +217,8 @@ def lineage(
             raise _wrong("stdin", "results are JSON lines: add --json")
         for number, line in enumerate(sys.stdin.buffer, 1):
             if line.strip():
-                print(json.dumps(_walked(_compared_line(number, line, high_watermark, strategy))), flush=True)
+                found = _compared_line(number, line, high_watermark, strategy, _lengths(sequence))
+                print(json.dumps(_walked(found)), flush=True)
         return
     for name in ("ours", "theirs"):
         given[name] = None if given[name] is None else _epochs(name, given[name])
@@ -219,6 +227,7 @@ def lineage(
             example = "9" if name.endswith("end") else "0:0,4:5,8:7"
             raise _wrong(name, f"missing: give it, as in --{name.replace('_', '-')} {example}")
     given["high_watermark"] = high_watermark
+    given["sequence"] = _lengths(sequence)
     try:
         found = _compared(given, strategy)
     except _PairError as error:
@@ -259,6 +268,15 @@ def _epochs(name: str, text: str) -> list[list[int]]:
     return entries
 
 
+def _lengths(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
+        raise _wrong("sequence", f"{text[:40]!r} is not N,M,…; write for example 2,4")
+    return [int(part) for part in parts]
+
+
 def _compared(pair: Mapping[str, Any], strategy: Strategy) -> Comparison:
     logs = []
     for name in ("ours", "theirs"):
@@ -280,15 +298,29 @@ def _compared(pair: Mapping[str, Any], strategy: Strategy) -> Comparison:
     mark = pair.get("high_watermark")
     if mark is not None and (type(mark) is not int or mark < 0):
         raise _PairError("high_watermark", f"{mark!r} is no offset; give 0 or more, or leave it out")
-    return compare(strategy, logs[0], logs[1], mark)
+    if mark is None and strategy is Strategy.CLEAN_ONLY:
+        raise _PairError("high_watermark", "missing: it is what the strategy clean asks about")
+    lengths = pair.get("sequence")
+    if lengths is None:
+        return compare(strategy, logs[0], logs[1], mark)
+    if strategy is not Strategy.ALTERNATIVE2:
+        raise _PairError("sequence", "only alt2 sends one: leave it out, or choose the strategy alt2")
+    if not isinstance(lengths, list) or not lengths or any(type(length) is not int for length in lengths):
+        raise _PairError("sequence", "give a list of numbers of epochs, as [2, 4]")
+    try:
+        return compare(strategy, logs[0], logs[1], mark, lengths=lengths)
+    except ValueError as error:
+        raise _PairError("sequence", str(error)) from None
 
 
-def _compared_line(number: int, line: bytes, high_watermark: int | None, strategy: Strategy) -> Comparison:
+def _compared_line(
+    number: int, line: bytes, high_watermark: int | None, strategy: Strategy, lengths: list[int] | None
+) -> Comparison:
     try:
         pair = json.loads(line)
         if not isinstance(pair, dict):
             raise _PairError("", f"a line is one JSON object, not {type(pair).__name__}")
-        names = ("ours", "ours_end", "theirs", "theirs_end", "high_watermark", "strategy")
+        names = ("ours", "ours_end", "theirs", "theirs_end", "high_watermark", "strategy", "sequence")
         for name in names[:4]:
             if pair.get(name) is None:
                 raise _PairError(name, "missing")
@@ -302,6 +334,8 @@ def _compared_line(number: int, line: bytes, high_watermark: int | None, strateg
             strategy = chosen[0]
         if pair.get("high_watermark") is None:
             pair["high_watermark"] = high_watermark
+        if pair.get("sequence") is None and strategy is Strategy.ALTERNATIVE2:
+            pair["sequence"] = lengths
         return _compared(pair, strategy)
     except (ValueError, RecursionError) as error:
         # ValueError: not JSON, not UTF-8, a number of thousands of digits.
@@ -317,7 +351,10 @@ def _walked(found: Comparison) -> dict[str, Any]:
         "round_trips": found.round_trips,
         "request_bytes": found.request_bytes,
         "response_bytes": found.response_bytes,
-        "steps": [{name: getattr(step, name) for name in names} for step in found.steps],
+        "steps": [
+            {**{name: getattr(step, name) for name in names}, "reply": step.kind.value}
+            for step in found.steps
+        ],
     }
 
 
@@ -330,7 +367,9 @@ def _asked(step: Step) -> str:
 
 def _answered(step: Step, found: Comparison) -> str:
     cut = f"truncate to {step.truncate_to}"
-    if step.reply_end_offset == -1:
+    if step.kind is ReplyKind.UNDEFINED:
+        return f"The leader cannot say: {cut}."
+    if step.kind is ReplyKind.UNKNOWN:
         last = step is found.steps[-1]
         return f"The leader knows none of it: {cut}{'' if last else ', ask about what is older'}."
     if step.reply_epoch == -1:

@@ -63,9 +63,9 @@ def test_the_walk_as_json(run):
         "request_bytes": 24,
         "response_bytes": 54,
         "steps": [
-            {"request_epoch": 8, "reply_epoch": 6, "reply_end_offset": 9, "truncate_to": 7},
-            {"request_epoch": 4, "reply_epoch": 2, "reply_end_offset": 6, "truncate_to": 5},
-            {"request_epoch": 0, "reply_epoch": 0, "reply_end_offset": 3, "truncate_to": 3},
+            {"request_epoch": 8, "reply_epoch": 6, "reply_end_offset": 9, "truncate_to": 7, "reply": "end"},
+            {"request_epoch": 4, "reply_epoch": 2, "reply_end_offset": 6, "truncate_to": 5, "reply": "end"},
+            {"request_epoch": 0, "reply_epoch": 0, "reply_end_offset": 3, "truncate_to": 3, "reply": "end"},
         ],
     }
 
@@ -76,13 +76,14 @@ def test_the_walk_as_json(run):
         (SCENARIO_1, "kip279", "11", 11, 1),
         (SCENARIO_1, "alt1", "11", 11, 2),
         (SCENARIO_1, "alt2", "11", 11, 1),
+        (SCENARIO_1, "clean", "11", 11, 1),
         (UNCLEAN, "kip279", "0", 0, 2),
         (UNCLEAN, "alt1", "0", 0, 2),
         (UNCLEAN, "alt2", "0", 0, 2),
     ],
 )
 def test_the_document_s_examples(run, pair, strategy, mark, truncate_to, rounds):
-    for given in ((), ("--high-watermark", mark)):
+    for given in ((), ("--high-watermark", mark))[strategy == "clean" :]:
         _, out, _ = run(*pair, "--strategy", strategy, "--json", *given)
         found = json.loads(out)
         assert (found["truncate_to"], found["round_trips"]) == (truncate_to, rounds)
@@ -102,6 +103,25 @@ def test_the_document_s_examples(run, pair, strategy, mark, truncate_to, rounds)
         (
             (*UNCLEAN, "--strategy", "alt2"),
             "2. Epochs 2 up to 2, 0 up to 1? The leader knows none of it: truncate to 0.",
+        ),
+        (
+            (
+                "--ours",
+                "0:0",
+                "--ours-end",
+                "5",
+                "--theirs",
+                "",
+                "--theirs-end",
+                "5",
+                "--high-watermark",
+                "3",
+            ),
+            "1. Epoch 0? The leader cannot say: truncate to 3.",
+        ),
+        (
+            (*UNCLEAN, "--strategy", "alt2", "--sequence", "2"),
+            "1. Epochs 2 up to 2, 0 up to 1? The leader knows none of it: truncate to 0.",
         ),
         (UNCLEAN, "All of the leader's epochs are newer, its log begins at 0: truncate to 0."),
         (
@@ -152,7 +172,7 @@ def test_a_line_and_the_options_say_the_same(run):
             {
                 **pair,
                 "high_watermark": chance.randint(0, 30),
-                "strategy": chance.choice(["kip279", "alt1", "alt2"]),
+                "strategy": chance.choice(["kip279", "alt1", "alt2", "clean"]),
             }
         )
     _, out, _ = run("--stdin", "--json", stdin=lines(*pairs))
@@ -198,7 +218,15 @@ def test_a_line_and_the_options_say_the_same(run):
         ((*ALTERNATING, "--theirs-end", "-1"), "--theirs-end:", "give the log end offset"),
         ((*ALTERNATING, "--ours-end", "many"), "'--ours-end':", "integer"),
         ((*ALTERNATING, "--high-watermark", "-1"), "--high-watermark:", "give 0 or more"),
-        ((*ALTERNATING, "--strategy", "alt3"), "'--strategy':", "'kip279', 'alt1', 'alt2'"),
+        ((*ALTERNATING, "--strategy", "alt3"), "'--strategy':", "'kip279', 'alt1', 'alt2', 'clean'"),
+        (
+            (*ALTERNATING, "--strategy", "clean"),
+            "--high-watermark:",
+            "it is what the strategy clean asks about",
+        ),
+        ((*ALTERNATING, "--sequence", "2"), "--sequence:", "choose the strategy alt2"),
+        ((*ALTERNATING, "--strategy", "alt2", "--sequence", "2,x"), "--sequence:", "write for example 2,4"),
+        ((*ALTERNATING, "--strategy", "alt2", "--sequence", "3,2"), "--sequence:", "must increase"),
         ((*ALTERNATING, "--stdin", "--json"), "--ours:", "not together with --stdin"),
         (("--stdin",), "--stdin:", "add --json"),
     ],
@@ -252,3 +280,17 @@ def test_help_and_exit_codes(run):
     assert all(
         name in out for name in ("--ours", "--theirs-end", "--high-watermark", "--strategy", "--stdin")
     )
+
+
+def test_the_public_module_has_all_of_the_algorithms():
+    from kafkasafe import lineage
+    from kafkasafe._core import epochs
+
+    assert set(lineage.__all__) == set(epochs.__all__) - {"LIVE_REQUEST_BYTES", "LIVE_RESPONSE_BYTES"}
+    walk = lineage.EpochWalk(lineage.Lineage([(0, 0), (4, 5), (8, 7)], 9))
+    leader = lineage.Leader(lineage.Lineage([(0, 0), (2, 3), (6, 6), (10, 9)], 12))
+    while (epoch := walk.query()) is not None:
+        reply = leader.live(epoch)
+        walk.answer(reply.epoch, reply.end_offset)
+    assert isinstance(walk.outcome, lineage.Diverged)
+    assert (walk.outcome.at, walk.outcome.rolled_back) == (3, (3, 8))

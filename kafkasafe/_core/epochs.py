@@ -9,7 +9,7 @@ epoch; they differ in what one question carries.
 - `EpochWalk`: what a consumer asks a live leader by OffsetForLeaderEpoch, until it knows. An answer whose end offset
   is at or past the position does **not** end it: the leader answers about its largest epoch not above the one asked
   for, and when that is another epoch, records of ours are gone, however long the leader's log is.
-- `compare`: the three protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
+- `compare`: the protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
 - `BatchWalk`: where there are no epochs, or the brokers do not tell, the CRCs of batches that were read, compared one
   by one with the leader's; `first_difference` compares all at once.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import itertools
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -43,6 +44,7 @@ __all__ = [
     "LineageError",
     "Outcome",
     "Reply",
+    "ReplyKind",
     "Same",
     "Step",
     "Strategy",
@@ -425,6 +427,17 @@ class Unknown:
 Outcome = Same | Diverged | Unknown
 
 
+class ReplyKind(enum.Enum):
+    """What a leader says of an epoch, in the words of KIP-279."""
+
+    END = "end"
+    """Where an epoch ends, or, with `UNDEFINED` as epoch, where the leader's first epoch begins."""
+    UNKNOWN = "unknown"
+    """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: it has epochs, and not this one (or none of these)."""
+    UNDEFINED = "undefined"
+    """UNDEFINED_EPOCH_OFFSET: it cannot say of any epoch. The follower falls back to its high watermark at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One round trip.
@@ -434,12 +447,15 @@ class Step:
         reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
         reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when it knows none.
         truncate_to: Where our log would be cut after this step.
+        kind: What kind of answer it was. Brokers answer `UNKNOWN` and `UNDEFINED` alike: a live walk calls both the
+            latter.
     """
 
     request: tuple[tuple[int, int], ...]
     reply_epoch: int
     reply_end_offset: int
     truncate_to: int
+    kind: ReplyKind = ReplyKind.END
 
     @property
     def request_epoch(self) -> int:
@@ -535,7 +551,8 @@ class EpochWalk:
             cut = self.outcome.at
         elif self.outcome is None and self._asked is not None:
             cut = self._ours.end_of(self._asked)
-        self.steps.append(Step(((requested, self._ours.end_of(asked)),), epoch, end_offset, cut))
+        kind = ReplyKind.UNDEFINED if end_offset < 0 else ReplyKind.END
+        self.steps.append(Step(((requested, self._ours.end_of(asked)),), epoch, end_offset, cut, kind))
         return self.outcome
 
     def _judge(self, asked: int, requested: int, epoch: int, end_offset: int) -> None:
@@ -617,10 +634,15 @@ class EpochWalk:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A leader's answer: an epoch and where it ends, `UNDEFINED` where it knows none."""
+    """A leader's answer: an epoch and where it ends, `UNDEFINED` where it knows none, and then why."""
 
     epoch: int
     end_offset: int
+    kind: ReplyKind = ReplyKind.END
+
+
+_UNDEFINED: Final = Reply(UNDEFINED, UNDEFINED, ReplyKind.UNDEFINED)
+_UNKNOWN: Final = Reply(UNDEFINED, UNDEFINED, ReplyKind.UNKNOWN)
 
 
 class Leader:
@@ -640,22 +662,36 @@ class Leader:
         index = self._log.floor(epoch)
         if index is not None:
             return Reply(self._log.entries[index][0], self._log.end_of(index))
-        return Reply(UNDEFINED, self._log.start_offset if self._log.entries else UNDEFINED)
+        return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
+
+    def kip101(self, epoch: int) -> Reply:
+        """As before KIP-279: where the next newer epoch begins, without a word about which epoch that ends.
+
+        The leader's log end for its newest epoch. `UNDEFINED` for an epoch newer or older than all of its own (Kafka
+        1.1, LeaderEpochFileCache.endOffsetFor).
+        """
+        entries = self._log.entries
+        index = self._log.floor(epoch)
+        if not entries or index is None or epoch > entries[-1][0]:
+            return _UNDEFINED
+        return Reply(epoch, self._log.end_of(index))
 
     def alternative1(self, epoch: int) -> Reply:
-        """Where `epoch` ends; `UNDEFINED` twice (UNKNOWN_OFFSET_FOR_LEADER_EPOCH) when it does not have it."""
+        """Where `epoch` ends; UNKNOWN when it has others but not this one, UNDEFINED when it has none."""
+        if not self._log.entries:
+            return _UNDEFINED
         index = self._log.floor(epoch)
         if index is None or self._log.entries[index][0] != epoch:
-            return Reply(UNDEFINED, UNDEFINED)
+            return _UNKNOWN
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
         """Of the first epoch of a sequence (newest first) that it has, the lower of the two end offsets."""
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
-            if reply.end_offset != UNDEFINED:
+            if reply.kind is ReplyKind.END:
                 return Reply(epoch, min(end, reply.end_offset))
-        return Reply(UNDEFINED, UNDEFINED)
+        return _UNKNOWN if self._log.entries else _UNDEFINED
 
     def live(self, epoch: int) -> Reply:
         """As brokers since 2.1 answer OffsetForLeaderEpoch.
@@ -665,16 +701,16 @@ class Leader:
         """
         entries = self._log.entries
         if not entries or epoch < 0 or epoch > entries[-1][0]:
-            return Reply(UNDEFINED, UNDEFINED)
+            return _UNDEFINED
         reply = self.kip279(epoch)
         return reply if reply.epoch != UNDEFINED else Reply(epoch, reply.end_offset)
 
 
-# --- the three protocols --------------------------------------------------------------------------------------------
+# --- the four protocols ---------------------------------------------------------------------------------------------
 
 
 class Strategy(enum.Enum):
-    """A protocol of KIP-279 between a follower and a leader."""
+    """A protocol of KIP-279 between a follower and a leader: the accepted one and those it was chosen from."""
 
     KIP279 = "kip279"
     """The accepted one: the response says which epoch it is about."""
@@ -682,6 +718,8 @@ class Strategy(enum.Enum):
     """An error for an epoch that the leader does not have; the follower asks about the next older one."""
     ALTERNATIVE2 = "alt2"
     """A sequence of epochs and their ends; the leader takes the first that it has."""
+    CLEAN_ONLY = "clean"
+    """One question, about the epoch of the follower's high watermark. Right only where all elections were clean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -708,7 +746,12 @@ class Comparison:
 
 
 def compare(
-    strategy: Strategy, ours: Lineage, theirs: Lineage, high_watermark: int | None = None
+    strategy: Strategy,
+    ours: Lineage,
+    theirs: Lineage,
+    high_watermark: int | None = None,
+    *,
+    lengths: Sequence[int] = (),
 ) -> Comparison:
     """Play one protocol to its end.
 
@@ -718,15 +761,32 @@ def compare(
         theirs: The leader's.
         high_watermark: The follower's: where it truncates to when the leader knows none of its epochs, and how far
             back the first sequence of Alternative 2 reaches. None: not known; then everything goes that the leader
-            does not know.
+            does not know. `CLEAN_ONLY` needs it.
+        lengths: How many epochs Alternative 2 sends in the first round, the second ..., increasing; twice as many in
+            each round after the last of them. Empty: by the rule of `_first_width`.
+
+    Raises:
+        ValueError: `CLEAN_ONLY` without a high watermark, or lengths that do not increase from 1 or more.
     """
-    leader, steps = Leader(theirs), []
+    if strategy is Strategy.CLEAN_ONLY and high_watermark is None:
+        raise ValueError(
+            "the clean-only protocol asks about the epoch of the high watermark, which is not given"
+        )
+    if any(after <= before for before, after in itertools.pairwise((0, *lengths))):
+        raise ValueError(f"lengths of the sequence must increase from 1 or more, not {list(lengths)}")
+    leader = Leader(theirs)
+    steps: list[Step] = []
     requests = responses = 0
     fallback = min(ours.start_offset if high_watermark is None else high_watermark, ours.end_offset)
-    if not ours.entries:
-        return Comparison(strategy, fallback, 0, 0, ())
     index: int | None = len(ours.entries) - 1
-    width = _first_width(ours, high_watermark) if strategy is Strategy.ALTERNATIVE2 else 1
+    if strategy is Strategy.CLEAN_ONLY:
+        # Of what is below the high watermark; with nothing below it there is no epoch to ask about.
+        index = max((at for at, (_, start) in enumerate(ours.entries) if start < fallback), default=None)
+    if not ours.entries or index is None:
+        return Comparison(strategy, fallback, 0, 0, ())
+    width = 1
+    if strategy is Strategy.ALTERNATIVE2:
+        width = min(lengths[0] if lengths else _first_width(ours, high_watermark), len(ours.entries))
     while index is not None:
         request = tuple((ours.entries[at][0], ours.end_of(at)) for at in range(index, index - width, -1))
         requests += _request_bytes(strategy, width)
@@ -737,11 +797,15 @@ def compare(
         elif strategy is Strategy.ALTERNATIVE1:
             reply = leader.alternative1(request[0][0])
             cut, following = _follow_alternative1(ours, index, reply, fallback)
+        elif strategy is Strategy.CLEAN_ONLY:
+            reply = leader.kip101(request[0][0])
+            cut, following = _follow_clean_only(ours, index, reply, fallback), None
         else:
             reply = leader.alternative2(request)
-            cut, width = _follow_alternative2(ours, width, reply, fallback)
+            longer = lengths[len(steps) + 1] if len(steps) + 1 < len(lengths) else 2 * width
+            cut, width = _follow_alternative2(ours, width, longer, reply, fallback)
             following = index if width else None
-        steps.append(Step(request, reply.epoch, reply.end_offset, cut))
+        steps.append(Step(request, reply.epoch, reply.end_offset, cut, reply.kind))
         index = following
     return Comparison(strategy, cut, requests, responses, tuple(steps))
 
@@ -752,6 +816,7 @@ _RESPONSE_BYTES: Final = {
     Strategy.KIP279: _ERROR + _PARTITION + _EPOCH + _OFFSET,
     Strategy.ALTERNATIVE1: _ERROR + _PARTITION + _OFFSET,
     Strategy.ALTERNATIVE2: _ERROR + _PARTITION + _OFFSET,
+    Strategy.CLEAN_ONLY: _ERROR + _PARTITION + _OFFSET,
 }
 
 
@@ -765,7 +830,7 @@ def _follow_kip279(
     ours: Lineage, reply: Reply, fallback: int, high_watermark: int | None
 ) -> tuple[int, int | None]:
     """Where to cut, and the entry to ask about next."""
-    if reply.end_offset == UNDEFINED:
+    if reply.kind is not ReplyKind.END:
         return fallback, None
     if reply.epoch == UNDEFINED:
         # All of the leader's epochs are newer: nothing of ours is in its log from where that begins.
@@ -780,11 +845,18 @@ def _follow_kip279(
 
 
 def _follow_alternative1(ours: Lineage, index: int, reply: Reply, fallback: int) -> tuple[int, int | None]:
-    if reply.end_offset != UNDEFINED:
+    if reply.kind is ReplyKind.END:
         return min(reply.end_offset, ours.end_of(index)), None
-    if not index:
+    if not index or reply.kind is ReplyKind.UNDEFINED:
         return fallback, None
     return ours.end_of(index - 1), index - 1
+
+
+def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -> int:
+    """Where to cut: all newer epochs go, then what the leader does not have of this one."""
+    if reply.kind is not ReplyKind.END:
+        return fallback
+    return min(reply.end_offset, ours.end_of(index))
 
 
 def _first_width(ours: Lineage, high_watermark: int | None) -> int:
@@ -803,14 +875,16 @@ def _first_width(ours: Lineage, high_watermark: int | None) -> int:
     return width
 
 
-def _follow_alternative2(ours: Lineage, width: int, reply: Reply, fallback: int) -> tuple[int, int]:
+def _follow_alternative2(
+    ours: Lineage, width: int, longer: int, reply: Reply, fallback: int
+) -> tuple[int, int]:
     """Where to cut, and how many epochs to send next (0: it is done)."""
-    if reply.end_offset != UNDEFINED:
+    if reply.kind is ReplyKind.END:
         return reply.end_offset, 0
-    if width == len(ours.entries):
+    if width == len(ours.entries) or reply.kind is ReplyKind.UNDEFINED:
         return fallback, 0
     cut = ours.entries[-width][1]
-    return cut, min(2 * width, len(ours.entries))
+    return cut, min(longer, len(ours.entries))
 
 
 # --- without epochs -------------------------------------------------------------------------------------------------

@@ -19,12 +19,18 @@ from kafkasafe._core.epochs import (
     Lineage,
     LineageError,
     Reply,
+    ReplyKind,
     Same,
     Strategy,
     Unknown,
     compare,
     first_difference,
 )
+
+UNKNOWN = Reply(-1, -1, ReplyKind.UNKNOWN)
+UNDEFINED_REPLY = Reply(-1, -1, ReplyKind.UNDEFINED)
+FROM_THE_NEWEST = [Strategy.KIP279, Strategy.ALTERNATIVE1, Strategy.ALTERNATIVE2]
+"""Protocols that are right after unclean elections too."""
 
 
 def log(text: str, end: int) -> Lineage:
@@ -46,6 +52,8 @@ def walk(ours: Lineage, theirs: Lineage, cls: type[EpochWalk] = EpochWalk, **of)
 SCENARIO_1 = (log("1:0,2:11", 31), log("1:0,3:21", 40))
 # Two brokers, min.isr 1, leaders in turn, each one missing what the other wrote.
 UNCLEAN = (log("0:0,2:1", 2), log("1:0,3:1", 2))
+# "One more stop broker, bring up another broker, write a message step".
+UNCLEAN_AND_ONE_MORE = (log("0:0,2:1,4:2", 3), log("1:0,3:1", 2))
 # Six alternations, as measured on brokers.
 ALTERNATING = (log("0:0,4:5,8:7", 9), log("0:0,2:3,6:6,10:9", 12))
 
@@ -102,12 +110,63 @@ def test_a_longer_sequence_follows_when_the_leader_knows_none_of_a_shorter_one()
 
 def test_without_an_answer_the_follower_falls_back_to_its_high_watermark():
     ours, none = log("3:0,4:6", 10), Lineage((), 12)
-    for strategy in Strategy:
+    for strategy in FROM_THE_NEWEST:
+        # At once: a leader that has no epochs at all has no older one either.
+        assert compare(strategy, log("1:0,3:2,4:6", 10), none, 7).round_trips == 1
         assert compare(strategy, ours, none, 5).truncate_to == 5
         assert compare(strategy, ours, none, 50).truncate_to == 10
         assert compare(strategy, ours, none).truncate_to == 0
         nothing = compare(strategy, Lineage((), 7), ours, 3)
         assert (nothing.truncate_to, nothing.round_trips) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rounds", "sent"),
+    [
+        ((), 3, 16 + 28 + 40),  # between high watermark and log end, then twice as many
+        ((1,), 3, 16 + 28 + 40),
+        ((2,), 2, 28 + 40),
+        ((1, 3), 2, 16 + 40),
+        ((3,), 1, 40),
+        ((100,), 1, 40),
+    ],
+)
+def test_how_long_the_sequence_is_trades_rounds_for_bytes(lengths, rounds, sent):
+    """The document leaves it to be tuned; it is where its second alternative needs fewer rounds than the others."""
+    found = compare(Strategy.ALTERNATIVE2, *UNCLEAN_AND_ONE_MORE, 0, lengths=lengths)
+    assert (found.truncate_to, found.round_trips, found.request_bytes) == (0, rounds, sent)
+    assert compare(Strategy.KIP279, *UNCLEAN_AND_ONE_MORE, 0).round_trips == 3
+
+
+@pytest.mark.parametrize("lengths", [(0,), (2, 2), (3, 1), (-1,)])
+def test_lengths_that_lead_nowhere_are_refused(lengths):
+    with pytest.raises(ValueError, match="must increase"):
+        compare(Strategy.ALTERNATIVE2, *UNCLEAN, 0, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("pair", "high_watermark", "truncate_to", "rounds"),
+    [
+        (SCENARIO_1, 11, 11, 1),
+        (SCENARIO_1, 5, 11, 1),  # of the epoch of the high watermark all is there
+        (SCENARIO_1, 0, 0, 0),  # nothing is known to be committed: there is no epoch to ask about
+        (ALTERNATING, 2, 3, 1),
+        # The high watermark of an unclean leader lies past what is common: wrong, and nothing tells.
+        (ALTERNATING, 6, 6, 1),
+    ],
+)
+def test_the_clean_only_protocol_asks_about_the_epoch_of_the_high_watermark(
+    pair, high_watermark, truncate_to, rounds
+):
+    found = compare(Strategy.CLEAN_ONLY, *pair, high_watermark)
+    assert (found.truncate_to, found.round_trips) == (truncate_to, rounds)
+    assert (found.request_bytes, found.response_bytes) == (8 * rounds, 14 * rounds)
+
+
+def test_the_clean_only_protocol_needs_a_high_watermark():
+    with pytest.raises(ValueError, match="high watermark"):
+        compare(Strategy.CLEAN_ONLY, *SCENARIO_1)
+    assert compare(Strategy.CLEAN_ONLY, log("3:0,4:6", 10), Lineage((), 12), 7).truncate_to == 7
 
 
 def test_a_leader_that_only_has_newer_epochs_says_where_its_log_begins():
@@ -234,21 +293,25 @@ def test_records_without_an_epoch_leave_the_rest_to_their_checksums():
         (4, Reply(4, 15), Reply(4, 15)),
         (5, Reply(4, 15), Reply(4, 15)),
         (6, Reply(6, 20), Reply(6, 20)),
-        (7, Reply(6, 20), Reply(-1, -1)),
+        (7, Reply(6, 20), UNDEFINED_REPLY),
     ],
 )
 def test_what_a_leader_answers(epoch, document, live):
     leader = Leader(log("4:10,6:15", 20))
     assert leader.kip279(epoch) == document
     assert leader.live(epoch) == live
-    known = document if epoch in {4, 6} else Reply(-1, -1)
+    known = document if epoch in {4, 6} else UNKNOWN
     assert leader.alternative1(epoch) == known
-    assert leader.alternative2([(9, 50), (epoch, 18)]) == Reply(known.epoch, min(known.end_offset, 18))
+    lower = Reply(known.epoch, min(known.end_offset, 18), known.kind)
+    assert leader.alternative2([(9, 50), (epoch, 18)]) == lower
+    # Before KIP-279: the same end, said of the epoch asked for.
+    assert leader.kip101(epoch) == (Reply(epoch, document.end_offset) if 4 <= epoch <= 6 else UNDEFINED_REPLY)
 
 
 def test_a_leader_without_epochs_knows_nothing():
     leader = Leader(Lineage((), 5))
-    assert leader.kip279(3) == leader.live(3) == leader.alternative1(3) == Reply(-1, -1)
+    assert leader.kip279(3) == leader.live(3) == leader.alternative1(3) == leader.kip101(3) == UNDEFINED_REPLY
+    assert leader.alternative2([(3, 5)]) == UNDEFINED_REPLY
 
 
 # --- the history ------------------------------------------------------------------------------------------------------
@@ -700,7 +763,7 @@ def check_protocol(pair, strategy: Strategy) -> None:
         assert bounded in {found.truncate_to, mark}
 
 
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("strategy", FROM_THE_NEWEST)
 @settings(max_examples=150, deadline=None)
 @given(pair=scripts)
 def test_each_protocol_truncates_to_the_first_differing_offset(strategy, pair):
@@ -711,9 +774,44 @@ def test_each_protocol_truncates_to_the_first_differing_offset(strategy, pair):
 @given(scripts)
 def test_the_accepted_protocol_never_needs_more_rounds_than_its_first_alternative(pair):
     leader, follower = pair
-    rounds = {each: compare(each, follower.noted, leader.noted).round_trips for each in Strategy}
+    rounds = {each: compare(each, follower.noted, leader.noted).round_trips for each in FROM_THE_NEWEST}
     assert rounds[Strategy.KIP279] <= rounds[Strategy.ALTERNATIVE1]
     assert rounds[Strategy.ALTERNATIVE2] <= rounds[Strategy.ALTERNATIVE1]
+
+
+clean_scripts = st.lists(
+    st.one_of(
+        st.tuples(st.just("clean"), st.integers(0, 1), st.integers(1, 2)),
+        st.tuples(st.just("write"), st.integers(1, 4), st.just(0)),
+        st.tuples(st.just("replicate"), st.integers(1, 9), st.just(0)),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(clean_scripts, st.data())
+def test_after_clean_elections_the_clean_only_protocol_is_right_in_one_round(script, data):
+    leader, follower = play(script)
+    truth = first_differing(follower, leader, upto=follower.end)
+    if not truth:
+        return
+    # The high watermark is persisted after each leader change: it is in the newest epoch that both have.
+    history = follower.noted
+    begin = history.entries[history.floor(follower.at(truth - 1)[0])][1]
+    found = compare(Strategy.CLEAN_ONLY, history, leader.noted, data.draw(st.integers(begin + 1, truth)))
+    assert (found.truncate_to, found.round_trips) == (truth, 1)
+
+
+def test_after_unclean_elections_the_clean_only_protocol_is_wrong():
+    """With min.isr 1 the high watermark advances on every leader, the document says: it is the log end."""
+
+    def check(chance):
+        leader, follower = by_chance(chance)
+        found = compare(Strategy.CLEAN_ONLY, follower.noted, leader.noted, follower.end)
+        assert found.truncate_to == first_differing(follower, leader, upto=follower.end)
+
+    assert found_by_chance(check)
 
 
 def test_with_clean_elections_one_round_is_enough():
@@ -803,7 +901,7 @@ def test_the_examples_find_what_the_model_cannot_show():
     assert not isinstance(walking.answer(-1, -1), Unknown)
 
 
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("strategy", FROM_THE_NEWEST)
 @pytest.mark.parametrize("mutation", ["leader's end only", "our end only", "first answer only"])
 def test_the_model_finds_protocols_with_a_rule_less(monkeypatch, strategy, mutation):
     def without(value: int) -> object:
@@ -877,7 +975,7 @@ def found_by_chance(check) -> bool:
 def test_nothing_is_found_where_no_rule_is_missing():
     def check(chance):
         check_walk(by_chance(chance), chance.random())
-        for strategy in Strategy:
+        for strategy in FROM_THE_NEWEST:
             check_protocol(by_chance(chance), strategy)
 
     assert not found_by_chance(check)

@@ -1,0 +1,61 @@
+"""Where two logs differ, judged by their leader epochs (KIP-101, KIP-279, KIP-320), around any Kafka client.
+
+```python
+ours = Lineage([(0, 0), (4, 5), (8, 7)], 9)  # (epoch, first offset) of what was read, and the next offset
+walk = EpochWalk(ours)
+while (epoch := walk.query()) is not None:  # ask the leader by OffsetForLeaderEpoch
+    walk.answer(*ask(epoch))  # (leader epoch, end offset) of the answer
+match walk.outcome:
+    case Diverged(at=at, rolled_back=rolled_back): ...
+    case Same(until=offset): ...
+    case Unknown(reason=reason): ...
+```
+
+`compare` plays the protocols that KIP-279 discusses between a follower's and a leader's history, with their round trips
+and bytes; `BatchWalk` and `first_difference` compare checksums of batches where there are no epochs. docs/epochs.md
+explains each. All of it is pure: no I/O, no clock.
+"""
+
+from kafkasafe._core.epochs import (
+    UNDEFINED,
+    BatchMark,
+    BatchMemory,
+    BatchWalk,
+    Comparison,
+    Diverged,
+    EpochWalk,
+    Leader,
+    Lineage,
+    LineageError,
+    Outcome,
+    Reply,
+    ReplyKind,
+    Same,
+    Step,
+    Strategy,
+    Unknown,
+    compare,
+    first_difference,
+)
+
+__all__ = [
+    "UNDEFINED",
+    "BatchMark",
+    "BatchMemory",
+    "BatchWalk",
+    "Comparison",
+    "Diverged",
+    "EpochWalk",
+    "Leader",
+    "Lineage",
+    "LineageError",
+    "Outcome",
+    "Reply",
+    "ReplyKind",
+    "Same",
+    "Step",
+    "Strategy",
+    "Unknown",
+    "compare",
+    "first_difference",
+]
