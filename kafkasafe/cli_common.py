@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.rejected import RejectedRecords
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError
 
@@ -25,13 +26,17 @@ __all__ = [
     "EXIT_FAILED",
     "EXIT_INTERRUPTED",
     "EXIT_USAGE",
+    "RESEND_HINT",
     "ConfigFile",
     "Directory",
     "Json",
     "Servers",
+    "address_of",
     "connection",
+    "counted",
     "duration_s",
     "open_directory",
+    "print_rejected",
     "progress",
 ]
 
@@ -59,6 +64,8 @@ ConfigFile = Annotated[
         " on a command line.",
     ),
 ]
+
+RESEND_HINT: Final = "kafkasafe spool resend sends rejected records again; kafkasafe spool show shows them"
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -139,6 +146,29 @@ def progress(what: str, unit: str = "") -> Iterator[Callable[[float, float], Non
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def counted(number: int, what: str, plural: str = "") -> str:
+    """As in "1 record", "2,000 records"."""
+    return f"{number:,} {what if number == 1 else plural or what + ('es' if what.endswith('ch') else 's')}"
+
+
+def address_of(topic: str, partition: int) -> str:
+    """As in "orders-2", or "orders, no partition yet"."""
+    return f"{topic}-{partition}" if partition >= 0 else f"{topic}, no partition yet"
+
+
+def print_rejected(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> None:
+    """What is kept in a lane's rejected/, indented."""
+    for each in rejected:
+        why = each.reason or "reason not known"
+        code = f" ({each.code})" if each.code >= 0 and f"({each.code})" not in why else ""
+        print(
+            f"  REJECTED {address_of(each.topic, each.partition)}: {counted(each.records, 'record')} in"
+            f" {counted(each.batches, 'batch')}: {why}{code}"
+        )
+    for text in unreadable:
+        print(f"  UNREADABLE {text}")
 
 
 def one_line(values: Mapping[str, object]) -> str:

@@ -17,19 +17,23 @@ from kafkasafe._core.concerns import Concern, concerns_of
 from kafkasafe._core.examine import Finding
 from kafkasafe._io.admin import open_admin, settings_of
 from kafkasafe._io.examination import Examined, LaneContent, examine, read_content
+from kafkasafe._io.inspection import resent_in
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.transport import Transport
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,
+    RESEND_HINT,
     ConfigFile,
     Directory,
     Json,
     Servers,
     connection,
+    counted,
     duration_s,
     open_directory,
+    print_rejected,
     progress,
 )
 from kafkasafe.errors import SpoolError, WrongClusterError
@@ -37,7 +41,8 @@ from kafkasafe.errors import SpoolError, WrongClusterError
 __all__ = ["DOCTOR_CODES", "doctor"]
 
 DOCTOR_CODES: Final = CODES.format(
-    broken="something is wrong: damage, a batch of which nobody can know, or a setting that breaks a promise"
+    broken="something is wrong: damage, rejected records, a batch of which nobody can know, or a setting that breaks"
+    " a promise"
 )
 
 _WORDS: Final = {
@@ -94,7 +99,10 @@ def doctor(
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
     damage = [(content.name, str(each)) for content in contents for each in content.damage]
     counts = collections.Counter(examined.verdict.finding for examined in found)
-    bad = bool(damage or counts[Finding.UNKNOWABLE] or any(c.level == "breaks" for _, c in settings))
+    rejected = any(content.rejected for content in contents)
+    bad = bool(
+        damage or rejected or counts[Finding.UNKNOWABLE] or any(c.level == "breaks" for _, c in settings)
+    )
     unanswered = options is not None and counts[Finding.NOT_ANSWERED] > 0
     if as_json:
         _print_json(directory, lanes, contents, found, settings, (bound, cluster_id), bad)
@@ -113,7 +121,8 @@ def _read(lanes: SpoolDirectory) -> list[LaneContent]:
         for number in numbers:
             contents.append(read_content(lanes.lane_path(number), files=lanes.files))
             told(len(contents), len(numbers))
-    return contents
+    resent = [mark for content in contents for mark in resent_in(content.log)]
+    return [content.without(resent) for content in contents]
 
 
 def _ask(
@@ -192,9 +201,12 @@ def _print(
         records = sum(examined.batch.records for examined in mine)
         pid = lanes.seems_owned(number)
         owner = f"owned by process {pid}, what it has under way may change" if pid else "owned by nobody"
-        print(f"{content.name}: {owner}; {records:,} records in {len(mine):,} batches are not delivered")
+        print(
+            f"{content.name}: {owner}; not delivered: {counted(records, 'record')} in {counted(len(mine), 'batch')}"
+        )
         for damage in content.damage:
             print(f"  DAMAGE {damage}: see kafkasafe spool repair")
+        print_rejected(content.rejected_records, content.rejected_unreadable)
         for examined in mine:
             batch, verdict = examined.batch, examined.verdict
             where = (
@@ -202,9 +214,12 @@ def _print(
             )
             at = f" at offset {verdict.offsets[0]}" if verdict.offsets else ""
             print(
-                f"  {where}, {batch.records} records at position {batch.position}: {_WORDS[verdict.finding]}{at}"
+                f"  {where}, {counted(batch.records, 'record')} at position {batch.position}:"
+                f" {_WORDS[verdict.finding]}{at}"
             )
             print(f"    {verdict.evidence}")
+    if any(content.rejected_records for content in contents):
+        print(RESEND_HINT)
     if not contents:
         print(f"{lanes.path} has no lanes")
     for topic, concern in settings:
@@ -253,6 +268,8 @@ def _print_json(
                 "lane": content.name,
                 "owner_pid": lanes.seems_owned(number) or None,
                 "damage": [str(damage) for damage in content.damage],
+                "rejected": [dataclasses.asdict(rejected) for rejected in content.rejected_records],
+                "rejected_unreadable": list(content.rejected_unreadable),
             }
             for number, content in zip(lanes.lanes(), contents, strict=False)
         ],

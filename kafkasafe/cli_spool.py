@@ -6,6 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
-from kafkasafe._io.inspection import inspect
+from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import given_partitions
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
@@ -29,14 +30,17 @@ from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,
+    RESEND_HINT,
     ConfigFile,
     Directory,
     Json,
     Servers,
     connection,
+    counted,
     duration_s,
     one_line,
     open_directory,
+    print_rejected,
     progress,
 )
 from kafkasafe.errors import LaneBusyError, SpoolError, UndecidableError
@@ -53,18 +57,18 @@ spool_app = typer.Typer(
 )
 
 _DAMAGED: Final = CODES.format(broken="something is damaged")
+_DAMAGED_OR_REJECTED: Final = CODES.format(broken="something is damaged, or was rejected")
 
 LaneName = Annotated[
     str | None, typer.Option("--lane", metavar="LANE", help="Only this lane: lane-003, or 3.")
 ]
 
 
-@spool_app.command("ls", epilog=_DAMAGED)
+@spool_app.command("ls", epilog=_DAMAGED_OR_REJECTED)
 def spool_ls(directory: Directory, as_json: Json = False) -> None:
-    """Lanes of a spool directory: whose they are, how large, and what waits in them."""
+    """Lanes of a spool directory: whose they are, how large, what waits in them, and what was rejected."""
     rows: list[dict[str, Any]] = []
-    for lanes, number in _lanes(directory):
-        found = inspect(lanes.lane_path(number), files=lanes.files)
+    for lanes, number, found in _inspected(directory):
         rows.append(
             {
                 "lane": lanes.lane_path(number).name,
@@ -75,31 +79,40 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
                 "waiting_records": sum(waiting.records for waiting in found.waiting),
                 "waiting": [dataclasses.asdict(waiting) for waiting in found.waiting],
                 "damaged_ranges": len(found.damage),
+                "rejected_batches": sum(rejected.batches for rejected in found.rejected),
+                "rejected_records": sum(rejected.records for rejected in found.rejected),
+                "rejected_bytes": found.rejected_bytes,
+                "rejected": [dataclasses.asdict(rejected) for rejected in found.rejected],
+                "rejected_unreadable": list(found.rejected_unreadable),
             }
         )
+        if not as_json:
+            _print_lane(rows[-1], found)
     if as_json:
         print(json.dumps(rows, indent=1))
-        _end(rows, "damaged_ranges")
-        return
-    for row in rows:
-        owner = f"owned by process {row['owner_pid']}" if row["owner_pid"] is not None else "owned by nobody"
-        print(
-            f"{row['lane']}: {owner}; {row['segments']} segments, {row['bytes']:,} bytes;"
-            f" {row['waiting_records']:,} records in {row['waiting_batches']:,} batches wait"
-        )
-        for waiting in row["waiting"]:
-            partition = (
-                "no partition yet" if waiting["partition"] < 0 else f"partition {waiting['partition']}"
-            )
-            print(
-                f"  {waiting['topic']}, {partition}: {waiting['records']:,} records in {waiting['batches']:,} batches,"
-                f" {waiting['in_doubt_batches']:,} of them may have been sent"
-            )
-        if row["damaged_ranges"]:
-            print(f"  {row['damaged_ranges']} damaged ranges: see kafkasafe spool verify")
-    if not rows:
+    elif not rows:
         print(f"{directory} has no lanes")
-    _end(rows, "damaged_ranges")
+    elif any(row["rejected_records"] for row in rows):
+        print(RESEND_HINT)
+    _end(rows, "damaged_ranges", "rejected_records", "rejected_unreadable")
+
+
+def _print_lane(row: dict[str, Any], found: Inspected) -> None:
+    owner = f"owned by process {row['owner_pid']}" if row["owner_pid"] is not None else "owned by nobody"
+    rejected = f"; {counted(row['rejected_records'], 'record')} REJECTED" if row["rejected_records"] else ""
+    print(
+        f"{row['lane']}: {owner}; {counted(row['segments'], 'segment')}, {counted(row['bytes'], 'byte')};"
+        f" {counted(row['waiting_records'], 'record')} in {counted(row['waiting_batches'], 'batch')} waiting{rejected}"
+    )
+    for waiting in found.waiting:
+        partition = "no partition yet" if waiting.partition < 0 else f"partition {waiting.partition}"
+        print(
+            f"  {waiting.topic}, {partition}: {counted(waiting.records, 'record')} in"
+            f" {counted(waiting.batches, 'batch')}, {waiting.in_doubt_batches:,} of them may have been sent"
+        )
+    if row["damaged_ranges"]:
+        print(f"  {counted(row['damaged_ranges'], 'damaged range')}: see kafkasafe spool verify")
+    print_rejected(found.rejected, found.rejected_unreadable)
 
 
 @spool_app.command("verify", epilog=_DAMAGED)
@@ -110,8 +123,7 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     may look torn.
     """
     rows = []
-    for lanes, number in _lanes(directory):
-        found = inspect(lanes.lane_path(number), files=lanes.files)
+    for lanes, number, found in _inspected(directory):
         row = dataclasses.asdict(found)
         del row["waiting"]
         rows.append({"lane": lanes.lane_path(number).name, **row})
@@ -120,19 +132,22 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     for row in rows if not as_json else ():
         torn = f", torn tail of {row['torn_bytes']:,} bytes" if row["torn_bytes"] else ""
         print(
-            f"{row['lane']}: {row['segments']} segments, {row['size_bytes']:,} bytes, {row['groups']:,} groups,"
-            f" {row['batches']:,} batches, {row['records']:,} records{torn}: "
-            + (f"{len(row['damage'])} DAMAGED RANGES" if row["damage"] else "ok")
+            f"{row['lane']}: {counted(row['segments'], 'segment')}, {counted(row['size_bytes'], 'byte')},"
+            f" {counted(row['groups'], 'group')}, {counted(row['batches'], 'batch')},"
+            f" {counted(row['records'], 'record')}{torn}: "
+            + (counted(len(row["damage"]), "DAMAGED RANGE", "DAMAGED RANGES") if row["damage"] else "ok")
         )
         for damage in row["damage"]:
             print(f"  {damage}")
-    _end(rows, "damage")
+        for unreadable in row["rejected_unreadable"]:
+            print(f"  UNREADABLE {unreadable}")
+    _end(rows, "damage", "rejected_unreadable")
 
 
 # -- show, export ------------------------------------------------------------------------------------------------------
 
 
-@spool_app.command("show", epilog=_DAMAGED)
+@spool_app.command("show", epilog=_DAMAGED_OR_REJECTED)
 def spool_show(
     directory: Directory,
     lane: LaneName = None,
@@ -145,12 +160,14 @@ def spool_show(
     """Batches of a spool directory with their ids, and what the spool knows of each."""
     rows = []
     damaged = False
+    unreadable: list[str] = []
     for content in _contents(directory, lane):
         damaged = damaged or bool(content.damage)
+        unreadable += [f"{content.name}: {text}" for text in content.rejected_unreadable]
         for batch in content.batches:
             if position is not None and batch.position != position:
                 continue
-            if not (every or position is not None) and batch.known.fate in {Fate.COMMITTED, Fate.REPLACED}:
+            if not (every or position is not None) and batch.known.fate in _DONE:
                 continue
             row = _batch_row(batch)
             if position is not None:
@@ -166,7 +183,8 @@ def spool_show(
         )
         identity = f"id ({row['producer_id']}, {row['producer_epoch']}, {row['base_sequence']})"
         print(
-            f"{row['lane']} {row['position']}: {where}, {row['records']:,} records, {row['bytes']:,} bytes,"
+            f"{row['lane']} {row['position']}: {where}, {counted(row['records'], 'record')},"
+            f" {counted(row['bytes'], 'byte')},"
             f" {'no id' if row['producer_id'] is None else identity}: {row['status'].replace('_', ' ')}"
             + (f" at offset {row['offset']}" if row["offset"] is not None else "")
             + (f" ({row['note']})" if row["note"] else "")
@@ -177,9 +195,11 @@ def spool_show(
             )
     if not rows and not as_json:
         print("Nothing waits; --all shows what is delivered")
-    if damaged:
-        if not as_json:
-            print("Damaged ranges are not shown: see kafkasafe spool verify")
+    for text in unreadable if not as_json else ():
+        print(f"UNREADABLE {text}")
+    if damaged and not as_json:
+        print("Damaged ranges are not shown: see kafkasafe spool verify")
+    if damaged or unreadable or any(row["status"] == Fate.REJECTED.value for row in rows):
         raise typer.Exit(EXIT_BROKEN)
 
 
@@ -200,6 +220,8 @@ def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
         "note": batch.known.note,
     }
 
+
+_DONE: Final = frozenset({Fate.COMMITTED, Fate.REPLACED, Fate.RESENT})
 
 _STATUSES: Final = tuple(fate.value for fate in Fate if fate is not Fate.REPLACED)
 
@@ -268,7 +290,9 @@ def spool_export(
     def rows() -> Iterator[dict[str, Any]]:
         done = 0
         for content in contents:
-            damage.extend(f"{content.name}: {each}" for each in content.damage)
+            damage.extend(
+                f"{content.name}: {each}" for each in (*content.damage, *content.rejected_unreadable)
+            )
             for batch in content.batches:
                 done += 1
                 told(done, total)
@@ -293,7 +317,7 @@ def spool_export(
         print(json.dumps(result), file=stream)
     else:
         parts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
-        print(f"{sum(counts.values()):,} records{f': {parts}' if parts else ''}", file=stream)
+        print(f"{counted(sum(counts.values()), 'record')}{f': {parts}' if parts else ''}", file=stream)
         for each in damage:
             print(f"DAMAGE, not exported: {each}", file=stream)
     if damage:
@@ -304,7 +328,8 @@ def spool_export(
 def _new_file(path: Path) -> Iterator[Any]:
     """A file that is there as a whole or, after an error, not at all."""
     try:
-        with path.open("xb") as file:
+        # What only its owner could read stays so.
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
     except BaseException as error:
         if not isinstance(error, FileExistsError):
@@ -450,7 +475,7 @@ def _print_plan(name: str, plan: Plan, kept: Path | None) -> None:
 
 @spool_app.command(
     "drain",
-    epilog=CODES.format(broken="something is left: not delivered in time, undecidable, or damaged"),
+    epilog=CODES.format(broken="something is left: not delivered in time, undecidable, rejected, or damaged"),
 )
 def spool_drain(
     directory: Directory,
@@ -500,6 +525,8 @@ def spool_drain(
                 break
             time.sleep(0.1 if flushed else 0)
     left, damaged, foreign = _left(lanes, set())
+    rejected = [found for _, _, found in _inspected(directory) if found.rejected or found.rejected_unreadable]
+    rejected_records = sum(each.records for found in rejected for each in found.rejected)
     delivered = max(0, before - left)
     if as_json:
         print(
@@ -507,6 +534,7 @@ def spool_drain(
                 {
                     "delivered_records": delivered,
                     "left_records": left,
+                    "rejected_records": rejected_records,
                     "lanes_of_others": foreign,
                     "trouble": trouble or damaged,
                     "seconds": round(time.monotonic() - began, 1),
@@ -516,12 +544,18 @@ def spool_drain(
         )
     else:
         print(
-            f"{delivered:,} records delivered, {left:,} left"
+            f"{counted(delivered, 'record')} delivered, {left:,} left"
             + (f": {trouble or damaged}" if left or trouble else "")
         )
+        if rejected:
+            print(f"{counted(rejected_records, 'record')} in rejected/, not delivered:")
+        for found in rejected:
+            print_rejected(found.rejected, found.rejected_unreadable)
+        if rejected_records:
+            print(RESEND_HINT)
         for name in foreign:
             print(f"{name} belongs to a living process, which delivers it")
-    if left or trouble or damaged:
+    if left or trouble or damaged or rejected:
         raise typer.Exit(EXIT_BROKEN)
 
 
@@ -565,9 +599,20 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _end(rows: Sequence[dict[str, Any]], damage: str) -> None:
-    if any(row[damage] for row in rows):
+def _end(rows: Sequence[dict[str, Any]], *bad: str) -> None:
+    if any(row[name] for row in rows for name in bad):
         raise typer.Exit(EXIT_BROKEN)
+
+
+def _inspected(directory: Path) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
+    """Each lane. What one of them names as resent, another one's rejected/ has no more."""
+    resent = [
+        mark
+        for lanes, number in _lanes(directory)
+        for mark in resent_in(read_lane(lanes.lane_path(number), files=lanes.files))
+    ]
+    for lanes, number in _lanes(directory):
+        yield lanes, number, inspect(lanes.lane_path(number), files=lanes.files, resent=resent)
 
 
 def _lanes(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDirectory, int]]:
@@ -585,5 +630,8 @@ def _lanes(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDi
 
 
 def _contents(directory: Path, lane: str | None) -> Iterator[LaneContent]:
-    for lanes, number in _lanes(directory, lane):
-        yield read_content(lanes.lane_path(number), files=lanes.files)
+    contents = [
+        read_content(lanes.lane_path(number), files=lanes.files) for lanes, number in _lanes(directory, lane)
+    ]
+    resent = [mark for content in contents for mark in resent_in(content.log)]
+    yield from (content.without(resent) for content in contents)

@@ -65,6 +65,7 @@ _SPOOL: Final[dict[str, Any]] = {
     "spool_segment_bytes": None,
     "spool_sync": "group",
     "spool_after_ms": 1000,
+    "rejected_max_bytes": 256 * MIB,
     "retain_acked_bytes": 0,
     "retain_acked_s": 0,
     "on_acked_loss": "heal",
@@ -130,6 +131,7 @@ class ProducerConfig:
     spool_segment_bytes: int
     spool_sync: Literal["group", "each", "os"]
     spool_after_s: float
+    rejected_max_bytes: int
     retain_acked_bytes: int
     retain_acked_s: float
     on_acked_loss: Literal["heal", "raise", "event"]
@@ -315,6 +317,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         spool_segment_bytes=segment,
         spool_sync=_choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
+        rejected_max_bytes=_number(merged, "rejected_max_bytes", least=0),
         retain_acked_bytes=_number(merged, "retain_acked_bytes", least=0),
         retain_acked_s=_seconds(merged, "retain_acked_s"),
         on_acked_loss=_choice(merged, "on_acked_loss", ("heal", "raise", "event")),

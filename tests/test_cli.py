@@ -177,10 +177,10 @@ def test_spool_ls_says_what_waits_and_whose_it_is(capsys, spool):
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         out.splitlines()[0],
-        "  new, no partition yet: 3 records in 1 batches, 0 of them may have been sent",
+        "  new, no partition yet: 3 records in 1 batch, 0 of them may have been sent",
         "  orders, partition 2: 6 records in 2 batches, 1 of them may have been sent",
     ]
-    assert f"lane-000: owned by process {os.getpid()}; 1 segments" in out
+    assert f"lane-000: owned by process {os.getpid()}; 1 segment" in out
     spool.release()
     (row,) = json.loads(run(capsys, "spool", "ls", "--json", str(spool.path.parent))[1])
     assert (row["lane"], row["owner_pid"], row["waiting_records"]) == ("lane-000", None, 9)
@@ -201,7 +201,7 @@ def test_spool_verify_finds_one_flipped_bit_and_ends_with_1(capsys, spool):
         assert code == 1
         assert json.loads(out)[0]["damage" if command == "verify" else "damaged_ranges"]
     code, out, _ = run(capsys, "spool", "verify", directory)
-    assert (code, "1 DAMAGED RANGES" in out, f"{segment.name}: bytes" in out) == (1, True, True)
+    assert (code, "1 DAMAGED RANGE" in out, f"{segment.name}: bytes" in out) == (1, True, True)
     assert segment.read_bytes() == content
 
 

@@ -14,9 +14,11 @@ import pytest
 
 from kafkasafe import cli
 from kafkasafe._core import batch, marks
+from kafkasafe._core.rejected import Refused
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import SpoolCorruptError
 
@@ -94,7 +96,7 @@ def damage(lane, number, at=70):
 def test_show_says_what_is_known_of_each_batch(capsys, lane):
     directory = lane.path.parent
     code, out, err = run(capsys, "spool", "show", directory)
-    assert (code, err) == (0, "")
+    assert (code, err) == (1, "")  # something was rejected
     a, b, c, d, e = lane.positions
     assert out.splitlines() == [
         f"lane-000 {b}: orders-2, 3 records, {out.splitlines()[0].split(', ')[2]}, id (7, 0, 3): rejected (too large (10))",
@@ -111,6 +113,83 @@ def test_show_says_what_is_known_of_each_batch(capsys, lane):
         {"base64": base64.b64encode(b"\xff\xfe").decode()},
         None,
     ]
+
+
+def rejected_files(lane, owner, *batches):
+    """Files of rejected/, one for each list of (position, values)."""
+    store = RejectedStore(OsFiles(), lane.path, owner)
+    for each in batches:
+        refused = [
+            Refused(
+                p,
+                batch.encode([None] * len(v), v, timestamps=1000),
+                29,
+                "TOPIC_AUTHORIZATION_FAILED (29): no",
+            )
+            for p, v in each
+        ]
+        store.keep(refused, marks.Destination(3, "secret", 0), cluster_id="c", now_ms=1000)
+
+
+def test_what_was_rejected_is_shown_with_its_reason_in_later_lives(capsys, lane):
+    """Every command that looks at a spool names it and ends with 1; the log knows nothing of it any more."""
+    directory = lane.path.parent
+    rejected_files(lane, b"o" * 16, [(900, [b"1", b"2"]), (902, [b"3"])], [(903, [b"4"])])
+    code, out, _ = run(capsys, "spool", "ls", directory)
+    assert code == 1
+    lines = out.splitlines()
+    assert lines[0].endswith("9 records in 3 batches waiting; 7 records REJECTED")
+    assert "  REJECTED secret-0: 4 records in 3 batches: TOPIC_AUTHORIZATION_FAILED (29): no" in lines
+    assert "kafkasafe spool resend" in lines[-1]
+    (row,) = json.loads(run(capsys, "spool", "ls", directory, "--json")[1])
+    assert (row["rejected_records"], row["rejected_batches"]) == (7, 4)
+    assert row["rejected"][1] == {
+        "topic": "secret",
+        "partition": 0,
+        "code": 29,
+        "reason": "TOPIC_AUTHORIZATION_FAILED (29): no",
+        "batches": 3,
+        "records": 4,
+    }
+    code, out, _ = run(capsys, "spool", "show", directory)
+    assert code == 1
+    assert "secret-0, 1 record," in out
+    assert out.count("rejected (TOPIC_AUTHORIZATION_FAILED (29): no (29))") == 3
+    code, out, _ = run(capsys, "doctor", directory)
+    assert code == 1
+    assert "REJECTED secret-0: 4 records in 3 batches" in out
+    told = json.loads(run(capsys, "doctor", directory, "--json")[1])
+    assert told["ok"] is False
+    assert sum(each["records"] for each in told["lanes"][0]["rejected"]) == 7
+    code, out, _ = run(capsys, "spool", "export", directory, "-o", "-", "--status", "rejected")
+    assert [json.loads(line)["value"] for line in out.splitlines()][-4:] == ["1", "2", "3", "4"]
+
+
+def test_a_half_written_file_in_rejected_locks_nothing(capsys, lane, tmp_path):
+    """It is reported by every command, which otherwise do their work; export writes everything else."""
+    directory = lane.path.parent
+    (lane.path / "rejected" / "00000000000000000500.log").write_bytes(b"\0" * 100)
+    for command in (("ls",), ("show",), ("verify",), ("export", "-o", tmp_path / "x.jsonl")):
+        code, out, err = run(capsys, "spool", command[0], directory, *command[1:])
+        assert (code, err) == (1, ""), command
+        assert "00000000000000000500.log" in out
+    assert len((tmp_path / "x.jsonl").read_text(encoding="utf-8").splitlines()) == 15
+    assert (tmp_path / "x.jsonl").stat().st_mode & 0o777 == 0o600
+    code, out, _ = run(capsys, "doctor", directory)
+    assert code == 1
+    assert "UNREADABLE rejected/00000000000000000500.log" in out
+    assert "orders-2, 3 records" in out
+
+
+def test_what_left_rejected_is_not_called_rejected(capsys, lane):
+    """Its mark is there as long as its segment is; its records are sent again, or were deleted by hand."""
+    for path in (lane.path / "rejected").iterdir():
+        path.unlink()
+    code, out, _ = run(capsys, "spool", "show", lane.path.parent)
+    assert (code, "rejected" in out) == (0, False)
+    rows = json.loads(run(capsys, "spool", "show", lane.path.parent, "--all", "--json")[1])
+    assert [row["status"] for row in rows] == ["committed", "resent", "in_doubt", "not_sent", "not_sent"]
+    assert run(capsys, "spool", "ls", lane.path.parent)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ class Fate(enum.Enum):
     """It has no batch id, so it was never sent."""
     REJECTED = "rejected"
     """The cluster refused it for good."""
+    RESENT = "resent"
+    """The cluster rejected it, and it is not in `rejected/` any more: it was resent, or deleted by hand."""
     REPLACED = "replaced"
     """Its records live on in other batches."""
     LOST = "lost"

@@ -138,6 +138,8 @@ class _Flow(enum.Enum):
     """The newest batch that the leader has is sent once more, to learn that replicas have it."""
     PARKED = "parked"
     """Behind an undecidable batch, until `decide()`."""
+    REJECTING = "rejecting"
+    """For `set_aside()`: what is rejected must first be durable elsewhere."""
 
 
 @dataclass(slots=True, eq=False)
@@ -351,8 +353,21 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """Rejected batches: to be made durable in `rejected/` before they are finished. Answered by `set_aside()`.
+
+    Attributes:
+        destination: Destination number.
+        batches: In the order of the queue; each is in the spool.
+    """
+
+    destination: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """The cluster refused a batch."""
+    """The cluster refused a batch, and it is durable in `rejected/`."""
 
     batch: Batch
 
@@ -391,6 +406,7 @@ class Ready:
     checks: list[EpochCheck]
     waits: list[Wait]
     divides: list[Divide]
+    asides: list[Aside]
     resolved: list[Resolution]
     notices: list[Notice]
     wants_producer_id: bool
@@ -517,6 +533,7 @@ class Journal:
         self._spooled: OrderedDict[int, Batch] = OrderedDict()
         self._end_position = 0
         self._parents: list[tuple[Batch, range]] = []
+        self._resent: dict[m.Resent, int] = {}
         self._group_index = 0
         self._blind_before = -1
         self._former_dead_at = 0.0
@@ -526,7 +543,7 @@ class Journal:
 
     @staticmethod
     def _fresh() -> Ready:
-        return Ready(Persist(), [], [], [], [], [], [], [], [], wants_producer_id=False)
+        return Ready(Persist(), [], [], [], [], [], [], [], [], [], wants_producer_id=False)
 
     def _touch(self, partition: _Partition) -> None:
         self._touched[partition.number] = None
@@ -541,9 +558,17 @@ class Journal:
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished."""
-        for position in self._spooled:
-            return position
-        return self._end_position
+        first = next(iter(self._spooled), self._end_position)
+        return min((first, *self._resent.values()))
+
+    @property
+    def resent(self) -> list[m.Resent]:
+        """Files of `rejected/` whose records are batches of this lane: to be deleted, then `retired()`."""
+        return list(self._resent)
+
+    def retired(self, mark: m.Resent) -> None:
+        """The file is gone, durably: its mark may go."""
+        self._resent.pop(mark, None)
 
     @property
     def unfinished(self) -> int:
@@ -739,7 +764,9 @@ class Journal:
                             done.base_offset = done.place = places[done.position]
                     known.suspicion = known.check = None
                     self._revive(known, positions, given_up, end_offset)
-                case m.Undecidable() | m.Resolved():
+                case m.Resent():
+                    self._resent[mark] = position
+                case m.Undecidable() | m.Resolved() | m.Cluster():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
     def _declared(self, destination: int) -> _Partition:
@@ -1244,16 +1271,45 @@ class Journal:
     def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:
         """Nothing of this destination can be delivered."""
         ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
-        for batch in list(partition.queue):
-            if batch.state in ended and self._rests(batch):
-                batch.code, batch.message = code, reason
-                self._reject(batch)
-        if partition.next_sequence:
+        doomed = [batch for batch in partition.queue if batch.state in ended]
+        self.spill(doomed)
+        durable = [batch for batch in doomed if batch.durable]
+        for batch in durable:
+            batch.code, batch.message = code, reason
+        if durable:
+            self._put_aside(partition, durable)
+        elif partition.flow is _Flow.ASKING:
+            # In memory only: asked again, and rejected when it is on disk.
+            self._pause(partition, reason)
+
+    def _put_aside(self, partition: _Partition, batches: Sequence[Batch]) -> None:
+        partition.flow = _Flow.REJECTING
+        self._ready.asides.append(Aside(partition.number, tuple(batches)))
+
+    def set_aside(self, aside: Aside, kept: int, reason: str = "") -> None:
+        """As many of the batches as `kept`, the first ones, are durable in `rejected/`, and are so rejected.
+
+        Args:
+            aside: What `ready()` gave.
+            kept: How many; the others wait, and are tried again after a pause.
+            reason: Why not all of them.
+        """
+        partition = self._partitions[aside.destination]
+        if partition.flow is not _Flow.REJECTING:
+            return
+        for batch in aside.batches[:kept]:
+            self._reject(batch)
+        if any(batch.identity is not None for batch in aside.batches[:kept]):
             # What comes now must not continue the sequence of what was rejected.
             self._reidentify(partition)
-        partition.doubtful = False
-        partition.flow = _Flow.SETTLING
-        partition.rested = True
+        partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
+        if partition.partition == UNCHOSEN:
+            partition.flow = _Flow.NEW
+        elif kept < len(aside.batches):
+            self._pause(partition, reason)
+        else:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
         self._touch(partition)
 
     def judged(
@@ -1797,6 +1853,8 @@ class Journal:
         persist.batches[:] = parts
 
     def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
+        if partition.flow is _Flow.REJECTING:
+            return
         if partition.partition == UNCHOSEN:
             topic = self._topics.get(partition.topic)
             if topic is not None and topic.partition_count > 0 and partition.flow is not _Flow.PARKED:
@@ -1825,8 +1883,7 @@ class Journal:
         elif partition.flow is _Flow.FLOWING:
             head = partition.queue[0]
             if head.doomed:
-                if self._rests(head):
-                    self._reject(head)
+                self._reject_head(partition, head)
             else:
                 self._flow(partition, now, now_ms)
 
@@ -1973,10 +2030,13 @@ class Journal:
             self._ready.divides.append(Divide(head, refused=True))
             partition.flow = _Flow.SETTLING
             return
-        self._reject(head)
-        self._reidentify(partition)
-        partition.rested = True
-        self._touch(partition)
+        self._reject_head(partition, head)
+
+    def _reject_head(self, partition: _Partition, head: Batch) -> None:
+        if head.durable:
+            self._put_aside(partition, (head,))
+        else:
+            self.spill((head,))  # it comes back here when it is on disk
 
     def _pause(self, partition: _Partition, reason: str, *, at_least_s: float = 0.0) -> None:
         partition.flow = _Flow.WAITING

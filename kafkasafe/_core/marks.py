@@ -19,6 +19,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LANE_ID_BYTES",
     "NO_TOPIC_ID",
+    "Cluster",
     "Committed",
     "Decision",
     "Destination",
@@ -32,6 +33,7 @@ __all__ = [
     "MarkError",
     "Rejected",
     "Replaced",
+    "Resent",
     "Resolved",
     "Revived",
     "State",
@@ -272,6 +274,26 @@ class Revived:
     moved: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """The records of a file in `rejected/` live on in the data batches of this group. Only in atomic groups.
+
+    Attributes:
+        lane: Name of the lane's directory.
+        file: Name of the file in its `rejected/`.
+    """
+
+    lane: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster that rejected batches were for. Only in files of `rejected/`."""
+
+    cluster_id: str
+
+
 Mark: TypeAlias = (
     Topic
     | Destination
@@ -284,6 +306,8 @@ Mark: TypeAlias = (
     | Undecidable
     | Resolved
     | Revived
+    | Resent
+    | Cluster
 )
 
 
@@ -302,6 +326,8 @@ class _Type(enum.IntEnum):
     UNDECIDABLE = 0x4B09
     RESOLVED = 0x4B0A
     REVIVED = 0x4B0B
+    RESENT = 0x4B0E
+    CLUSTER = 0x4B0F
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -467,6 +493,10 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.UNDECIDABLE, _POSITION.pack(position) + _str16(_cut(evidence))
         case Resolved(position, decision):
             return _Type.RESOLVED, _RESOLVED.pack(position, decision)
+        case Resent(lane, file):
+            return _Type.RESENT, _str16(lane) + _str16(file)
+        case Cluster(cluster_id):
+            return _Type.CLUSTER, _str16(cluster_id)
         case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
             pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
@@ -508,6 +538,10 @@ def _read_mark(body: _Body) -> Mark:
             given_up = tuple(p for (p,) in body.take_all(_POSITION, others))
             moved = tuple(body.take_all(_COMMITTED_ENTRY, elsewhere))
             mark = Revived(destination, end_offset, revived, given_up, moved)
+        case _Type.RESENT:
+            mark = Resent(body.take_str(), body.take_str())
+        case _Type.CLUSTER:
+            mark = Cluster(body.take_str())
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -548,6 +582,10 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                 valid = valid and 0 <= first_child < first_child + children <= len(group.manifest)
             case Rejected(position) | Undecidable(position) | Resolved(position):
                 valid = position >= 0
+            case Resent(lane, file):
+                valid = group.atomic and bool(lane) and bool(file) and "/" not in lane + file
+            case Cluster(cluster_id):
+                valid = bool(cluster_id)
             case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
                 named = (*positions, *given_up, *(position for position, _ in moved))
                 valid = destination >= 1 and end_offset >= 0 and len(set(named)) == len(named)

@@ -5,23 +5,31 @@ Nothing is written, neither to the directory nor to the cluster, and no lock is 
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from kafka.errors import KafkaError, UnsupportedVersionError
 
 from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
 from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
 from kafkasafe._core.identity import BatchId, ProducerView
 from kafkasafe._core.journal import UNCHOSEN, Journal
-from kafkasafe._io.files import Files, read_file
+from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
-from kafkasafe._io.inspection import read_lane
+from kafkasafe._io.inspection import read_lane, resent_in, unreadable
 from kafkasafe._io.recovery import BatchEntry, Log, LostEntry, MarksEntry, Stored, StoredSegment, replay
+from kafkasafe._io.rejected import (
+    KeptFile,
+    RejectedRecords,
+    data_of,
+    read_rejected,
+    summed_up,
+    waits_of,
+)
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe._io.transport import Failure, Reply, Transport
 from kafkasafe.errors import SpoolError
@@ -50,6 +58,7 @@ class SpooledBatch:
         identity: Its batch id, None while it has none.
         max_timestamp: Newest timestamp, ms since the epoch.
         known: What the spool knows of it.
+        file: Where in `rejected/` it is, None when it is not.
     """
 
     lane: str
@@ -61,6 +70,7 @@ class SpooledBatch:
     identity: BatchId | None
     max_timestamp: int
     known: SpoolFate
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +82,37 @@ class LaneContent:
         log: As it was read.
         journal: What is unfinished.
         batches: In the order of their positions.
+        rejected: What is kept in `rejected/`, and what cannot be read there.
     """
 
     name: str
     log: Log
     journal: Journal
     batches: tuple[SpooledBatch, ...]
+    rejected: tuple[KeptFile, ...]
     _files: Files
     _path: Path
-    _aside: frozenset[int]
-    """Positions of batches that are in rejected/ only."""
+
+    @property
+    def rejected_records(self) -> tuple[RejectedRecords, ...]:
+        """What is in `rejected/`, by partition and reason."""
+        return summed_up(self.rejected, self.journal)
+
+    @property
+    def rejected_unreadable(self) -> tuple[str, ...]:
+        """One sentence for each file there that is not whole."""
+        return unreadable(self.rejected)
+
+    def without(self, resent: Collection[m.Resent]) -> LaneContent:
+        """The same, but for files of `rejected/` that another lane names as resent."""
+        gone = {mark.file for mark in resent if mark.lane == self.name}
+        if not any(kept.path.name in gone for kept in self.rejected):
+            return self
+        return replace(
+            self,
+            batches=tuple(b for b in self.batches if b.file is None or b.file.name not in gone),
+            rejected=tuple(kept for kept in self.rejected if kept.path.name not in gone),
+        )
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -97,8 +128,11 @@ class LaneContent:
         Raises:
             SpoolError: They are not there any more, or damaged.
         """
-        if batch.position in self._aside:
-            return _rejected(self._files, self._path, batch.position)[0]
+        if batch.file is not None:
+            try:
+                return data_of(self._files, batch.file, batch.position)
+            except (OSError, ValueError) as error:
+                raise SpoolError(f"{batch.file} cannot be read: {error}") from error
         segment, stored = self._stored(batch.position)
         try:
             handle = self._files.open(segment.path)
@@ -139,24 +173,38 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     )
     entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]
     there = {entry.position for entry in entries}
-    aside = []
-    for position in _rejected_positions(files, lane):
-        if position not in there and log.segments:
-            header = _rejected(files, lane, position)[1]
-            aside.append(BatchEntry(position, header.partition_leader_epoch, header, header.size_bytes))
-    known |= {entry.position: SpoolFate(Fate.REJECTED) for entry in aside}
-    batches = []
-    for entry in sorted([*aside, *entries], key=lambda entry: entry.position):
+    kept = read_rejected(files, lane, lane_id=log.lane_id, waits=waits_of(journal), resent=resent_in(log))
+    batches = [
+        SpooledBatch(
+            lane.name,
+            entry.position,
+            *file.address(journal),
+            entry.header.count,
+            entry.header.size_bytes,
+            _identity(entry.header),
+            entry.header.max_timestamp,
+            SpoolFate(
+                Fate.REJECTED, note=f"{entry.reason or 'refused'} ({entry.code})" if entry.code != -1 else ""
+            ),
+            file.path,
+        )
+        for file in kept
+        for entry in file.entries
+        # What the log still has is shown with what its marks say.
+        if not (_ours(file, log) and entry.position in there)
+    ]
+    held = {entry.position: file.path for file in kept if _ours(file, log) for entry in file.entries}
+    for entry in entries:
         if entry.destination in journal.destinations:
             topic, partition = journal.address(entry.destination)
             header = entry.header
-            identity = None
+            identity = _identity(header)
             if entry.position in unfinished:
                 identity = unfinished[entry.position].identity
-            elif header.producer_id >= 0:
-                identity = BatchId(
-                    header.producer_id, header.producer_epoch, header.base_sequence, header.count
-                )
+            # What no mark names was finished by one that went with its segment.
+            fate = known.get(entry.position, SpoolFate(Fate.COMMITTED))
+            if fate.fate is Fate.REJECTED and entry.position not in held:
+                fate = SpoolFate(Fate.RESENT, note=fate.note)
             batches.append(
                 SpooledBatch(
                     lane.name,
@@ -167,29 +215,23 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
                     entry.size_bytes,
                     identity,
                     header.max_timestamp,
-                    # What no mark names was finished by one that went with its segment.
-                    known.get(entry.position, SpoolFate(Fate.COMMITTED)),
+                    fate,
+                    held.get(entry.position) if fate.fate is Fate.REJECTED else None,
                 )
             )
-    only = frozenset(entry.position for entry in aside)
-    return LaneContent(lane.name, log, journal, tuple(batches), files, lane, only)
+    batches.sort(key=lambda batch: batch.position)
+    return LaneContent(lane.name, log, journal, tuple(batches), tuple(kept), files, lane)
 
 
-def _rejected_positions(files: Files, lane: Path) -> list[int]:
-    try:
-        names = files.list(lane / "rejected") if "rejected" in files.list(lane) else []
-    except OSError as error:
-        raise SpoolError(f"{lane} cannot be read: {error}") from error
-    return sorted(int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.log", name))
+def _ours(file: KeptFile, log: Log) -> bool:
+    """Its positions are this log's: not those of a directory that was here before."""
+    return file.content is not None and file.content.lane_id in {b"", log.lane_id}
 
 
-def _rejected(files: Files, lane: Path, position: int) -> tuple[bytearray, codec.BatchHeader]:
-    path = lane / "rejected" / f"{position:020d}.log"
-    try:
-        data = bytearray(read_file(files, path))
-        return data, codec.verify(data)
-    except (OSError, codec.CorruptBatchError) as error:
-        raise SpoolError(f"{path} cannot be read: {error}") from error
+def _identity(header: codec.BatchHeader) -> BatchId | None:
+    if header.producer_id < 0:
+        return None
+    return BatchId(header.producer_id, header.producer_epoch, header.base_sequence, header.count)
 
 
 @dataclass(frozen=True, slots=True)

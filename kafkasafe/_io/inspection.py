@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kafkasafe._core import marks as m
 from kafkasafe._core.journal import Journal
 from kafkasafe._io.files import Files, size_of
-from kafkasafe._io.recovery import BatchEntry, Damage, Log, replay, scan
+from kafkasafe._io.recovery import BatchEntry, Damage, Log, MarksEntry, replay, scan
+from kafkasafe._io.rejected import KeptFile, RejectedRecords, read_rejected, summed_up, waits_of
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Inspected", "Waiting", "inspect", "read_lane"]
+__all__ = ["Inspected", "Waiting", "inspect", "read_lane", "resent_in"]
 
 _TRIES: Final = 5
 
@@ -50,6 +53,9 @@ class Inspected:
         torn_bytes: Bytes a recovery would cut off; nothing in them was promised.
         closed: The last owner closed it in order.
         waiting: What is not delivered yet.
+        rejected: What is kept in `rejected/`.
+        rejected_bytes: Size of its files.
+        rejected_unreadable: One sentence per file there that is not whole.
     """
 
     segments: int
@@ -62,6 +68,25 @@ class Inspected:
     torn_bytes: int
     closed: bool
     waiting: tuple[Waiting, ...]
+    rejected: tuple[RejectedRecords, ...]
+    rejected_bytes: int
+    rejected_unreadable: tuple[str, ...]
+
+
+def resent_in(log: Log) -> list[m.Resent]:
+    """Files of `rejected/`, of any lane, whose records are batches of this one."""
+    return [
+        mark
+        for entry in log.entries
+        if isinstance(entry, MarksEntry)
+        for mark in entry.marks
+        if isinstance(mark, m.Resent)
+    ]
+
+
+def unreadable(kept: Sequence[KeptFile]) -> tuple[str, ...]:
+    """One sentence for each file that is not whole."""
+    return tuple(f"rejected/{file.path.name}: {file.error}" for file in kept if file.error)
 
 
 def read_lane(lane: Path, *, files: Files) -> Log:
@@ -91,10 +116,15 @@ def read_lane(lane: Path, *, files: Files) -> Log:
     return found
 
 
-def inspect(lane: Path, *, files: Files) -> Inspected:
+def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> Inspected:
     """Read all of a lane and check every byte, without changing anything or taking its lock.
 
     While its owner writes, the end of the log may look torn.
+
+    Args:
+        lane: Its directory.
+        files: The disk.
+        resent: Files of `rejected/` that other lanes name as resent.
 
     Raises:
         SpoolFormatError: Written by a newer kafkasafe.
@@ -109,6 +139,12 @@ def inspect(lane: Path, *, files: Files) -> Inspected:
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error
     batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
+    journal = Journal()
+    replay(found.entries, journal)
+    journal.recovered(0.0)
+    kept = read_rejected(
+        files, lane, lane_id=found.lane_id, waits=waits_of(journal), resent=(*resent, *resent_in(found))
+    )
     return Inspected(
         segments=len(found.segments) + len(found.doomed),
         groups=found.groups,
@@ -119,14 +155,14 @@ def inspect(lane: Path, *, files: Files) -> Inspected:
         damage=tuple(map(str, found.damage)),
         torn_bytes=torn,
         closed=found.closed,
-        waiting=_waiting(found),
+        waiting=_waiting(journal),
+        rejected=summed_up(kept, journal),
+        rejected_bytes=sum(file.size_bytes for file in kept),
+        rejected_unreadable=unreadable(kept),
     )
 
 
-def _waiting(found: Log) -> tuple[Waiting, ...]:
-    journal = Journal()
-    replay(found.entries, journal)
-    journal.recovered(0.0)
+def _waiting(journal: Journal) -> tuple[Waiting, ...]:
     counts: dict[tuple[str, int], list[int]] = {}
     for topic, partition, batch in journal.batches():
         count = counts.setdefault((topic, partition), [0, 0, 0])

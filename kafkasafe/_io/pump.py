@@ -13,7 +13,6 @@ import contextlib
 import heapq
 import itertools
 import logging
-import os
 import shlex
 import threading
 import time
@@ -42,11 +41,13 @@ from kafkasafe._core.identity import (
     judge_by_state,
 )
 from kafkasafe._core.loss import Cause, Survey
+from kafkasafe._core.rejected import Refused
 from kafkasafe._io import transport as t
 from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import LostEntry, replay
+from kafkasafe._io.rejected import RejectedStore, data_of, retire, waits_of
 from kafkasafe._io.retry import Backoff
 from kafkasafe._io.siblings import LeftBehind, Siblings
 from kafkasafe._io.spool import Spool
@@ -100,6 +101,9 @@ _ASTRAY_S: Final = 2.0
 may be one address that leads astray, and other brokers are tried."""
 _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
+_PORTION_BYTES: Final = 4 * 1024 * 1024
+_PORTION_BATCHES: Final = 1000
+"""Rejected batches that are written with one fsync."""
 _FREE_BYTES: Final = 4 * 1024 * 1024
 """Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
 
@@ -204,7 +208,10 @@ class Lane:
     spool: Spool
     journal: j.Journal
     own: bool
+    rejected: RejectedStore
     parcels: dict[int, Parcel] = field(default_factory=dict)
+    kept_in: dict[int, Path] = field(default_factory=dict)
+    """By handle, where rejected batches are that are not finished yet."""
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
     released_at: int = -1
@@ -459,6 +466,9 @@ class Pump:
         gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
         gauges["spool_records"] = sum(journal.spooled_records for journal in journals)
         gauges["spool_left_behind_records"] = self._left_behind_records
+        gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
+        gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
+        gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
         gauges["in_doubt_batches"] = sum(journal.in_doubt for journal in journals)
         offsets = dict(self._own.journal.last_acked_offsets())
@@ -596,6 +606,8 @@ class Pump:
             if spilled:
                 self._persist(lane, ready.persist)
             divided = self._divide_all(lane, ready.divides)
+            for aside in ready.asides:
+                self._put_aside(lane, aside)
             if self._stranger is None:
                 if ready.sends:
                     self._send(lane, ready.sends)
@@ -619,7 +631,7 @@ class Pump:
                 self._want_producer_id(lane)
             if ready.persist and not spilled:
                 self._persist(lane, ready.persist)
-            elif not (spilled or divided or ready.resolved or ready.sends):
+            elif not (spilled or divided or ready.resolved or ready.sends or ready.asides):
                 break
         self._release(lane)
 
@@ -649,11 +661,13 @@ class Pump:
         except BaseException:
             lock.release()
             raise
-        lane = Lane(self._lane_name(lock.path), lock, spool, journal, own)
+        name = self._lane_name(lock.path)
+        lane = Lane(name, lock, spool, journal, own, RejectedStore(self._files, lock.path, spool.lane_id))
         self.stats.corrupt += sum(isinstance(entry, LostEntry) for entry in entries)
         replay(entries, journal)
         journal.released(spool.first_position)
         journal.recovered(time.monotonic())
+        self._open_rejected(lane)
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
             parcel = Parcel(
@@ -686,11 +700,56 @@ class Pump:
             self._transport_topics(topic for topic, _, _ in waiting)
         return lane
 
+    def _open_rejected(self, lane: Lane) -> None:
+        """What is in `rejected/` never keeps a lane from being opened."""
+        self._retire(lane)
+        try:
+            troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.resent)
+        except OSError as error:
+            troubles = [f"{lane.name}/rejected: {error}"]
+        for trouble in troubles:
+            self._log.warning(
+                "Rejected records cannot be read: %s", trouble, lane=lane.name, event="rejected_unreadable"
+            )
+        if lane.rejected.records:
+            self._log.warning(
+                "%s: %d rejected records are kept in %s; `kafkasafe spool resend` sends them again",
+                lane.name,
+                lane.rejected.records,
+                lane.lock.path / "rejected",
+                lane=lane.name,
+                records=lane.rejected.records,
+                event="rejected_kept",
+            )
+
+    def _retire(self, lane: Lane) -> None:
+        """Files whose records were put back into this lane are deleted; until then no segment with their mark goes."""
+        for mark in lane.journal.resent:
+            try:
+                retire(self._files, lane.lock.path.parent, mark)
+            except OSError as error:
+                self._log.seldom(
+                    logging.WARNING,
+                    "resent_not_deleted",
+                    lane.name,
+                    "%s/rejected/%s was resent and cannot be deleted: %s",
+                    mark.lane,
+                    mark.file,
+                    error,
+                    lane=lane.name,
+                    error=type(error).__name__,
+                )
+                return
+            lane.journal.retired(mark)
+
     def _transport_topics(self, topics: Iterable[str]) -> None:
         self._transport.refresh_metadata(sorted(set(topics)), lambda _: None)
 
     def _adopt(self) -> None:
         """Take lanes whose owner died, and let go of those that are drained."""
+        for lane in self._lanes:
+            self._retire(lane)
+            lane.rejected.refresh()
         for lane in [lane for lane in self._lanes if not lane.own]:
             if not lane.journal.unfinished:
                 self._lanes.remove(lane)
@@ -1574,7 +1633,7 @@ class Pump:
                     self.stats.records[parcel.topic, "rejected"] += batch.count
                     parcel.error = RejectedError(
                         f"The cluster refused the record: {batch.message}. It is kept in the spool directory under"
-                        f" {lane.name}/rejected",
+                        f" {lane.name}/rejected; kafkasafe spool resend sends it again",
                         code=batch.code,
                         reason=batch.message,
                     )
@@ -1645,7 +1704,7 @@ class Pump:
             case j.Parked(batch, evidence):
                 self._park(lane, batch, evidence)
             case j.Refusal(batch):
-                self._keep_rejected(lane, batch)
+                self._rejected(lane, batch)
 
     def _acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         topic, partition = lane.journal.address(loss.destination)
@@ -1899,60 +1958,105 @@ class Pump:
         )
         lane.journal.decide(batch, resend=policy == "resend")
 
-    def _keep_rejected(self, lane: Lane, batch: j.Batch) -> None:
-        """Before the mark that ends it is written, a refused batch is put aside."""
-        parcel = lane.parcels[batch.handle]
-        topic, partition = lane.journal.address(batch.destination)
-        data = bytearray(self._bytes(lane, parcel, batch))
-        position = max(batch.position, 0)
-        codec.stamp_address(data, position, batch.destination)
-        folder = lane.lock.path / "rejected"
-        name = folder / f"{position:020d}.log"
-        try:
-            _write_aside(folder, name, data)
-        except OSError as error:
-            # Not with its traceback: a disk's error says all.
-            self._log.error(
-                "%s-%d: refused records could not be kept in %s: %s",
+    def _put_aside(self, lane: Lane, aside: j.Aside) -> None:
+        """Before the marks that end them are decided, rejected batches are durable in `rejected/`; or they wait."""
+        topic, partition = lane.journal.address(aside.destination)
+        destination = m.Destination(aside.destination, topic, partition)
+        kept, reason = 0, ""
+        while kept < len(aside.batches) and not reason:
+            used = sum(each.rejected.size_bytes for each in self._lanes)
+            size = 0
+            portion: list[Refused] = []
+            handles = []
+            try:
+                for batch in aside.batches[kept : kept + _PORTION_BATCHES]:
+                    size += batch.size_bytes
+                    if used + size > self._config.rejected_max_bytes or (portion and size > _PORTION_BYTES):
+                        break
+                    data = bytearray(self._bytes(lane, lane.parcels[batch.handle], batch))
+                    portion.append(Refused(batch.position, data, batch.code, batch.message))
+                    handles.append(batch.handle)
+                if not portion:
+                    reason = (
+                        f"rejected/ is full ({used:,} bytes of rejected_max_bytes="
+                        f"{self._config.rejected_max_bytes:,}): resend or remove what is there, or raise the limit"
+                    )
+                    break
+                path = lane.rejected.keep(
+                    portion, destination, cluster_id=self._cluster_id or "", now_ms=_now_ms()
+                )
+            except SpoolCorruptError:
+                raise
+            except (OSError, SpoolError) as error:
+                reason = f"rejected/ cannot be written: {error}"
+                break
+            lane.kept_in.update(dict.fromkeys(handles, path))
+            kept += len(portion)
+        if reason:
+            self.counters["rejected_not_kept"] += 1
+            waiting = aside.batches[kept:]
+            self._log.seldom(
+                logging.ERROR,
+                "rejected_not_kept",
+                f"{topic}-{partition}",
+                "%s-%d: %d records are refused (%s) and wait in the spool, %s",
                 topic,
                 partition,
-                name,
-                error,
+                sum(batch.count for batch in waiting),
+                waiting[0].message,
+                reason,
                 lane=lane.name,
                 topic=topic,
                 partition=partition,
-                records=batch.count,
-                error=type(error).__name__,
-                event="rejected_not_kept",
+                records=sum(batch.count for batch in waiting),
+                code=waiting[0].code,
             )
+        lane.journal.set_aside(aside, kept, reason)
+
+    def _rejected(self, lane: Lane, batch: j.Batch) -> None:
+        """It is durable in `rejected/`: only now is that said."""
+        topic, partition = lane.journal.address(batch.destination)
+        path = lane.kept_in[batch.handle]
         self._log.seldom(
             logging.ERROR,
             "batch_rejected",
             f"{topic}-{partition} {batch.code}",
-            "%s-%d: %d records refused: %s; kept in %s",
+            "%s-%d: %s refused: %s; kept in %s",
             topic,
             partition,
-            batch.count,
+            "1 record" if batch.count == 1 else f"{batch.count} records",
             batch.message,
-            name,
+            path,
             lane=lane.name,
             topic=topic,
             partition=partition,
             records=batch.count,
             code=batch.code,
-            path=str(name),
+            path=str(path),
         )
-        self._emit(events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, str(name)))
-        if parcel.data is None:
-            self._memory += parcel.size_bytes
-        parcel.data = data  # the dead-letter handler reads it
+        self._emit(events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, str(path)))
 
     def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
         handler = self._config.dead_letter
-        if handler is None or parcel.data is None:
+        path = lane.kept_in.pop(batch.handle)
+        if handler is None:
             return
         topic, partition = lane.journal.address(batch.destination)
-        columns = codec.decode(parcel.data)
+        try:
+            data = parcel.data if parcel.data is not None else data_of(self._files, path, batch.position)
+        except (OSError, ValueError) as error:
+            self._log.error(
+                "The dead-letter handler is not called for %d records, which are kept in %s: %s",
+                batch.count,
+                path,
+                error,
+                topic=topic,
+                partition=partition,
+                records=batch.count,
+                event="dead_letter_failed",
+            )
+            return
+        columns = codec.decode(data)
         if partition == UNCHOSEN:
             given_partitions(columns)
         for index in range(columns.header.count):
@@ -2358,20 +2462,3 @@ def _pieces(count: int, bad: set[int]) -> list[Indexes]:
         return [np.arange(half), np.arange(half, count)]
     edges = [0] + [i for i in range(1, count) if (i in bad) != (i - 1 in bad)] + [count]
     return [np.arange(start, end) for start, end in itertools.pairwise(edges)]
-
-
-def _write_aside(folder: Path, name: Path, data: bytearray) -> None:
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    parent = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)

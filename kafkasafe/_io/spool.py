@@ -144,6 +144,11 @@ class Spool:
         return self._used
 
     @property
+    def lane_id(self) -> bytes:
+        """Random, made with the lane."""
+        return self._lane_id
+
+    @property
     def segments(self) -> list[tuple[Path, int, int]]:
         """(file, first position, bytes) of each segment."""
         return [(segment.path, segment.first_position, segment.size_bytes) for segment in self._segments]

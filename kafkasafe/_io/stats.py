@@ -158,6 +158,9 @@ _DEFINITIONS: Final = (
         merge="max",
     ),
     Definition("spool_segments", "gauge", "Files of the spool."),
+    Definition("rejected_kept_records", "gauge", "Rejected records that are kept until they are resent."),
+    Definition("rejected_kept_bytes", "gauge", "Bytes of rejected records that are kept."),
+    Definition("rejected_capacity_bytes", "gauge", "Largest size of what is kept of rejected records."),
     Definition(
         "spool_oldest_record_age_seconds",
         "gauge",

@@ -732,6 +732,8 @@ class Sim:
                 self._notice(notice)
             for divide in ready.divides:
                 self._divide(divide)
+            for aside in ready.asides:
+                self._put_aside(aside)
             for batch in ready.sends:
                 self._send(batch)
                 self.point()
@@ -750,7 +752,7 @@ class Sim:
                 self.mine(self._delay(), self._grant)
             if ready.persist:
                 self._persist(ready.persist)
-            elif not (ready.divides or ready.resolved or ready.sends):
+            elif not (ready.divides or ready.resolved or ready.sends or ready.asides):
                 break
         else:
             raise Violation("the journal does not come to rest")
@@ -849,7 +851,8 @@ class Sim:
                 self._parked(batch, evidence)
             case j.Refusal(batch):
                 partition = self._partition(batch)
-                self.put_aside[batch.position] = self.parcels[batch.handle][0]
+                if batch.position not in self.put_aside:
+                    raise Violation(f"{batch} is rejected, and kept nowhere")
                 for record in self.parcels[batch.handle][0]:
                     allowed = (
                         record in self.poisoned | self.huge
@@ -858,6 +861,19 @@ class Sim:
                     )
                     if not allowed:
                         raise Violation(f"record {record} is rejected for nothing: {batch}")
+
+    def _put_aside(self, aside: j.Aside) -> None:
+        """What is rejected is made durable elsewhere; or a failing disk, or one that is full, takes a part of it."""
+        kept = len(aside.batches)
+        if self.rng.random() < self.weather.disk:
+            kept = self.rng.randrange(kept)
+        for batch in aside.batches:
+            if not batch.durable:
+                raise Violation(f"{batch} has no place in the spool that its copy could name")
+        for batch in aside.batches[:kept]:
+            self.put_aside[batch.position] = self.parcels[batch.handle][0]
+        self.point()
+        self.journal.set_aside(aside, kept, "the disk is full")
 
     def _loss(self, notice: j.AckedLoss, partition: int) -> None:
         self.losses += 1

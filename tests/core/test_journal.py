@@ -108,6 +108,9 @@ class Shell:
         self.notices: list[j.Notice] = []
         self.surveys: list[j.SurveyAsk] = []
         self.checks: list[j.EpochCheck] = []
+        self.asides: list[j.Aside] = []
+        self.room = 1000
+        """Batches that rejected/ takes at once."""
 
     def turn(self) -> list[j.Batch]:
         """Everything there is to do; what was sent in it."""
@@ -122,11 +125,17 @@ class Shell:
             self.notices += ready.notices
             self.surveys += ready.surveys
             self.checks += ready.checks
-            if not (ready.persist or ready.sends or ready.resolved or ready.divides):
+            if not (ready.persist or ready.sends or ready.resolved or ready.divides or ready.asides):
                 return self.sent[before:]
+            for aside in ready.asides:
+                self.put_aside(aside)
             if ready.persist:
                 self.write(ready.persist)
         raise AssertionError("no rest")
+
+    def put_aside(self, aside: j.Aside) -> None:
+        self.asides.append(aside)
+        self.journal.set_aside(aside, min(self.room, len(aside.batches)), "no room")
 
     def write(self, persist: j.Persist) -> None:
         self.groups.append(persist)
@@ -785,6 +794,69 @@ def test_a_topic_that_was_never_there_is_rejected_after_a_while() -> None:
     assert shell.fates() == [(batch.handle, j.Fate.REJECTED)]
 
 
+def test_a_rejection_that_cannot_be_kept_waits_and_is_tried_again() -> None:
+    """No mark, no fate, no word of it before the copy is durable; the sequence goes on where it was."""
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.room = 0
+    shell.refuse(batches[1], 87)
+    shell.refuse(batches[2], 45)
+    shell.turn()
+    for tries in range(1, 4):
+        assert [aside.batches for aside in shell.asides] == [(batches[1],)] * tries
+        assert (shell.waits[-1].attempt, shell.waits[-1].reason) == (tries, "no room")
+        assert shell.notices == []
+        assert not [mark for mark in shell.marks if isinstance(mark, m.Rejected)]
+        assert shell.journal.release_position == batches[1].position
+        (tries == 3) and setattr(shell, "room", 1)
+        sent = shell.wait()
+    assert sent == [batches[2]]
+    assert shell.notices == [j.Refusal(batches[1])]
+    assert shell.fates()[-1] == (batches[1].handle, j.Fate.REJECTED)
+
+
+def test_of_many_rejections_those_that_were_kept_are_finished() -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1, 1)
+    shell.room = 2
+    for batch in batches[1:]:
+        shell.refuse(batch, 29)
+    shell.turn()
+    assert shell.notices == [j.Refusal(batch) for batch in batches[1:3]]
+    assert shell.journal.release_position == batches[3].position
+    assert shell.wait() == [batches[3]]  # under an id without a gap in front of it
+    assert batches[3].identity == BatchId(7, 1, 0, 1)
+    shell.refuse(batches[3], 29)
+    shell.turn()
+    assert shell.journal.unfinished == 0
+
+
+def test_records_of_a_topic_that_never_was_wait_for_room_in_rejected() -> None:
+    shell = Shell()
+    (batch,) = shell.seal(1, partition=j.UNCHOSEN)
+    shell.turn()
+    shell.room = 0
+    shell.journal.reject_unchosen("t", 3, "unknown", 100.0)
+    shell.journal.reject_unchosen("t", 3, "unknown", 160.0)
+    shell.turn()
+    assert shell.fates() == []
+    shell.room = 1
+    shell.journal.reject_unchosen("t", 3, "unknown", 161.0)
+    shell.turn()
+    assert shell.fates() == [(batch.handle, j.Fate.REJECTED)]
+
+
+def test_a_mark_of_resent_records_stays_until_their_file_is_gone() -> None:
+    journal = j.Journal()
+    resent = m.Resent("lane-003", "00000000000000000007.log")
+    journal.recover_marks(0, [m.Destination(1, "t", 0), resent])
+    journal.recover_marks(3, [m.Topic("t", TOPIC_ID, 1)])
+    journal.recovered(0.0)
+    assert (journal.resent, journal.release_position) == ([resent], 0)
+    journal.retired(resent)
+    assert (journal.resent, journal.release_position) == ([], 5)
+
+
 def test_an_unauthorised_topic_rejects_what_waits_and_does_not_continue_its_sequence() -> None:
     shell = Shell()
     batches = shell.flowing(1, 1, 1)
@@ -1085,12 +1157,16 @@ def test_on_error_sends_from_memory_and_spills_with_all_before_it() -> None:
     assert shell.journal.unfinished == 0
 
 
-def test_on_error_refuses_from_memory() -> None:
+def test_on_error_what_is_refused_in_memory_goes_to_disk_first() -> None:
     shell = Shell(durable_first=False)
     batches = shell.flowing(1, 1, 1)
     shell.refuse(batches[1], 29)
     shell.refuse(batches[2], 29)
     shell.turn()
+    assert all(b.position >= 0 for aside in shell.asides for b in aside.batches)
+    assert [m.Rejected(b.position, 29, b.message) for b in batches[1:]] == [
+        mark for mark in shell.marks if isinstance(mark, m.Rejected)
+    ]
     assert [fate for _, fate in shell.fates()] == [j.Fate.COMMITTED, j.Fate.REJECTED, j.Fate.REJECTED]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kafkasafe._core import batch, marks
 from kafkasafe._core.marks import (
+    Cluster,
     Committed,
     Decision,
     Destination,
@@ -23,6 +24,7 @@ from kafkasafe._core.marks import (
     MarkError,
     Rejected,
     Replaced,
+    Resent,
     Resolved,
     Revived,
     State,
@@ -57,6 +59,7 @@ MARKS = st.one_of(
     st.builds(Committed, NUMBER, EPOCH, st.lists(st.tuples(POSITION, OFFSET), max_size=4).map(tuple)),
     st.builds(Rejected, POSITION, st.integers(-(2**15), 2**15 - 1), TEXT),
     st.builds(Undecidable, POSITION, TEXT),
+    st.builds(Cluster, NAME),
     st.builds(Resolved, POSITION, st.sampled_from(Decision)),
     st.builds(Revived, NUMBER, OFFSET.map(abs), st.just(()), st.just(()), st.just(())),
 )
@@ -120,7 +123,7 @@ def test_what_is_written_is_read(data):
 
 
 def test_the_bytes_are_those_of_the_format():
-    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(19, 3, 200, 0xDEADBEEF),))
+    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(21, 3, 200, 0xDEADBEEF),))
     written = [
         Topic("tö", TOPIC_ID, 6),
         Destination(3, "t", -1),
@@ -133,11 +136,13 @@ def test_the_bytes_are_those_of_the_format():
         Undecidable(2, "gone"),
         Resolved(2, Decision.SKIP),
         Revived(3, 50, (2, 1), (4,), ((3, 7),)),
+        Resent("lane-003", "7.log"),
+        Cluster("c"),
     ]
     columns = batch.decode(marks.encode_group(group, written, NOW))
-    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in range(12)]
+    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(12), 14, 15)]
     assert columns.values == [
-        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 19, 3, 200, 0xDEADBEEF),
+        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 21, 3, 200, 0xDEADBEEF),
         b"\0\3t\xc3\xb6" + TOPIC_ID + struct.pack(">i", 6),
         struct.pack(">i", 3) + b"\0\1t" + struct.pack(">i", -1),
         struct.pack(">iqqi", 3, 10, 11, 4) + TOPIC_ID,
@@ -149,6 +154,8 @@ def test_the_bytes_are_those_of_the_format():
         struct.pack(">q", 2) + b"\0\4gone",
         struct.pack(">qb", 2, 2),
         struct.pack(">iqiii", 3, 50, 2, 1, 1) + struct.pack(">qqqqq", 2, 1, 4, 3, 7),
+        b"\0\x08lane-003\0\x057.log",
+        b"\0\1c",
     ]
     assert set(columns.timestamps) == {NOW}
 
@@ -188,6 +195,8 @@ def test_free_text_is_made_to_fit(text, read):
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 61, 0),)),
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 100, -1),)),
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 100, 0), ManifestEntry(101, 1, 100, 0))),
+        Resent("lane-000", "7.log"),  # not in an atomic group
+        Cluster(""),
         Revived(0, 50, ()),
         Revived(1, -1, ()),
         Revived(1, 50, (2, 2)),
@@ -263,7 +272,7 @@ def test_a_timestamp_that_is_none():
         forge((0x4B00, group_body(version=2) + b"whatever came later")),
         forge((0x4B00, group_body(version=2)[:2])),
         forge((0x4B00, group_body(flags=8))),
-        forge((0x4B00, group_body()), (0x4B0C, b"")),
+        forge((0x4B00, group_body()), (0x4B1F, b"")),
         forge((0x4B00, group_body()), (0, b"")),
     ],
 )
@@ -356,7 +365,7 @@ def test_every_flipped_bit_and_every_truncation_is_noticed():
             marks.decode_group(buf[:size])
 
 
-@given(st.sampled_from(range(0x4B00, 0x4B0C)), st.binary(max_size=60))
+@given(st.sampled_from(range(0x4B00, 0x4B10)), st.binary(max_size=60))
 def test_any_body(kind, body):
     buf = forge((0x4B00, group_body()), (kind, body))
     try:

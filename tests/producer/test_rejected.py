@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import threading
+from pathlib import Path
 
 import harness
 import pytest
@@ -11,6 +14,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 
 from kafkasafe import RejectedError, SafeProducer, events
 from kafkasafe._core import batch as codec
+from kafkasafe._io.files import OsFiles
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -44,8 +48,13 @@ class Dead:
 
 def kept_aside(producer: SafeProducer) -> list[bytes]:
     """Values of the records in `rejected/`, read as what they are: Kafka batches."""
-    files = sorted((producer._config.spool_dir / producer.lane / "rejected").glob("*.log"))
-    return [value for file in files for value in codec.decode(bytearray(file.read_bytes())).values]
+    values = []
+    for file in sorted((producer._config.spool_dir / producer.lane / "rejected").glob("*.log")):
+        content = file.read_bytes()
+        for at, header in codec.iter_headers(content):
+            if not header.is_control:
+                values += codec.decode(content, at).values
+    return values
 
 
 def check(cluster, topic, producer, futures, bad, code, dead, reason: str) -> None:
@@ -273,3 +282,131 @@ def _allowed(producer: SafeProducer, topic: str) -> bool:
     except RejectedError:
         return False
     return True
+
+
+# -- kept is kept ------------------------------------------------------------------------------------------------------
+
+
+class Broken(OsFiles):
+    """The operating system's files, but for what concerns `rejected/`.
+
+    Attributes:
+        code: While it is not 0, this error.
+        operation: Of what.
+        spare: So many calls go well before.
+        strikes: How often it did.
+    """
+
+    __slots__ = ("code", "operation", "spare", "strikes")
+
+    def __init__(self, operation: str, code: int) -> None:
+        self.operation = operation
+        self.code = code
+        self.spare = 0
+        self.strikes = 0
+
+    def _strike(self, operation: str) -> None:
+        if self.code and operation == self.operation:
+            if self.spare:
+                self.spare -= 1
+                return
+            self.strikes += 1
+            raise OSError(self.code, os.strerror(self.code))
+
+    def create(self, path):
+        if path.parent.name == "rejected":
+            self._strike("create")
+        return super().create(path)
+
+    def sync_directory(self, path):
+        if path.name == "rejected":
+            self._strike("sync_directory")
+        super().sync_directory(path)
+
+    def read(self, handle, offset, size):
+        self._strike("read")
+        return super().read(handle, offset, size)
+
+
+@pytest.mark.parametrize(
+    ("operation", "code"),
+    [
+        ("create", errno.EMFILE),
+        ("create", errno.ENOSPC),
+        ("sync_directory", errno.EIO),
+        ("read", errno.EMFILE),
+    ],
+)
+def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
+    kafka, producers, monkeypatch, operation, code, caplog
+):
+    """A disk that refuses the copy: the batch stays refused, everybody else goes on, and it is tried again."""
+    files = Broken(operation, 0)
+    monkeypatch.setattr("kafkasafe.producer.OsFiles", lambda: files)
+    if operation == "read":  # the batch has to be read back, once to be sent, then to be kept
+        monkeypatch.setattr("kafkasafe._io.pump._MEMORY_BYTES", 0)
+    topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
+    other = harness.new_topic(kafka, 1)
+    seen: list = []
+    dead = Dead()
+    producer = producers(kafka.bootstrap_servers, dead_letter=dead, on_event=seen.append)
+    for name in (topic, other):
+        producer.send(name, key=b"k", value=harness.record_value(1)).get(30)
+    files.spare = operation == "read"
+    files.code = code
+    bad = producer.send(topic, value=harness.record_value(7))
+    bad.durable(10)
+    harness.until(lambda: files.strikes >= 2, what="a second try")
+    assert not bad.is_done
+    assert kept_aside(producer) == []
+    assert not [event for event in seen if isinstance(event, events.BatchRejected)]
+    assert "kept in" not in caplog.text
+    assert "rejected_not_kept" in {getattr(record, "event", "") for record in caplog.records}
+    if operation != "read":
+        harness.send(producer, other, 2).get(30)
+    files.code = 0
+    with pytest.raises(RejectedError, match="kept in the spool directory under lane-000/rejected"):
+        bad.get(30)
+    (event,) = [event for event in seen if isinstance(event, events.BatchRejected)]
+    assert harness.record_value(7) in Path(event.kept_in).read_bytes()
+    assert kept_aside(producer) == [harness.record_value(7)]
+    assert dead.numbers == [7]
+    producer.close()
+
+
+def test_each_record_that_was_refused_before_it_was_spooled_is_kept(kafka, producers):
+    """With `spool="on_error"` a batch had no position, and so no name of its own in rejected/."""
+    topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
+    dead = Dead()
+    producer = producers(kafka.bootstrap_servers, spool="on_error", spool_after_ms=60_000, dead_letter=dead)
+    for number in range(5):
+        with pytest.raises(RejectedError, match="It is kept"):
+            producer.send(topic, value=harness.record_value(number)).get(30)
+    assert kept_aside(producer) == [harness.record_value(number) for number in range(5)]
+    assert dead.numbers == list(range(5))
+    producer.close()
+
+
+def test_where_rejected_is_full_what_is_refused_waits(kafka, producers, caplog):
+    """Nothing is dropped, other topics go on; with more room, also in a later life, it is rejected."""
+    topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
+    other = harness.new_topic(kafka, 1)
+    producer = producers(kafka.bootstrap_servers, rejected_max_bytes=3000)
+    futures = []
+    for number in range(6):
+        futures.append(producer.send(topic, value=b"%d" % number + b"." * 1000))
+        futures[-1].durable(10)  # a batch of its own
+    for future in futures[:2]:
+        with pytest.raises(RejectedError):
+            future.get(30)
+    harness.send(producer, other, 1).get(30)
+    harness.until(lambda: "rejected/ is full" in caplog.text)
+    assert not any(future.is_done for future in futures[3:])
+    kept = kept_aside(producer)
+    assert 2 <= len(kept) < 6
+    producer.close(timeout=0)
+    producer = producers(kafka.bootstrap_servers, request_timeout_ms=1000)
+    producer.flush(60)
+    assert [value[:1] for value in kept_aside(producer)] == [b"%d" % number for number in range(6)]
+    assert producer._pump.state().gauges["rejected_kept_records"] == 6
+    producer.close()

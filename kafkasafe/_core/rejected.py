@@ -1,0 +1,157 @@
+"""Files of `rejected/` ⇄ what is in them, exactly as `docs/spool-format.md` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+
+__all__ = ["OPERATOR", "Content", "Entry", "Refused", "Waits", "decode", "encode", "still_rejected"]
+
+OPERATOR = -2
+"""The code of a batch that an operator set aside: none of Kafka's."""
+
+Waits = Mapping[int, tuple[int, int, int]]
+"""Of the unfinished batches of a lane, by position: records, size in bytes, newest timestamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A batch to be kept.
+
+    Attributes:
+        position: In the lane's log.
+        data: Its bytes; the address in them means nothing.
+        code: Kafka's error code, or `OPERATOR`.
+        reason: For people.
+    """
+
+    position: int
+    data: bytearray
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept batch.
+
+    Attributes:
+        position: Where it was in the lane's log.
+        header: Of the batch.
+        at: Byte offset in the file.
+        code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
+        reason: For people; empty when it is not known.
+    """
+
+    position: int
+    header: codec.BatchHeader
+    at: int
+    code: int = -1
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file holds.
+
+    Attributes:
+        entries: The batches, all of one destination, in the order in which they were sent.
+        number: Destination number in the lane.
+        topic: Empty in a file of an earlier version: the lane's log knows it by the number.
+        partition: -1 when it was never chosen.
+        cluster_id: Of the cluster that they were for, empty when that was not known.
+        lane_id: Empty in a file of an earlier version.
+        rejected_ms: When, ms since the epoch; -1 when that is not known.
+    """
+
+    entries: tuple[Entry, ...]
+    number: int
+    topic: str = ""
+    partition: int = -1
+    cluster_id: str = ""
+    lane_id: bytes = b""
+    rejected_ms: int = -1
+
+
+def encode(
+    batches: Sequence[Refused], destination: m.Destination, *, lane_id: bytes, cluster_id: str, now_ms: int
+) -> list[bytearray]:
+    """The file for batches of one destination, in pieces. Addresses are stamped into the data in place."""
+    marks: list[m.Mark] = [destination]
+    marks += [m.Rejected(batch.position, batch.code, batch.reason) for batch in batches]
+    if cluster_id:
+        marks.append(m.Cluster(cluster_id))
+    position = 1 + len(marks)
+    manifest = []
+    for batch in batches:
+        codec.stamp_address(batch.data, position, destination.number)
+        header = codec.read_header(batch.data)
+        manifest.append(m.ManifestEntry(position, destination.number, header.size_bytes, header.crc))
+        position += header.count
+    group = m.Group(
+        m.FORMAT_VERSION,
+        lane_id,
+        0,
+        0,
+        atomic=True,
+        snapshot=False,
+        closed=False,
+        manifest=tuple(manifest),
+    )
+    return [m.encode_group(group, marks, now_ms), *(batch.data for batch in batches)]
+
+
+def decode(content: codec.Buffer, name_position: int) -> Content:
+    """What is in a file, every byte of it checked.
+
+    Args:
+        content: All of it.
+        name_position: The number in its name: the position, in a file of an earlier version.
+
+    Raises:
+        ValueError: It is not whole, or something else.
+    """
+    header = codec.verify(content)
+    if not header.is_control:
+        if header.size_bytes != len(content):
+            raise ValueError(f"{len(content) - header.size_bytes} bytes too many")
+        return Content((Entry(name_position, header, 0),), header.partition_leader_epoch)
+    group, marks = m.decode_group(memoryview(content)[: header.size_bytes])
+    (destination,) = [mark for mark in marks if isinstance(mark, m.Destination)]
+    why = [mark for mark in marks if isinstance(mark, m.Rejected)]
+    cluster = next((mark.cluster_id for mark in marks if isinstance(mark, m.Cluster)), "")
+    at = header.size_bytes
+    entries = []
+    for promised, rejected in zip(group.manifest, why, strict=True):
+        found = codec.verify(memoryview(content)[at : at + promised.size_bytes])
+        address = (found.base_offset, found.partition_leader_epoch, found.size_bytes, found.crc)
+        if address != (promised.position, promised.destination, promised.size_bytes, promised.crc):
+            raise ValueError(f"the batch at byte {at} is not the one that the file promises")
+        entries.append(Entry(rejected.position, found, at, rejected.code, rejected.message))
+        at += promised.size_bytes
+    if at != len(content):
+        raise ValueError(f"{len(content) - at} bytes too many")
+    return Content(
+        tuple(entries),
+        destination.number,
+        destination.topic,
+        destination.partition,
+        cluster,
+        group.lane_id,
+        header.max_timestamp,
+    )
+
+
+def still_rejected(content: Content, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
+    """The entries that count: not those whose REJECTED mark never became durable, which the log has as unfinished."""
+    if content.lane_id and content.lane_id != lane_id:
+        return content.entries
+    return tuple(
+        entry
+        for entry in content.entries
+        if waits.get(entry.position)
+        != (entry.header.count, entry.header.size_bytes, entry.header.max_timestamp)
+    )

@@ -1,0 +1,338 @@
+"""`rejected/` of a lane: what the cluster rejected, kept with its reason until it is resent.
+
+Reading never fails for one file: what is not whole is reported as such, and is in nobody's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+from kafkasafe._core import rejected as pure
+from kafkasafe._core.journal import Journal
+from kafkasafe._io.files import Files, read_file, write_all
+
+__all__ = [
+    "KeptFile",
+    "RejectedRecords",
+    "RejectedStore",
+    "data_of",
+    "read_rejected",
+    "retire",
+    "summed_up",
+    "waits_of",
+]
+
+_FOLDER: Final = "rejected"
+_NAME: Final = re.compile(r"(\d{20})\.log")
+_DRAFT: Final = re.compile(r"\d{20}\.new")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file of `rejected/`.
+
+    Attributes:
+        path: The file.
+        size_bytes: Its size.
+        content: What is in it, None when it cannot be read.
+        entries: What of it counts.
+        error: Why it cannot be read.
+    """
+
+    path: Path
+    size_bytes: int = 0
+    content: pure.Content | None = None
+    entries: tuple[pure.Entry, ...] = ()
+    error: str = ""
+
+    @property
+    def records(self) -> int:
+        """How many records count."""
+        return sum(entry.header.count for entry in self.entries)
+
+    def address(self, journal: Journal) -> tuple[str, int]:
+        """Topic and partition of what is in it; topic "?" where nobody knows any more."""
+        if self.content is not None and self.content.topic:
+            return self.content.topic, self.content.partition
+        if self.content is not None and self.content.number in journal.destinations:
+            return journal.address(self.content.number)
+        return "?", -1
+
+    @property
+    def void(self) -> bool:
+        """Nothing of it counts: the log has all of it as unfinished."""
+        return self.content is not None and not self.entries
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecords:
+    """What is kept of one partition for one reason.
+
+    Attributes:
+        topic: Topic name.
+        partition: -1 when it was never chosen.
+        code: Kafka's error code; `OPERATOR` when an operator set it aside, -1 when it is not known.
+        reason: For people.
+        batches: Number of batches.
+        records: Number of records in them.
+    """
+
+    topic: str
+    partition: int
+    code: int
+    reason: str
+    batches: int
+    records: int
+
+
+def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecords, ...]:
+    """By partition and reason, in the order of rejection.
+
+    Args:
+        kept: What `read_rejected` found.
+        journal: Of the lane: knows the topics of files of earlier versions.
+    """
+    counts: dict[tuple[str, int, int, str], list[int]] = {}
+    for file in kept:
+        for entry in file.entries:
+            count = counts.setdefault((*file.address(journal), entry.code, entry.reason), [0, 0])
+            count[0] += 1
+            count[1] += entry.header.count
+    return tuple(RejectedRecords(*what, *count) for what, count in counts.items())
+
+
+def waits_of(journal: Journal) -> pure.Waits:
+    """The unfinished batches of a lane."""
+    return {
+        batch.position: (batch.count, batch.size_bytes, batch.max_timestamp)
+        for _, _, batch in journal.batches()
+        if batch.position >= 0
+    }
+
+
+def read_rejected(
+    files: Files,
+    lane: Path,
+    *,
+    lane_id: bytes | None,
+    waits: pure.Waits,
+    resent: Collection[m.Resent] = (),
+) -> list[KeptFile]:
+    """What counts of a lane's `rejected/`, and what there cannot be read; in the order of rejection.
+
+    Args:
+        files: The disk.
+        lane: The lane's directory.
+        lane_id: Of its log, None when it has none.
+        waits: What its log has as unfinished: see `waits_of`.
+        resent: Marks of files that count for nothing; read before the files are.
+    """
+    folder = lane / _FOLDER
+    try:
+        names = sorted(name for name in files.list(folder) if _NAME.fullmatch(name))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [KeptFile(folder, error=_why(error))]
+    gone = {mark.file for mark in resent if mark.lane == lane.name}
+    found = []
+    for name in names:
+        if name in gone:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # resent meanwhile
+            kept = _read(files, folder / name, lane_id, waits)
+            if not kept.void:
+                found.append(kept)
+    return found
+
+
+def _read(files: Files, path: Path, lane_id: bytes | None, waits: pure.Waits) -> KeptFile:
+    """One file.
+
+    Raises:
+        FileNotFoundError: It is not there any more.
+    """
+    size = 0
+    try:
+        raw = read_file(files, path)
+        size = len(raw)
+        content = pure.decode(raw, int(path.name[:20]))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        return KeptFile(path, size, error=_why(error))
+    return KeptFile(path, size, content, pure.still_rejected(content, lane_id, waits))
+
+
+def data_of(files: Files, path: Path, position: int) -> bytearray:
+    """The bytes of one batch, with the address that it has in the file.
+
+    Raises:
+        OSError: They cannot be read.
+        ValueError: They are damaged.
+    """
+    raw = read_file(files, path)
+    for entry in pure.decode(raw, int(path.name[:20])).entries:
+        if entry.position == position:
+            return bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
+    raise ValueError(f"no batch of position {position} is in it")
+
+
+def retire(files: Files, directory: Path, mark: m.Resent) -> None:
+    """Delete a file that was resent; durable on return.
+
+    Args:
+        files: The disk.
+        directory: The spool directory.
+        mark: Names the file; durable in the lane that has its records now.
+
+    Raises:
+        OSError: It may be there still.
+    """
+    path = directory / mark.lane / _FOLDER / mark.file
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(path)
+    # Also where it is gone: whoever deleted it may have died before that was durable.
+    with contextlib.suppress(FileNotFoundError):
+        files.sync_directory(path.parent)
+
+
+@dataclass(slots=True)
+class RejectedStore:
+    """A lane's `rejected/`, for its owner. Not thread-safe.
+
+    Attributes:
+        files: The disk.
+        lane: The lane's directory.
+        lane_id: Of its log.
+    """
+
+    files: Files
+    lane: Path
+    lane_id: bytes
+    _known: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _number: int = 0
+    """Of the file that is being written, the same until that succeeds."""
+    _stale: Path | None = None
+    """What a failed attempt may have left under a name that counts."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(size for _, size in list(self._known.values()))
+
+    @property
+    def records(self) -> int:
+        """In all files."""
+        return sum(records for records, _ in list(self._known.values()))
+
+    def open(self, waits: pure.Waits, resent: Collection[m.Resent] = ()) -> list[str]:
+        """Look what is there, and delete what a crash left that counts for nothing.
+
+        Returns:
+            What cannot be read, for people.
+
+        Raises:
+            OSError: The directory cannot be listed, or a file not deleted.
+        """
+        folder = self.lane / _FOLDER
+        try:
+            names = sorted(self.files.list(folder))
+        except FileNotFoundError:
+            return []
+        gone = {mark.file for mark in resent if mark.lane == self.lane.name}
+        troubles = []
+        deleted = False
+        for name in names:
+            if _DRAFT.fullmatch(name):
+                self.files.unlink(folder / name)
+            elif _NAME.fullmatch(name) and name not in gone:
+                try:
+                    kept = _read(self.files, folder / name, self.lane_id, waits)
+                except FileNotFoundError:
+                    continue
+                if kept.void:
+                    self.files.unlink(kept.path)
+                    deleted = True
+                    continue
+                self._known[name] = (kept.records, kept.size_bytes)
+                if kept.error:
+                    troubles.append(f"{kept.path}: {kept.error}")
+        if deleted:
+            self.files.sync_directory(folder)
+        return troubles
+
+    def keep(
+        self, batches: Sequence[pure.Refused], destination: m.Destination, *, cluster_id: str, now_ms: int
+    ) -> Path:
+        """Write rejected batches of one destination into a file of their own. Durable on return.
+
+        Raises:
+            OSError: They are not kept; call again.
+        """
+        folder = self.lane / _FOLDER
+        self.files.make_directory(folder)
+        if not self._number:
+            newest = max(
+                (int(found[1]) for name in self.files.list(folder) if (found := _NAME.fullmatch(name))),
+                default=0,
+            )
+            self._number = max(newest + 1, time.time_ns())
+        path = folder / f"{self._number:020d}.log"
+        draft = path.with_suffix(".new")
+        pieces = pure.encode(batches, destination, lane_id=self.lane_id, cluster_id=cluster_id, now_ms=now_ms)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.files.unlink(draft)
+            handle = self.files.create(draft)
+            try:
+                write_all(self.files, handle, pieces, 0)
+                self.files.sync_data(handle)
+            finally:
+                self.files.close(handle)
+            self._stale = path
+            self.files.rename(draft, path)
+            self.files.sync_directory(folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.files.unlink(draft)
+            self.tidy()
+            raise
+        self._stale = None
+        self._number = 0
+        records = sum(codec.read_header(batch.data).count for batch in batches)
+        self._known[path.name] = (records, sum(map(len, pieces)))
+        return path
+
+    def tidy(self) -> None:
+        """Delete what a failed attempt left: it may be delivered after all. Tried again at each call."""
+        if self._stale is not None:
+            with contextlib.suppress(OSError):
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(self._stale)
+                self.files.sync_directory(self._stale.parent)
+                self._stale = None
+
+    def refresh(self) -> None:
+        """Forget files that were resent, or deleted by hand."""
+        self.tidy()
+        if not self._known:
+            return
+        with contextlib.suppress(OSError):
+            there: set[str] = set()
+            with contextlib.suppress(FileNotFoundError):
+                there = set(self.files.list(self.lane / _FOLDER))
+            for name in [name for name in self._known if name not in there]:
+                del self._known[name]
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,191 @@
+"""rejected/: durable before its mark, in one place only whatever a crash does, and never in the way of a lane."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+from kafkasafe._core.journal import Journal
+from kafkasafe._core.rejected import Refused
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.inspection import read_lane
+from kafkasafe._io.recovery import replay
+from kafkasafe._io.rejected import RejectedStore, data_of, read_rejected, waits_of
+from kafkasafe._io.spool import Spool
+from kafkasafe.testing.disk import Disk
+
+ROOT = Path("/spool")
+LANE = ROOT / "lane-000"
+TO = m.Destination(1, "orders", 2)
+NOW = 1_700_000_000_000
+
+
+def encoded(*values: bytes) -> bytearray:
+    return codec.encode([None] * len(values), list(values), timestamps=NOW)
+
+
+class Owner:
+    """What the pump does with a lane, as far as rejecting goes."""
+
+    def __init__(self, files, lane: Path = LANE) -> None:
+        self.files = files
+        files.make_directory(lane)
+        self.journal = Journal()
+        self.spool, entries = Spool.open(
+            lane,
+            files=files,
+            segment_bytes=1 << 16,
+            sync="group",
+            snapshot=self.journal.snapshot,
+            clock_ms=lambda: NOW,
+        )
+        replay(entries, self.journal)
+        self.journal.recovered(0.0)
+        self.waits = waits_of(self.journal)
+        self.store = RejectedStore(files, lane, self.spool.lane_id)
+        self.store.open(self.waits)
+
+    def accept(self, *values: bytes) -> list[int]:
+        positions = self.spool.write_group([TO], [(1, encoded(value)) for value in values])
+        self.spool.sync()
+        return positions
+
+    def keep(self, *positions: int) -> Path:
+        refused = [Refused(p, self.spool.read(p), 87, f"no key at {p}") for p in positions]
+        return self.store.keep(refused, TO, cluster_id="c1", now_ms=NOW)
+
+    def reject(self, *positions: int) -> None:
+        self.keep(*positions)
+        self.spool.write_group([m.Rejected(p, 87, f"no key at {p}") for p in positions], ())
+        self.spool.sync()
+
+
+def places(disk: Disk) -> tuple[list[bytes], list[bytes]]:
+    """Values of the records that wait in the log, and of those that are rejected, after a recovery."""
+    owner = Owner(disk.process())
+    waiting = [codec.decode(owner.spool.read(p)).values[0] for p in sorted(owner.waits)]
+    kept = read_rejected(owner.files, LANE, lane_id=owner.spool.lane_id, waits=owner.waits)
+    rejected = []
+    for file in kept:
+        assert file.content is not None, file.error
+        assert (file.content.topic, file.content.partition, file.content.cluster_id) == ("orders", 2, "c1")
+        for entry in file.entries:
+            assert (entry.code, entry.reason) == (87, f"no key at {entry.position}")
+            rejected.append(codec.decode(data_of(owner.files, file.path, entry.position)).values[0])
+    assert owner.store.records == len(rejected)
+    assert not [p for p in disk.files() if p.suffix == ".new"]
+    return waiting, rejected
+
+
+def test_a_crash_at_any_moment_leaves_a_batch_in_one_place():
+    disk = Disk()
+    owner = Owner(disk.process())
+    a, b, c = owner.accept(b"a", b"b", b"c")
+    promised = len(disk.operations)
+    owner.reject(b)
+    first = len(disk.operations)
+    owner.reject(a, c)
+    ends = [(promised, set()), (first, {b"b"}), (len(disk.operations), {b"a", b"b", b"c"})]
+    states = 0
+    for state in disk.crash_states(samples=4):
+        if state.at < promised:
+            continue
+        states += 1
+        waiting, rejected = places(state.disk)
+        assert sorted(waiting + rejected) == [b"a", b"b", b"c"], state
+        said = next(kept for at, kept in reversed(ends) if state.at >= at)
+        assert said <= set(rejected), state
+        assert places(state.disk) == (waiting, rejected)  # looking again changes nothing
+    assert states > 60
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("operation", ["create", "writev", "sync_data", "rename", "sync_directory", "unlink"])
+def test_what_could_not_be_kept_is_not_said_to_be(operation, code):
+    """It is tried again, and is there once."""
+    for call in range(4):
+        disk = Disk()
+        owner = Owner(disk.process())
+        (position,) = owner.accept(b"a")
+        disk.fail(operation, call=call, error=code)
+        failed = False
+        try:
+            owner.keep(position)
+        except OSError as error:
+            failed = True
+            assert error.errno == code  # noqa: PT017 - not every call has a fault to meet
+            assert owner.store.records == 0
+        disk.heal()
+        if failed:
+            owner.store.tidy()
+            assert not [p for p in disk.files() if p.suffix == ".log" and p.parent.name == "rejected"]
+            for state in disk.crash_states(samples=2):
+                if state.at == len(disk.operations):
+                    assert places(state.disk) == ([b"a"], [])
+            owner.keep(position)
+        owner.spool.write_group([m.Rejected(position, 87, "")], ())
+        owner.spool.sync()
+        assert owner.store.records == 1
+        assert places(disk.crash()) == ([], [b"a"])
+
+
+def test_names_ascend_and_are_not_used_again():
+    disk = Disk()
+    owner = Owner(disk.process())
+    first, second, third = owner.accept(b"a", b"b", b"c")
+    one = owner.keep(first)
+    disk.put(LANE / "rejected" / "08999999999999999999.log", b"")  # the clock is behind it
+    two = owner.keep(second)
+    owner.files.unlink(one)
+    three = owner.keep(third)
+    assert one.name < two.name < three.name
+    assert two.name == "09000000000000000000.log"
+
+
+def test_what_is_not_whole_is_reported_and_in_nobodys_way(tmp_path):
+    files = OsFiles()
+    lane = tmp_path / "lane-000"
+    owner = Owner(files, lane)
+    a, b, c = owner.accept(b"a", b"b", b"c")
+    for position in (a, b, c):
+        owner.reject(position)
+    whole, half, flipped = sorted((lane / "rejected").iterdir())
+    assert whole.stat().st_mode & 0o777 == 0o600
+    assert whole.parent.stat().st_mode & 0o777 == 0o700
+    half.write_bytes(half.read_bytes()[:-20])
+    content = bytearray(flipped.read_bytes())
+    content[-3] ^= 1
+    flipped.write_bytes(content)
+    (lane / "rejected" / "00000000000000000007.log").write_bytes(b"")
+    log = read_lane(lane, files=files)
+    found = read_rejected(files, lane, lane_id=log.lane_id, waits={})
+    assert [bool(kept.error) for kept in found] == [True, False, True, True]
+    assert [kept.records for kept in found] == [0, 1, 0, 0]
+    assert len(RejectedStore(files, lane, owner.spool.lane_id).open({})) == 3
+    # Something else in its place.
+    other = tmp_path / "other"
+    stranger = Owner(files, other)
+    (other / "rejected").write_bytes(b"")
+    (position,) = stranger.accept(b"a")
+    with pytest.raises(OSError, match="rejected"):
+        stranger.keep(position)
+    (found,) = read_rejected(files, other, lane_id=None, waits={})
+    assert "NotADirectoryError" in found.error
+
+
+def test_a_directory_that_was_made_anew_does_not_hide_what_an_old_one_rejected():
+    """Positions begin again; a batch at the same one is another."""
+    disk = Disk()
+    owner = Owner(disk.process())
+    (position,) = owner.accept(b"a")
+    owner.reject(position)
+    for path in disk.files():
+        if path.parent == LANE:
+            owner.files.unlink(path)
+    heir = Owner(disk.process())
+    assert heir.accept(b"b") == [position]
+    assert places(disk) == ([b"b"], [b"a"])
