@@ -211,6 +211,24 @@ _ERRNO_ROWS: Final[Mapping[int, _Row]] = {
 }
 
 
+# Exceptions without a code that are known by name: our own and kafka-python's, then Java's of the same meaning. The
+# roots (KafkaError) say nothing.
+_NAMED: Final[Mapping[str, type[BaseException]]] = {
+    **{
+        kind.__name__: kind
+        for kind in _TYPE_ROWS
+        if kind.__module__ == kafka_errors.__name__ and kind is not kafka_errors.KafkaError
+    },
+    **{name: getattr(errors, name) for name in errors.__all__ if name != "KafkaSafeError"},
+    "RemoteStorageNotReadyException": errors.RemoteStorageNotReadyError,
+    "LogTruncationException": kafka_errors.LogTruncationError,
+    "NoOffsetForPartitionException": kafka_errors.NoOffsetForPartitionError,
+    "CommitFailedException": kafka_errors.CommitFailedError,
+    "DisconnectException": kafka_errors.KafkaConnectionError,
+    "RetriableException": kafka_errors.RetriableError,
+}
+
+
 def classify(
     error_or_code: BaseException | type[BaseException] | int | str,
     api: str | None = None,
@@ -222,9 +240,10 @@ def classify(
     nothing to do with Kafka, have verdicts as well.
 
     Args:
-        error_or_code: Kafka's error code or its name (`59`, `"UNKNOWN_PRODUCER_ID"`), or an exception: of kafka-python,
-            of kafkasafe, of the operating system or TLS, or tenacity's `RetryError`, of which the last try's error is
-            judged.
+        error_or_code: Kafka's error code or its name (`59`, `"UNKNOWN_PRODUCER_ID"`), the name of an exception's class
+            as it stands in logs: Java's (`"org.apache.kafka.common.errors.TimeoutException"`, with or without its
+            package), kafka-python's or kafkasafe's; or an exception: of kafka-python, of kafkasafe, of the operating
+            system or TLS, or tenacity's `RetryError`, of which the last try's error is judged.
         api: The request that failed, `"produce"`, `"ListOffsets"`, …; None: any.
         context: What else is known, as `ErrorContext` or a mapping of its fields. With it 59 is told apart as in
             KAFKA-5793 (retention or loss), 45 by whether the batch was sent before, 1 and 9 by whether the topic is
@@ -244,6 +263,9 @@ def classify(
     if isinstance(error_or_code, BaseException):
         error = _unwrapped(error_or_code)
         return _classify_exception(type(error), error, kind, known)
+    named = _NAMED.get(codes.class_name(error_or_code)) if isinstance(error_or_code, str) else None
+    if named is not None:
+        return _classify_exception(named, None, kind, known)
     return codes.classify_code(code_for(error_or_code), kind, known)
 
 

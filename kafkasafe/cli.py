@@ -78,7 +78,11 @@ def version(
 def classify_error(
     code: Annotated[
         str | None,
-        typer.Argument(metavar="CODE|NAME", help="59, -1, UNKNOWN_PRODUCER_ID …", show_default=False),
+        typer.Argument(
+            metavar="CODE|NAME",
+            help="59, -1, UNKNOWN_PRODUCER_ID, OutOfOrderSequenceException …",
+            show_default=False,
+        ),
     ] = None,
     api: Annotated[
         str | None, typer.Option(help="The request that failed: produce, fetch, list_offsets …")

@@ -186,6 +186,28 @@ def test_wrong_arguments_are_told_with_the_nearest_name(arguments, says):
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "same_as"),
+    [
+        ("OutOfOrderSequenceException", 45),
+        ("org.apache.kafka.common.errors.UnknownProducerIdException", 59),
+        (" org.apache.kafka.common.errors.OffsetNotAvailableException ", 78),
+        ("DuplicateSequenceException", 46),
+        ("RemoteStorageNotReadyException", kafkasafe.RemoteStorageNotReadyError),
+        (
+            "org.apache.kafka.common.errors.RemoteStorageNotReadyException",
+            kafkasafe.RemoteStorageNotReadyError,
+        ),
+        ("DataLossError", kafkasafe.DataLossError),
+        ("kafkasafe.errors.SpoolFullError", kafkasafe.SpoolFullError),
+        ("KafkaTimeoutError", kafka_errors.KafkaTimeoutError),
+        ("org.apache.kafka.clients.consumer.LogTruncationException", kafka_errors.LogTruncationError),
+    ],
+)
+def test_a_class_s_name_as_it_stands_in_logs(name, same_as):
+    assert classify(name) == classify(same_as)
+
+
 @given(st.integers() | st.text(max_size=30))
 def test_numbers_and_texts_have_a_verdict_or_a_clear_error(given_):
     try:

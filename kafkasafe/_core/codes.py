@@ -37,6 +37,7 @@ __all__ = [
     "Verdict",
     "all_codes",
     "api_name",
+    "class_name",
     "classify_code",
     "classify_produce",
     "code_of_name",
@@ -1170,6 +1171,38 @@ _FORMER_NAMES: Final = {
 }
 
 
+# The classes of org.apache.kafka.common.errors that are not called as their code is.
+_JAVA_NAMES: Final = {
+    "UnknownServerException": -1,
+    "CorruptRecordException": 2,
+    "NotLeaderForPartitionException": 6,
+    "TimeoutException": 7,
+    "RecordTooLargeException": 10,
+    "ControllerMovedException": 11,
+    "NetworkException": 13,
+    "RecordBatchTooLargeException": 18,
+    "TopicAuthorizationException": 29,
+    "GroupAuthorizationException": 30,
+    "ClusterAuthorizationException": 31,
+    "TopicExistsException": 36,
+    "InvalidConfigurationException": 40,
+    "OutOfOrderSequenceException": 45,
+    "DuplicateSequenceException": 46,
+    "InvalidPidMappingException": 49,
+    "InvalidTxnTimeoutException": 50,
+    "TransactionalIdAuthorizationException": 53,
+    "KafkaStorageException": 56,
+    "SaslAuthenticationException": 58,
+    "DelegationTokenDisabledException": 61,
+    "UnsupportedByAuthenticationException": 64,
+    "DelegationTokenAuthorizationException": 65,
+    "GroupNotEmptyException": 68,
+    "PrincipalDeserializationException": 97,
+    "FetchSessionTopicIdException": 106,
+    "InvalidRegularExpression": 128,
+}
+
+
 def _squeezed(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
@@ -1177,14 +1210,28 @@ def _squeezed(name: str) -> str:
 _CODES: Final[Mapping[str, int]] = MappingProxyType(
     {
         _squeezed(name): code
-        for name, code in (*((row.name, row.code) for row in _ROWS), *_FORMER_NAMES.items())
+        for name, code in (
+            *((row.name, row.code) for row in _ROWS),
+            *_FORMER_NAMES.items(),
+            *_JAVA_NAMES.items(),
+        )
     }
 )
 
 
 def code_of_name(name: str) -> int | None:
-    """The code that Kafka calls `name` (case and punctuation do not matter), or called so; None: there is none."""
-    return _CODES.get(_squeezed(name))
+    """The code that Kafka calls `name`, or called so, or whose Java exception is of that class; None: there is none.
+
+    Case and punctuation do not matter. A class may have its package before it, and in logs the class it is nested in.
+    """
+    name = class_name(name)
+    found = _CODES.get(_squeezed(name))
+    return found if found is not None else _CODES.get(_squeezed(name).removesuffix("exception"))
+
+
+def class_name(name: str) -> str:
+    """The class in a name with its package: `org.apache.kafka.common.errors.TimeoutException` → `TimeoutException`."""
+    return re.split(r"[.$]", name.strip())[-1]
 
 
 APIS: Final = (

@@ -90,6 +90,15 @@ def test_codes_and_names_are_kafkas(theirs):
 
 
 @pytest.mark.kafka
+def test_names_of_java_s_exceptions_are_known_with_and_without_their_package(theirs):
+    errors, _ = theirs
+    for code, (name, parents) in errors.items():
+        for java in parents[:1]:
+            assert code_of_name(java) == code, name
+            assert code_of_name(f"org.apache.kafka.common.errors.{java}") == code, name
+
+
+@pytest.mark.kafka
 def test_flags_are_those_of_kafkas_exception_classes_or_say_why_not(theirs):
     errors, _ = theirs
     different = set()
