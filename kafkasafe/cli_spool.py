@@ -119,8 +119,8 @@ def _print_lane(row: dict[str, Any], found: Inspected) -> None:
 def spool_verify(directory: Directory, as_json: Json = False) -> None:
     """Check every byte of a spool directory.
 
-    A torn tail is what a crash leaves: nothing in it was promised. While a producer is running, the end of its lane
-    may look torn.
+    A torn tail is what a crash leaves: nothing proves that anything in it was promised. While a producer is running,
+    the end of its lane may look torn. A segment that is missing is damage.
     """
     rows = []
     for lanes, number, found in _inspected(directory):
@@ -130,7 +130,9 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
     for row in rows if not as_json else ():
-        torn = f", torn tail of {row['torn_bytes']:,} bytes" if row["torn_bytes"] else ""
+        torn = ""
+        if row["torn_bytes"]:
+            torn = f", torn tail of {row['torn_bytes']:,} bytes behind what is proven to have been durable"
         print(
             f"{row['lane']}: {counted(row['segments'], 'segment')}, {counted(row['size_bytes'], 'byte')},"
             f" {counted(row['groups'], 'group')}, {counted(row['batches'], 'batch')},"

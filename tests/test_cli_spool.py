@@ -392,6 +392,10 @@ def test_a_segment_without_one_intact_group_is_left_and_told(capsys, lane):
     segment.write_bytes(bytes(reversed(segment.read_bytes())))
     before = segment.read_bytes()
     code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--apply")
+    assert (code, "LEFT AS IT IS" in out, "(15 records)" in out) == (1, True, True)
+    # Without the extent, as after a power cut, nobody knows whether there was anything.
+    (lane.path / "extent").unlink()
+    code, out, _ = run(capsys, "spool", "repair", lane.path.parent, "--apply")
     assert (code, "without one intact group" in out) == (1, True)
     assert segment.read_bytes() == before
     assert not list(lane.path.glob("repair-*"))
@@ -399,6 +403,30 @@ def test_a_segment_without_one_intact_group_is_left_and_told(capsys, lane):
         assert run(capsys, *command, lane.path.parent)[0] == 1
     code, _, err = run(capsys, "spool", "export", lane.path.parent, "-o", "-")
     assert (code, "not one intact group" in err) == (1, True)
+
+
+def test_a_segment_that_was_deleted_is_damage_for_every_command(capsys, lane):
+    """A cleaner of *.log came by."""
+    (segment,) = lane.path.glob("*.log")
+    segment.unlink()
+    for command in (
+        ("spool", "ls"),
+        ("spool", "show"),
+        ("spool", "verify"),
+        ("spool", "repair"),
+        ("doctor",),
+    ):
+        code, out, _ = run(capsys, *command, lane.path.parent)
+        assert code == 1, command
+        assert ("missing" in out and "15 records" in out) or command[1] in {"ls", "show"}
+    code, _, err = run(capsys, "spool", "export", lane.path.parent, "-o", "-")
+    assert (code, "15 records" in err) == (1, True)
+    code, out, err = run(capsys, "spool", "drain", lane.path.parent, "-b", "127.0.0.1:1", "--timeout", "1s")
+    assert code in {1, 3}
+    assert "0 left" not in out
+    assert "15 records" in err
+    with pytest.raises(SpoolCorruptError, match="15 records"):
+        opens(lane)
 
 
 def test_a_lane_that_is_no_directory_is_told(capsys, lane):

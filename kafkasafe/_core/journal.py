@@ -766,6 +766,8 @@ class Journal:
                     self._revive(known, positions, given_up, end_offset)
                 case m.Resent():
                     self._resent[mark] = position
+                case m.Torn():
+                    pass  # what was left out was left out when the log was read
                 case m.Undecidable() | m.Resolved() | m.Cluster():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
@@ -784,6 +786,11 @@ class Journal:
             self._group_index += 1
         else:
             self._blind_before = position
+
+    def recover_torn(self, destination: int) -> None:
+        """A batch that a crash tore, in front of intact ones of its group. It was never promised."""
+        self._group_index += 1
+        self._declared(destination)
 
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""

@@ -38,13 +38,14 @@ __all__ = [
     "Revived",
     "State",
     "Topic",
+    "Torn",
     "Undecidable",
     "UnknownFormatError",
     "decode_group",
     "encode_group",
 ]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 LANE_ID_BYTES: Final = 16
 NO_TOPIC_ID: Final = bytes(16)
 """Topic id of a topic whose id is not known."""
@@ -94,7 +95,7 @@ class Group:
     """What begins every group.
 
     Attributes:
-        format_version: 1.
+        format_version: 2; 1 before there was an extent.
         lane_id: 16 bytes, random, made with the lane.
         position: Position of this control batch.
         synced_position: Everything before it (exclusive) was durable when the group was written.
@@ -294,6 +295,13 @@ class Cluster:
     cluster_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """These batches were torn by a crash, before anything was promised of them: what is there is no damage."""
+
+    positions: tuple[int, ...]
+
+
 Mark: TypeAlias = (
     Topic
     | Destination
@@ -308,6 +316,7 @@ Mark: TypeAlias = (
     | Revived
     | Resent
     | Cluster
+    | Torn
 )
 
 
@@ -328,6 +337,7 @@ class _Type(enum.IntEnum):
     REVIVED = 0x4B0B
     RESENT = 0x4B0E
     CLUSTER = 0x4B0F
+    TORN = 0x4B0C
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -497,6 +507,9 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.RESENT, _str16(lane) + _str16(file)
         case Cluster(cluster_id):
             return _Type.CLUSTER, _str16(cluster_id)
+        case Torn(positions):
+            pieces = [_NUMBER.pack(len(positions)), *(_POSITION.pack(position) for position in positions)]
+            return _Type.TORN, b"".join(pieces)
         case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
             pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
@@ -542,6 +555,9 @@ def _read_mark(body: _Body) -> Mark:
             mark = Resent(body.take_str(), body.take_str())
         case _Type.CLUSTER:
             mark = Cluster(body.take_str())
+        case _Type.TORN:
+            (count,) = body.take(_NUMBER)
+            mark = Torn(tuple(p for (p,) in body.take_all(_POSITION, count)))
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -551,7 +567,7 @@ def _read_mark(body: _Body) -> Mark:
 def _check(group: Group, marks: Sequence[Mark]) -> None:
     """What the format demands of the values, the same for writing and for reading."""
     position = group.position + 1 + len(marks)
-    _demand(group.format_version == FORMAT_VERSION, group)
+    _demand(1 <= group.format_version <= FORMAT_VERSION, group)
     _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)
     for index, entry in enumerate(group.manifest):
         # A batch has one record at least, so each begins behind the one before; the first exactly behind us.
@@ -586,6 +602,8 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                 valid = group.atomic and bool(lane) and bool(file) and "/" not in lane + file
             case Cluster(cluster_id):
                 valid = bool(cluster_id)
+            case Torn(positions):
+                valid = bool(positions) and min(positions) >= 0
             case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
                 named = (*positions, *given_up, *(position for position, _ in moved))
                 valid = destination >= 1 and end_offset >= 0 and len(set(named)) == len(named)

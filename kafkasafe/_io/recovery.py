@@ -6,18 +6,21 @@ spool carries that out. The rules are those of `docs/spool-format.md`, section R
 
 from __future__ import annotations
 
+import itertools
 import re
+import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._core.batch import Compression
+from kafkasafe._core.extent import Claim, Extent, decode_extent
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal import Journal
-from kafkasafe._io.files import Files, read_file
+from kafkasafe._io.files import Files, read_file, read_whole
 from kafkasafe.errors import SpoolFormatError
 
 __all__ = [
@@ -29,6 +32,9 @@ __all__ = [
     "MarksEntry",
     "Stored",
     "StoredSegment",
+    "TornEntry",
+    "address_bytes",
+    "read_extent",
     "replay",
     "scan",
     "segment_name",
@@ -39,11 +45,16 @@ _SEGMENT: Final = re.compile(r"\d{20}\.log")
 _GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
 """How every GROUP record begins behind its length: attributes, two deltas, length of the key, the key."""
 _LENGTH_BYTES: Final = range(1, 6)  # of a varint
-_ADDRESS_BYTES: Final = 21  # position, size, destination, magic and CRC
+_ADDRESS: Final = struct.Struct(">qiibI")
+_ADDRESS_BYTES: Final = _ADDRESS.size
+_OVERHEAD_BYTES: Final = 12  # what a batch's length does not count
+EXTENT_NAME: Final = "extent"
 _SECTOR_BYTES: Final = 512
 _ZEROS: Final = 4  # so many at the end of a sector are taken for bytes that were not written
-# Zeros that a batch ends with by its nature. Plain: no headers of the last record; lz4: the frame's end.
+# Zeros that a batch may end with by its nature. Plain: no headers of the last record; lz4: the frame's end; gzip: the
+# size of what is in it; snappy and zstd: what was stored as it is.
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
+_LAST_ZEROS_COMPRESSED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,15 @@ class LostEntry:
     destination: int
 
 
-Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry
+@dataclass(frozen=True, slots=True)
+class TornEntry:
+    """A batch that a crash tore, in front of others of its group that are whole. It was never promised."""
+
+    position: int
+    destination: int
+
+
+Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,7 @@ class StoredSegment:
         first_position: Of its first record, which is also its name.
         size_bytes: Bytes that count; what stands behind them was abandoned.
         batches: Its data batches, by position.
+        records: How many are in those.
         proven_bytes: In front of this, a later group says that all of it was durable.
         written_ms: When its last group was written, ms since the epoch; 0 when that is not known.
     """
@@ -107,6 +127,7 @@ class StoredSegment:
     first_position: int
     size_bytes: int = 0
     batches: dict[int, Stored] = field(default_factory=dict)
+    records: int = 0
     proven_bytes: int = 0
     written_ms: int = 0
 
@@ -116,11 +137,15 @@ class Damage:
     """A byte range that is not what was written.
 
     Attributes:
-        path: The segment.
+        path: The segment; it may be missing.
         start: First byte.
         end: Behind the last byte; equal to `start` where bytes are missing.
         position: Position of what was there.
         destination: Of the data batch, 0 for a group.
+        end_position: Behind what was there; -1 where that is not known.
+        records: Data records that were there: how many, or with `most` how many at most; -1 where nothing is known.
+        most: It may be fewer records.
+        name: Topic and partition of the data batch, as far as they are known.
     """
 
     path: Path
@@ -128,12 +153,30 @@ class Damage:
     end: int
     position: int
     destination: int
+    end_position: int = -1
+    records: int = -1
+    most: bool = False
+    name: str = ""
 
     def __str__(self) -> str:
-        what = f"a batch of destination {self.destination}" if self.destination else "a group"
+        many = ""
+        if self.records >= 0:
+            plural = "" if self.records == 1 else "s"
+            many = f" ({'up to ' if self.most else ''}{self.records:,} record{plural})"
+        to = f" to {self.end_position - 1}" if self.end_position > self.position + 1 else ""
+        if self.destination:
+            batch = f"a batch for {self.name}" if self.name else f"a batch of destination {self.destination}"
+            what = f"{batch} at position {self.position}{many}"
+        elif self.start == self.end:
+            where = f"position{'s' if to else ''} {self.position}{to}{many}"
+            if self.start == 0:
+                return f"{self.path.name}: missing or empty, and with it {where}"
+            return f"{self.path.name}: ends at byte {self.end}, where {where} should follow"
+        else:
+            what = f"a group at position {self.position}{many}"
         if self.start == self.end:
-            return f"{self.path.name}: ends at byte {self.end}, where {what} at position {self.position} should follow"
-        return f"{self.path.name}: bytes {self.start} to {self.end}, {what} at position {self.position}"
+            return f"{self.path.name}: ends at byte {self.end}, where {what} should follow"
+        return f"{self.path.name}: bytes {self.start} to {self.end}, {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +195,8 @@ class Log:
         groups: Number of intact groups.
         closed: The last group was written by an orderly close.
         manifest: By (segment, byte offset), what a group says of a data batch that is damaged.
+        skipped: Positions of torn batches in front of whole ones of the same group.
+        extent: What the lane's `extent` claims.
     """
 
     segments: list[StoredSegment]
@@ -165,6 +210,8 @@ class Log:
     groups: int
     closed: bool
     manifest: dict[tuple[Path, int], m.ManifestEntry] = field(default_factory=dict)
+    skipped: tuple[int, ...] = ()
+    extent: Extent = field(default_factory=Extent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +240,7 @@ class _Bad:
     end: int
     position: int
     torn: bool
+    end_position: int = -1
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
@@ -217,6 +265,8 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
                 )
             case LostEntry(position, destination):
                 journal.recover_lost(position, destination)
+            case TornEntry(_, destination):
+                journal.recover_torn(destination)
 
 
 def segment_name(first_position: int) -> str:
@@ -231,18 +281,39 @@ def scan(files: Files, lane: Path) -> Log:
         SpoolFormatError: It was written by a newer kafkasafe.
         OSError: A file cannot be read.
     """
+    # A living owner moves both ends on. The end that is known before the log is read is in it; the beginning that is
+    # known afterwards is not in front of what was read.
+    end = read_extent(files, lane).end
     names = sorted(name for name in files.list(lane) if _SEGMENT.fullmatch(name))
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names]
     reader = _Reader()
     found: list[_Group | _Bad] = []
     for index, segment in enumerate(segments):
         limit = segments[index + 1].first_position if index + 1 < len(segments) else None
-        found += reader.segment(index, segment, read_file(files, segment.path), limit)
-    first_position = segments[0].first_position if segments else 0
-    synced = max(
-        (item.group.synced_position for item in found if isinstance(item, _Group)), default=first_position
-    )
-    return _judge(segments, found, reader.lane_id, max(synced, first_position))
+        found += reader.segment(index, segment, read_file(files, segment.path), limit, end)
+    extent = Extent(read_extent(files, lane).begin, end).of(reader.lane_id)
+    return _judge(lane, segments, found, reader.lane_id, _synced(segments, found, extent), extent)
+
+
+def _synced(segments: list[StoredSegment], found: list[_Group | _Bad], extent: Extent) -> int:
+    """Everything in front of this was durable once."""
+    synced = segments[0].first_position if segments else 0
+    synced = max(synced, 0 if extent.end is None else extent.end.position)
+    return max(synced, *(item.group.synced_position for item in found if isinstance(item, _Group)), 0)
+
+
+def read_extent(files: Files, lane: Path) -> Extent:
+    """What a lane's `extent` claims: nothing where there is none.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return decode_extent(read_whole(files, lane / EXTENT_NAME) or b"")
+
+
+def address_bytes(entry: m.ManifestEntry) -> bytes:
+    """What bytes 0 to 20 of a data batch were written as: its own CRC leaves them out."""
+    return _ADDRESS.pack(entry.position, entry.size_bytes - _OVERHEAD_BYTES, entry.destination, 2, entry.crc)
 
 
 class _Reader:
@@ -252,7 +323,7 @@ class _Reader:
         self.lane_id: bytes | None = None
 
     def segment(
-        self, index: int, segment: StoredSegment, content: bytes, limit: int | None
+        self, index: int, segment: StoredSegment, content: bytes, limit: int | None, end: Claim | None
     ) -> Iterator[_Group | _Bad]:
         at, position, exact, more = 0, segment.first_position, True, False
         while at < len(content) and (limit is None or position < limit):
@@ -262,7 +333,8 @@ class _Reader:
                 at, read = self._resync(content, at + 1, position)
                 if read is not None and limit is not None and read[0].position >= limit:
                     at, read = len(content), None
-                yield _Bad(index, bad_at, at, position, _group_may_be_torn(content, bad_at, at))
+                follows = -1 if read is None else read[0].position
+                yield _Bad(index, bad_at, at, position, _group_may_be_torn(content, bad_at, at), follows)
                 exact = more = False
                 if read is None:
                     break
@@ -274,10 +346,18 @@ class _Reader:
             yield item
             at, position = item.end, item.end_position
             exact = not item.batches or item.batches[-1][2] is not None
-            more = not exact and _may_miss_more(content, item.batches[-1], limit)
+            bound = self._bound(limit, end)
+            more = not exact and _may_miss_more(content, item.batches[-1], bound)
         segment.size_bytes = at
-        if limit is not None and position < limit and (exact or more):
-            yield _Bad(index, at, at, position, torn=True)
+        bound = self._bound(limit, end)
+        if bound is not None and position < bound and (exact or more):
+            yield _Bad(index, at, at, position, torn=True, end_position=bound)
+
+    def _bound(self, limit: int | None, end: Claim | None) -> int | None:
+        """How far the segment must reach: to where the next one begins, the last one to what was promised."""
+        if limit is not None or end is None:
+            return limit
+        return end.position if self.lane_id in {None, end.lane_id} else None
 
     @staticmethod
     def _follows(group: m.Group, position: int, *, exact: bool) -> bool:
@@ -307,7 +387,7 @@ class _Reader:
                 if position != follows:
                     header = None
             batches.append((at, entry, header))
-            if header is None and _may_be_torn(content, at, at + entry.size_bytes):
+            if header is None and _batch_may_be_torn(content, at, entry):
                 torn.append((at, entry))
             at = min(at + entry.size_bytes, len(content))
         return _Group(index, start, group, marks, batches, torn, at, position)
@@ -396,7 +476,33 @@ def _may_be_torn(content: bytes, start: int, end: int) -> bool:
             return True
     part = content[start:end]
     compression = part[22] & 7 if len(part) > 22 else Compression.NONE
-    return len(part) - len(part.rstrip(b"\x00")) > _LAST_ZEROS.get(compression, 0)
+    zeros = len(part) - len(part.rstrip(b"\x00"))
+    last = min(len(part), (end - 1) % _SECTOR_BYTES + 1)  # bytes in its last sector
+    return zeros > _LAST_ZEROS.get(compression, _LAST_ZEROS_COMPRESSED) or (zeros >= last and last < _ZEROS)
+
+
+def _batch_may_be_torn(content: bytes, at: int, entry: m.ManifestEntry) -> bool:
+    """Whether a crash may have left this of a data batch; its manifest tells more than its bytes do."""
+    end = at + entry.size_bytes
+    if end <= len(content):
+        meant = address_bytes(entry)
+        restored = bytearray(meant + content[at + _ADDRESS_BYTES : end])
+        try:
+            codec.verify(restored)
+        except codec.CorruptBatchError:
+            pass
+        else:
+            return _address_may_be_torn(content[at : at + _ADDRESS_BYTES], meant, at)
+    return _may_be_torn(content, at, end)
+
+
+def _address_may_be_torn(found: bytes, meant: bytes, at: int) -> bool:
+    """The body is whole. What is missing of the bytes in front of it was in the sector before, to its end."""
+    boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
+    if boundary >= len(meant) or found[boundary:] != meant[boundary:]:
+        return False
+    kept = next((i for i, (is_, was) in enumerate(zip(found, meant, strict=True)) if is_ != was), len(meant))
+    return not any(found[kept:boundary])
 
 
 def _batch_at(content: bytes, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
@@ -414,51 +520,79 @@ def _batch_at(content: bytes, at: int, entry: m.ManifestEntry) -> codec.BatchHea
 
 
 def _judge(
-    segments: list[StoredSegment], found: list[_Group | _Bad], lane_id: bytes | None, synced: int
+    lane: Path,
+    segments: list[StoredSegment],
+    found: list[_Group | _Bad],
+    lane_id: bytes | None,
+    synced: int,
+    extent: Extent,
 ) -> Log:
     """Tell a torn tail from damage, and keep what is in front of it."""
     entries: list[Entry] = []
     damage: list[Damage] = []
-    declared: set[int] = set()
+    declared: dict[int, str] = {}
     manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
     torn: tuple[int, int] | None = None
     next_position = segments[0].first_position if segments else 0
     groups = 0
     closed = False
+    skipped: list[int] = []
+    known_torn = _known_torn(found)
+    front = _missing_front(lane, segments, extent)
+    if front is not None:
+        damage.append(front)
+        entries.append(LostEntry(front.position, 0))
+        next_position = max(next_position, front.end_position)
+    elif not segments and extent.begin is not None:
+        next_position = extent.begin.position
     for item in found:
         if isinstance(item, _Bad):
             if item.position >= synced and item.torn:
                 torn, next_position = (item.segment, item.at), item.position
                 break
-            damage.append(Damage(segments[item.segment].path, item.at, item.end, item.position, 0))
+            path = segments[item.segment].path
+            damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
             entries.append(LostEntry(item.position, 0))
             # Its position is taken, also where nothing follows: the next life has to find it damaged again.
-            next_position = item.position + 1
+            next_position = max(item.position + 1, item.end_position)
             continue
-        cut = next(((at, e) for at, e in item.torn if e.position >= synced), None)
-        if cut is not None and item.group.atomic:
+        gone = [(at, e) for at, e in item.torn if e.position >= synced or e.position in known_torn]
+        new = [(at, entry) for at, entry in gone if entry.position not in known_torn]
+        if new and item.group.atomic:
             torn, next_position = (item.segment, item.at), item.group.position
             break
         groups += 1
         if item.end_position <= synced:
             segments[item.segment].proven_bytes = item.end
         closed = item.group.closed
-        declared.update(mark.number for mark in item.marks if isinstance(mark, m.Destination))
+        declared.update(
+            (mark.number, f"{mark.topic}-{mark.partition}" if mark.partition >= 0 else mark.topic)
+            for mark in item.marks
+            if isinstance(mark, m.Destination)
+        )
         entries.append(MarksEntry(item.group.position, item.marks))
         segment = segments[item.segment]
+        cut = _cut_at(item, new)
+        missing = {at for at, _ in gone}
         for at, entry, header in item.batches:
             if cut is not None and at >= cut[0]:
                 break
+            if at in missing:
+                skipped.append(entry.position)
+                entries.append(TornEntry(entry.position, entry.destination))
+                continue
             if header is None or entry.destination not in declared:
                 end = min(at + entry.size_bytes, item.end)
-                damage.append(Damage(segment.path, at, end, entry.position, entry.destination))
+                name = declared.get(entry.destination, "")
+                damage.append(Damage(segment.path, at, end, entry.position, entry.destination, name=name))
                 manifest[segment.path, at] = entry
                 entries.append(LostEntry(entry.position, entry.destination))
                 continue
             segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
+            segment.records += header.count
             entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
         if cut is not None:
-            torn, next_position = (item.segment, cut[0]), cut[1].position
+            torn, next_position = (item.segment, cut[0]), cut[1]
             break
         next_position = item.end_position
     doomed: list[Path] = []
@@ -468,8 +602,85 @@ def _judge(
         segments[torn[0]].size_bytes = torn[1]
         doomed = [segment.path for segment in segments[torn[0] + 1 :]]
         segments = segments[: torn[0] + 1]
-    elif segments:
-        next_position = max(next_position, segments[-1].first_position)
+    else:
+        if segments:
+            next_position = max(next_position, segments[-1].first_position)
+        if extent.end is not None:
+            next_position = max(next_position, extent.end.position)
     return Log(
-        segments, entries, damage, tail, doomed, next_position, synced, lane_id, groups, closed, manifest
+        segments,
+        entries,
+        _counted(damage, entries, extent),
+        tail,
+        doomed,
+        next_position,
+        synced,
+        lane_id or extent.lane_id,
+        groups,
+        closed,
+        manifest,
+        tuple(skipped),
+        extent,
     )
+
+
+def _known_torn(found: list[_Group | _Bad]) -> set[int]:
+    """What an earlier recovery went past."""
+    marks = (mark for item in found if isinstance(item, _Group) for mark in item.marks)
+    return {position for mark in marks if isinstance(mark, m.Torn) for position in mark.positions}
+
+
+def _cut_at(item: _Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
+    """(byte, position) where a torn group is cut, behind its last whole batch; None where nothing is torn."""
+    if not torn:
+        return None
+    last = max((at for at, _, header in item.batches if header is not None), default=-1)
+    behind = next(((at, entry.position) for at, entry in torn if at > last), None)
+    return (item.end, item.end_position) if behind is None else behind
+
+
+def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
+    """Segments in front, or all of them, that were not let go."""
+    begin, end = extent.begin, extent.end
+    if segments:
+        if begin is None or begin.position >= segments[0].first_position:
+            return None
+        first, behind = begin.position, segments[0].first_position
+    else:
+        first = 0 if begin is None else begin.position
+        behind = max(0 if end is None else end.position, first)
+        # The last segment is never let go, so one was there as soon as others had been.
+        if behind == first and (begin is None or not begin.records):
+            return None
+    return Damage(lane / segment_name(first), 0, 0, first, 0, behind)
+
+
+def _counted(damage: list[Damage], entries: list[Entry], extent: Extent) -> list[Damage]:
+    """How many records are concerned: from one position to the next, and all in all from what the extent counted."""
+    follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
+    counted = []
+    for item in damage:
+        behind = item.end_position
+        if behind < 0:
+            behind = follows.get(item.position, -1 if extent.end is None else extent.end.position)
+        records = behind - item.position
+        if records <= 0:
+            counted.append(item)
+            continue
+        # Behind the last batch groups may be missing as well; a group has a position itself.
+        certain = item.destination > 0 and item.position in follows
+        counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
+    unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]
+    begin, end = extent.begin, extent.end
+    if len(unsure) == 1 and begin is not None and end is not None:
+        there = sum(
+            entry.header.count
+            for entry in entries
+            if isinstance(entry, BatchEntry) and begin.position <= entry.position < end.position
+        )
+        there += sum(item.records for index, item in enumerate(counted) if index != unsure[0])
+        item = counted[unsure[0]]
+        missing = end.records - begin.records - there
+        if missing >= 0 and (item.records < 0 or missing <= item.records):
+            counted[unsure[0]] = replace(item, records=missing, most=False)
+    return counted

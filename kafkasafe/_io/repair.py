@@ -6,7 +6,6 @@ the lane's lock. What cannot be repaired without a loss is left, byte by byte, a
 
 from __future__ import annotations
 
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,12 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, SpoolFate, fates
 from kafkasafe._io.files import Files, read_file, size_of, write_all
 from kafkasafe._io.inspection import read_lane
-from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry
+from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry, address_bytes
 from kafkasafe._io.spool import copy_aside, cut_tail, was_told
 from kafkasafe.errors import SpoolError
 
 __all__ = ["Plan", "Step", "carry_out", "plan_repair"]
 
-_ADDRESS: Final = struct.Struct(">qiibI")
-"""Bytes 0 to 20 of a batch, which its own CRC leaves out: base offset, length, leader epoch, magic, CRC."""
-_OVERHEAD: Final = 12  # what a batch's length does not count
 _FINISHED: Final = {
     Fate.COMMITTED: "it is delivered",
     Fate.REJECTED: "the cluster refused it, and it is kept in rejected/",
@@ -103,7 +99,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         path, at = found.torn
         size = size_of(files, path)
         if size > at:
-            why = "no group behind it says that it was durable: it is what a crash leaves"
+            why = "nothing proves that it was durable: it is what a crash leaves"
             steps.append(Step("cut", path.name, at, size, why))
         steps += [
             Step("cut", doomed.name, 0, size_of(files, doomed), "it stands behind a torn tail")
@@ -151,21 +147,22 @@ def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
     if entry is None or damage.end - damage.start != entry.size_bytes:
         return None
     data = bytearray(read_file(files, damage.path, damage.start, damage.end))
-    before = bytes(data[: _ADDRESS.size])
-    _ADDRESS.pack_into(data, 0, entry.position, entry.size_bytes - _OVERHEAD, entry.destination, 2, entry.crc)
+    meant = address_bytes(entry)
+    before = bytes(data[: len(meant)])
+    data[: len(meant)] = meant
     try:
         codec.verify(data)
     except codec.CorruptBatchError:
         return None
-    if before == bytes(data[: _ADDRESS.size]):
+    if before == meant:
         return None  # damaged in another way: of a destination that was never declared
     return Step(
         "address",
         damage.path.name,
         damage.start,
-        damage.start + _ADDRESS.size,
+        damage.start + len(meant),
         f"the body of the batch at position {entry.position} has the CRC that the manifest names",
-        bytes(data[: _ADDRESS.size]).hex(),
+        meant.hex(),
     )
 
 

@@ -17,8 +17,10 @@ from typing import Final, Literal
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._core.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, Claim, encode_claim
 from kafkasafe._io.files import Files, read_file, read_whole, write_all, write_whole
 from kafkasafe._io.recovery import (
+    EXTENT_NAME,
     BatchEntry,
     Damage,
     Entry,
@@ -81,6 +83,9 @@ class Spool:
         self._repair = False
         self._spare: bool | None = None  # whether the reserve is there; None: nobody looked yet
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
+        self._promised_records = self._segments[-1].records if self._segments else 0
+        self._torn = found.skipped
+        self._extent = _ExtentFile(lane, files, found, self._lane_id)
         self._closed = False
         self.next_position = found.next_position
         self.synced_position = found.next_position
@@ -213,6 +218,9 @@ class Spool:
                     raise self._failed("synced", error) from error
             self.synced_position = self.next_position
             self._promised_bytes = self._segments[-1].size_bytes
+            self._promised_records = self._segments[-1].records
+            if self._sync != "os":
+                self._extent.ends(self.synced_position, self._segments)
         return self.synced_position
 
     def read(self, position: int) -> bytearray:
@@ -275,10 +283,19 @@ class Spool:
         ]
         kept = sum(segment.size_bytes for segment in done)
         freed = 0
+        going = 0
         for segment in done:
             kept -= segment.size_bytes
             if kept < retain_bytes or segment.written_ms >= retain_since_ms:
                 break
+            going += 1
+        if going:
+            # What is missing behind this is damage.
+            try:
+                self._extent.begins(self._segments, going)
+            except OSError as error:
+                raise SpoolError(f"{self._lane / EXTENT_NAME} cannot be written: {error}") from error
+        for segment in done[:going]:
             self._close_reader(segment.path)
             try:
                 with contextlib.suppress(FileNotFoundError):
@@ -288,6 +305,7 @@ class Spool:
             except OSError as error:
                 raise SpoolError(f"{segment.path} cannot be deleted: {error}") from error
             del self._segments[0]
+            self._extent.gone(segment)
             self._used -= segment.size_bytes
             freed += segment.size_bytes
         if freed and self._spare is False:
@@ -312,6 +330,7 @@ class Spool:
         finally:
             self._closed = True
             self._leave_segment()
+            self._extent.close()
             for handle in self._readers.values():
                 self._files.close(handle)
             self._readers.clear()
@@ -386,6 +405,8 @@ class Spool:
             segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
             at += entry.size_bytes
         segment.size_bytes = at
+        if manifest:
+            segment.records += end_position - manifest[0].position
         segment.written_ms = self._clock_ms()
         self._used += size
         self.next_position = end_position
@@ -403,8 +424,13 @@ class Spool:
         self._handle = handle
         self._reserved = 0
         self._files.sync_directory(self._lane)
-        control, _, end_position = self._group(self._snapshot(), (), snapshot=True)
+        marks = list(self._snapshot())
+        if self._torn:
+            # This group proves that what is in front of it was durable: not so what recovery went past.
+            marks.append(m.Torn(self._torn))
+        control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)
+        self._extent.keep(self._segments)
 
     def _reserve(self, end: int) -> None:
         if end <= self._reserved:
@@ -460,6 +486,7 @@ class Spool:
                 if position < self.next_position
             }
             self._used -= segment.size_bytes - self._promised_bytes
+            segment.records = self._promised_records
             segment.batches = kept
             segment.size_bytes = self._promised_bytes
             # What cannot be cut off is abandoned: the next segment begins where it begins.
@@ -542,6 +569,102 @@ class Spool:
             self._files.close(handle)
 
 
+class _ExtentFile:
+    """The lane's `extent`: says where the log must begin and end.
+
+    It is evidence only. Whatever cannot be written is left unsaid; what would become wrong is withdrawn.
+    """
+
+    def __init__(self, lane: Path, files: Files, found: Log, lane_id: bytes) -> None:
+        self._path = lane / EXTENT_NAME
+        self._files = files
+        self._lane_id = lane_id
+        self._handle = -1
+        self._begin = found.extent.begin
+        self._end = found.extent.end
+        # Records in front of the first segment, as they are counted here. Those that are missing count as well.
+        self._before = 0
+        if self._end is not None:
+            behind = sum(
+                entry.header.count
+                for entry in found.entries
+                if isinstance(entry, BatchEntry) and entry.position >= self._end.position
+            )
+            self._before = self._end.records + behind - sum(segment.records for segment in found.segments)
+        elif self._begin is not None:
+            self._before = self._begin.records
+        self._before = max(0, self._before)
+
+    def keep(self, segments: Sequence[StoredSegment]) -> None:
+        """See that there is a file: without one nothing is said, and nothing else is different."""
+        if self._handle >= 0:
+            return
+        try:
+            self._handle = self._files.open(self._path, write=True, create=True)
+            if self._begin is None:
+                self._write_begin(segments[0].first_position, self._before)
+        except OSError:
+            self._drop()
+
+    def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
+        """So many segments in front are about to be deleted; durable on return.
+
+        Raises:
+            OSError: It could be neither said, nor what was said be withdrawn.
+        """
+        try:
+            if self._handle < 0:
+                self._handle = self._files.open(self._path, write=True, create=True)
+            records = self._before + sum(segment.records for segment in segments[:going])
+            self._write_begin(segments[going].first_position, records)
+        except OSError:
+            self._drop()
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(self._path)
+            self._files.sync_directory(self._path.parent)
+            self._begin = self._end = None
+
+    def gone(self, segment: StoredSegment) -> None:
+        """The first segment was deleted."""
+        self._before += segment.records
+
+    def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
+        """Everything before this position is durable. What a crash leaves of this claim is no matter."""
+        if self._handle < 0:
+            return
+        records = self._before + sum(segment.records for segment in segments)
+        claim = Claim(self._lane_id, 0, position, records)
+        try:
+            write_all(self._files, self._handle, [encode_claim(claim)], END_SLOT)
+            self._end = claim
+        except OSError:
+            self._drop()
+
+    def close(self) -> None:
+        """Close the file."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            self._files.close(handle)
+
+    def _write_begin(self, position: int, records: int) -> None:
+        number = 0 if self._begin is None else self._begin.number + 1
+        claim = Claim(self._lane_id, number, position, records)
+        content = encode_claim(claim)
+        # The older of two claims is written over: a torn write leaves the newer. The first time all of the file is, so
+        # that no claim needs room on the disk later.
+        at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
+        if self._begin is None:
+            self._files.truncate(self._handle, 0)
+            at, content = 0, content.ljust(EXTENT_BYTES, b"\0")
+        write_all(self._files, self._handle, [content], at)
+        self._files.sync_data(self._handle)
+        self._begin = claim
+
+    def _drop(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
 def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
     """Copy damage aside, or refuse to go on. What lies in quarantine already has been told."""
     new = [damage for damage in found.damage if not was_told(files, lane, damage)]
@@ -577,7 +700,7 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
             path=str(path),
             event="damage_quarantined",
         )
-        _set_aside(files, path, read_file(files, damage.path, damage.start, damage.end))
+        _set_aside(files, path, _bytes_of(files, damage))
 
 
 def _keep_torn(files: Files, lane: Path, found: Log) -> None:
@@ -621,14 +744,19 @@ def was_told(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    content = read_file(files, damage.path, damage.start, damage.end)
-    return read_whole(files, copy_of(lane, damage)) == content
+    return read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
+
+
+def _bytes_of(files: Files, damage: Damage) -> bytes:
+    """What is left of it: of a segment that is missing nothing is, and its copy is an empty file."""
+    return read_file(files, damage.path, damage.start, damage.end) if damage.start < damage.end else b""
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
     """Remove a torn tail. A crash at any point in between leaves what is judged the same again."""
     doomed = list(found.doomed)
-    if found.segments and found.segments[-1].size_bytes == 0:
+    last = found.segments[-1] if found.segments else None
+    if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
         doomed.insert(0, found.segments.pop().path)  # its name is the next segment's
     if found.segments:
         last = found.segments[-1]

@@ -29,6 +29,7 @@ from kafkasafe._core.marks import (
     Revived,
     State,
     Topic,
+    Torn,
     Undecidable,
     UnknownFormatError,
 )
@@ -62,6 +63,7 @@ MARKS = st.one_of(
     st.builds(Cluster, NAME),
     st.builds(Resolved, POSITION, st.sampled_from(Decision)),
     st.builds(Revived, NUMBER, OFFSET.map(abs), st.just(()), st.just(()), st.just(())),
+    st.builds(Torn, st.just((0,))),
 )
 
 
@@ -123,7 +125,7 @@ def test_what_is_written_is_read(data):
 
 
 def test_the_bytes_are_those_of_the_format():
-    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(21, 3, 200, 0xDEADBEEF),))
+    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(22, 3, 200, 0xDEADBEEF),))
     written = [
         Topic("tö", TOPIC_ID, 6),
         Destination(3, "t", -1),
@@ -136,13 +138,14 @@ def test_the_bytes_are_those_of_the_format():
         Undecidable(2, "gone"),
         Resolved(2, Decision.SKIP),
         Revived(3, 50, (2, 1), (4,), ((3, 7),)),
+        Torn((4, 7)),
         Resent("lane-003", "7.log"),
         Cluster("c"),
     ]
     columns = batch.decode(marks.encode_group(group, written, NOW))
-    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(12), 14, 15)]
+    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(13), 14, 15)]
     assert columns.values == [
-        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 21, 3, 200, 0xDEADBEEF),
+        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 22, 3, 200, 0xDEADBEEF),
         b"\0\3t\xc3\xb6" + TOPIC_ID + struct.pack(">i", 6),
         struct.pack(">i", 3) + b"\0\1t" + struct.pack(">i", -1),
         struct.pack(">iqqi", 3, 10, 11, 4) + TOPIC_ID,
@@ -154,6 +157,7 @@ def test_the_bytes_are_those_of_the_format():
         struct.pack(">q", 2) + b"\0\4gone",
         struct.pack(">qb", 2, 2),
         struct.pack(">iqiii", 3, 50, 2, 1, 1) + struct.pack(">qqqqq", 2, 1, 4, 3, 7),
+        struct.pack(">iqq", 2, 4, 7),
         b"\0\x08lane-003\0\x057.log",
         b"\0\1c",
     ]
@@ -186,7 +190,8 @@ def test_free_text_is_made_to_fit(text, read):
 @pytest.mark.parametrize(
     "bad",
     [
-        dataclasses.replace(GROUP, format_version=2),
+        dataclasses.replace(GROUP, format_version=3),
+        dataclasses.replace(GROUP, format_version=0),
         dataclasses.replace(GROUP, lane_id=b"short"),
         dataclasses.replace(GROUP, synced_position=101),
         dataclasses.replace(GROUP, synced_position=-1),
@@ -205,6 +210,8 @@ def test_free_text_is_made_to_fit(text, read):
         Revived(1, 50, (2,), (), ((3, -1),)),
         Revived(1, 50, (-1,)),
         Revived(1, 50, (1, 100)),
+        Torn(()),
+        Torn((-1,)),
         Topic("", TOPIC_ID, 1),
         Topic("t", b"", 1),
         Topic("t", TOPIC_ID, -2),
@@ -269,8 +276,8 @@ def test_a_timestamp_that_is_none():
 @pytest.mark.parametrize(
     "buf",
     [
-        forge((0x4B00, group_body(version=2) + b"whatever came later")),
-        forge((0x4B00, group_body(version=2)[:2])),
+        forge((0x4B00, group_body(version=3) + b"whatever came later")),
+        forge((0x4B00, group_body(version=3)[:2])),
         forge((0x4B00, group_body(flags=8))),
         forge((0x4B00, group_body()), (0x4B1F, b"")),
         forge((0x4B00, group_body()), (0, b"")),

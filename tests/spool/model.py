@@ -19,7 +19,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
-from kafkasafe._io.recovery import BatchEntry, LostEntry, MarksEntry, scan
+from kafkasafe._io.recovery import BatchEntry, LostEntry, MarksEntry, TornEntry, scan
 from kafkasafe._io.spool import Entry, Spool
 from kafkasafe.errors import KafkaSafeError, SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.testing.disk import CrashState, Disk
@@ -27,15 +27,16 @@ from kafkasafe.testing.disk import CrashState, Disk
 T = TypeVar("T")
 ROOT = Path("/state/spool")
 LANE = ROOT / "lane-000"
-DECLARATIONS = m.Topic | m.Destination | m.State
+DECLARATIONS = m.Topic | m.Destination | m.State | m.Torn
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing in the log that the owner put there: marks, or a batch. `group` tells atomic groups apart."""
+    """One thing in the log that the owner put there: marks, or a batch. `atomic` tells atomic groups apart."""
 
     what: tuple
     atomic: int = 0
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ class Group:
     marks: tuple[m.Mark, ...]
     batches: tuple[tuple[int, bytes], ...]
     atomic: int = 0
+    number: int = 0
 
     @property
     def items(self) -> list[Item]:
         own = tuple(mark for mark in self.marks if not isinstance(mark, DECLARATIONS))
-        items = [Item(("marks", own), self.atomic)] if own else []
-        return items + [Item(("batch", *describe(d, data)), self.atomic) for d, data in self.batches]
+        items = [Item(("marks", own), self.atomic, self.number)] if own else []
+        return items + [
+            Item(("batch", *describe(d, data)), self.atomic, self.number) for d, data in self.batches
+        ]
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,9 @@ def items_of(spool: Spool, entries: Sequence[Entry]) -> list[tuple[int, tuple]]:
             position = -1
             continue
         assert position in {entry.position, -1}, "a hole in the positions"
+        if isinstance(entry, TornEntry):
+            position = -1
+            continue
         match entry:
             case MarksEntry(at, marks):
                 position = at + 1 + len(marks)
@@ -212,7 +219,7 @@ class Owner:
             encode(self.number * 100 + i, rng.randint(1, 4), rng.randrange(size)) for i in range(batches)
         ]
         atomic = self.number if rng.random() < 0.3 else 0
-        return Group(tuple(marks), tuple(zip(destinations, content, strict=True)), atomic)
+        return Group(tuple(marks), tuple(zip(destinations, content, strict=True)), atomic, self.number)
 
     def write(self, group: Group) -> bool:
         """Whether it went well. If not, all that waits must be written again: `rewrite`."""
@@ -307,9 +314,15 @@ class Owner:
         assert items[: len(kept)] == kept, "something promised is gone, or not what it was"
         rest = [what for _, what in items[len(kept) :]]
         for tail in expected.tails:
-            if rest == [item.what for item in tail[: len(rest)]]:
+            whole = next((i for i, item in enumerate(tail) if rest[i : i + 1] != [item.what]), len(tail))
+            if whole == len(rest):
                 torn = 0 < len(rest) < len(tail) and tail[len(rest) - 1].atomic
                 assert not (torn and torn == tail[len(rest)].atomic), "half an atomic group"
+                return items[len(kept) :]
+            # Of the group that was torn, what is whole behind what is not.
+            others = iter(item.what for item in tail[whole + 1 :] if item.group == tail[whole].group)
+            torn = whole < len(tail) and not tail[whole].atomic and tail[whole].what[0] == "batch"
+            if torn and all(any(what == other for other in others) for what in rest[whole:]):
                 return items[len(kept) :]
         raise AssertionError(f"found what was not written: {rest} is no beginning of any of {expected.tails}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,13 @@ import pytest
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._io.inspection import inspect
-from kafkasafe._io.recovery import scan
+from kafkasafe._io.recovery import read_extent, scan
+from kafkasafe._io.repair import carry_out, plan_repair
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 from kafkasafe.testing.disk import Disk
 
-from .model import LANE, ROOT, Group, Owner, encode, recover
+from .model import LANE, ROOT, Group, Owner, describe, encode, recover
+from .test_crash import live
 
 DECLARED = [m.Destination(number, "topic", number) for number in (1, 2, 3)]
 
@@ -30,8 +31,6 @@ class Closed:
     groups: list[tuple[Path, int, int, list[int]]]
     """(segment, start, end, positions) of each control batch and of all its group."""
     batches: list[tuple[Path, int, int, int]]
-    end: tuple[Path, int]
-    """Where the last group begins: it says only that the spool was closed."""
 
 
 def closed_spool(seed: int) -> Closed:
@@ -60,7 +59,7 @@ def closed_spool(seed: int) -> Closed:
             groups.append((path, at, at + header.size_bytes, positions))
             at += header.size_bytes + sum(entry.size_bytes for entry in group.manifest)
     found.close()
-    return Closed(disk.copy(), found.items, groups, batches, groups[-1][:2])
+    return Closed(disk.copy(), found.items, groups, batches)
 
 
 @pytest.fixture(scope="module", params=[0, 1])
@@ -96,13 +95,6 @@ def test_every_flipped_bit_is_found_and_costs_what_it_hit(closed):
         disk = closed.disk.copy()
         disk.flip(path, byte, 1 << rng.randrange(8))
         damaged = disk.files()
-        if path == closed.end[0] and byte >= closed.end[1]:
-            # It says only that the spool was closed, and ends with so many zeros that it may look as a crash leaves it.
-            with contextlib.suppress(SpoolCorruptError):
-                found = recover(disk)
-                assert found.items == closed.items
-                found.close()
-            continue
         with pytest.raises(SpoolCorruptError) as raised:
             recover(disk)
         assert raised.value.damage
@@ -132,18 +124,87 @@ def test_every_flipped_bit_is_found_and_costs_what_it_hit(closed):
         again.close()
 
 
-def test_a_segment_that_is_missing_is_damage(closed):
+@pytest.mark.parametrize("which", ["first", "second", "last", "all"])
+def test_a_segment_that_is_missing_is_damage(closed, which):
     segments = sorted(path for path in closed.disk.files() if path.suffix == ".log")
+    starts = [int(path.stem) for path in segments] + [1 << 62]
+    gone = {"first": [0], "second": [1], "last": [len(segments) - 1], "all": range(len(segments))}[which]
+    lost = {
+        at: what
+        for at, what in closed.items
+        if any(starts[index] <= at < starts[index + 1] for index in gone)
+    }
+    records = sum(what[3] for what in lost.values() if what[0] == "batch")
     disk = closed.disk.copy()
-    disk.process().unlink(segments[1])
-    with pytest.raises(SpoolCorruptError, match=segments[0].name):
+    for index in gone:
+        disk.process().unlink(segments[index])
+    disk = disk.copy()
+    before = disk.files()
+    seen = inspect(LANE, files=disk.process())
+    assert len(seen.damage) == 1
+    with pytest.raises(SpoolCorruptError, match=rf"\D{records:,} records?\b") as raised:
         recover(disk)
-    found = recover(disk, on_corrupt="quarantine")
-    at = int(segments[1].stem), int(segments[2].stem)
-    assert [i for i in found.items if i[1][0] != "lost"] == [
-        i for i in closed.items if not at[0] <= i[0] < at[1]
-    ]
+    assert raised.value.damage == seen.damage
+    assert {p: c for p, c in disk.files().items() if p.name != "lock"} == {
+        p: c for p, c in before.items() if p.name != "lock"
+    }, "refusing must not change anything"
+    found = recover(disk, on_corrupt="quarantine", snapshot=lambda: DECLARED)
+    kept = [item for item in found.items if item[1][0] != "lost"]
+    assert kept == [item for item in closed.items if item[0] not in lost]
+    assert [what for _, what in found.items if what[0] == "lost"] == [("lost", 0)]
+    # Told once; what comes next has other positions than what is missing had.
+    (position,) = found.spool.write_group([], [(1, bytearray(encode(1, 2, 3)))])
+    assert position > max(at for at, _ in closed.items)
+    found.spool.sync()
     found.close()
+    for state in (disk.copy(), disk.crash()):
+        again = recover(state)
+        assert again.items[:-1] == found.items
+        assert again.items[-1][0] == position
+        again.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happened_before_a_segment_that_is_missing_is_damage(seed):
+    owner = live(1000 + seed, steps=6, faults=0)
+    whole = owner.disk.copy()
+    recover(whole).close()
+    # In a last segment there may be nothing yet that was promised; a first one may be about to be deleted.
+    extent = read_extent(whole.process(), LANE)
+    segments = [path for path in whole.files() if path.suffix == ".log"]
+    segments = [path for path in segments if extent.begin.position <= int(path.stem) < extent.end.position]
+    assert segments
+    for path in segments:
+        disk = whole.copy()
+        disk.process().unlink(path)
+        with pytest.raises(SpoolCorruptError, match=r"missing|should follow"):
+            recover(disk.copy())
+
+
+def test_a_lane_of_an_earlier_version_opens_and_is_held_to_its_extent_from_then_on(monkeypatch):
+    """It has no such file. Nothing is missing for that."""
+    with monkeypatch.context() as older:
+        older.setattr(m, "FORMAT_VERSION", 1)
+        disk = Disk()
+        owner = Owner(disk, segment_bytes=1500)
+        owner.declare(DECLARED)
+        for number in range(6):
+            owner.commit([Group((), ((1, encode(number, 3, 400)),))])
+        assert owner.release(owner.spool.segments[2][1]) > 0
+        owner.close()
+    disk = power_cut(disk)
+    assert LANE / "extent" not in disk.files()
+    found = recover(disk, snapshot=lambda: DECLARED)
+    assert found.items == [item for item in owner.promised if item[0] >= found.spool.first_position]
+    found.spool.write_group([], [(1, bytearray(encode(1, 2, 3)))])
+    found.spool.sync()
+    found.close()
+    recover(disk.copy()).close()
+    for path in [path for path in disk.files() if path.suffix == ".log"]:
+        hurt = disk.copy()
+        hurt.process().unlink(path)
+        with pytest.raises(SpoolCorruptError):
+            recover(hurt.copy())
 
 
 @pytest.mark.parametrize("cut", [1, 100, 10_000])
@@ -224,16 +285,25 @@ def killed_spool(batches: list[bytes], *, segment_bytes: int = 1 << 20) -> tuple
     return disk.copy(), owner
 
 
+def power_cut(disk: Disk) -> Disk:
+    """What `extent` said of the last groups was not on the disk yet."""
+    disk = disk.copy()
+    disk.process().unlink(LANE / "extent")
+    return disk.copy()
+
+
 def text(number: int, size: int, compression: codec.Compression = codec.Compression.NONE) -> bytes:
     value = bytes(random.Random(number).choices(range(1, 256), k=size))
     return bytes(codec.encode(None, [value], timestamps=1_700_000_000_000 + number, compression=compression))
 
 
-def test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail():
+@pytest.mark.parametrize("power", ["stays", "goes"])
+def test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail(power):
     """What it was promised is told as damaged, also where no later group proves that it was durable."""
     rng = random.Random(3)
     for number, size in enumerate((1, 40, 300, 700, 5000)):
         disk, owner = killed_spool([text(10 * number + i, size) for i in range(2)])
+        disk = power_cut(disk) if power == "goes" else disk
         path = next(path for path in disk.files() if path.suffix == ".log")
         content = disk.files()[path]
         (_, second) = sorted(scan(disk.process(), LANE).segments[0].batches.items())
@@ -242,7 +312,7 @@ def test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail():
             bit = 1 << rng.randrange(8)
             hurt = disk.copy()
             hurt.flip(path, byte, bit)
-            if hurt.files()[path][byte] == 0 or content[byte] == 0:
+            if power == "goes" and 0 in {hurt.files()[path][byte], content[byte]}:
                 continue  # may look like what a crash leaves: see the next test
             with pytest.raises(SpoolCorruptError, match=path.name):
                 recover(hurt)
@@ -260,8 +330,109 @@ def test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail():
             again.close()
 
 
+PAYLOADS = {
+    "text": lambda rng: b" ".join(
+        rng.choice((b"order", b"shipped", b"%d" % rng.randrange(999))) for _ in range(30)
+    ),
+    "random": lambda rng: rng.randbytes(200),
+    "zeros": lambda rng: rng.randrange(1 << 12).to_bytes(8, "little") * 20,
+}
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("compression", codec.Compression)
+def test_a_flipped_bit_in_the_last_group_is_damage_and_its_neighbours_are_kept(compression, payload):
+    """All in one group, synced, and the process dies: no group behind it says that it was durable."""
+    rng = random.Random(11)
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1 << 20)
+    owner.declare(DECLARED)
+    batches = tuple(
+        (1, bytes(codec.encode(None, [PAYLOADS[payload](rng) for _ in range(5)], timestamps=1_700_000_000_000 + i,
+                               compression=compression)))
+        for i in range(5)
+    )  # fmt: skip
+    owner.commit([Group((), batches)])
+    owner.files.kill()
+    (segment,) = scan(disk.process(), LANE).segments
+    whole = disk.files()[segment.path]
+    for number in range(40):
+        position, stored = rng.choice(list(segment.batches.items()))
+        address = number % 4 == 0
+        byte = stored.at + rng.randrange(21 if address else stored.size_bytes)
+        # Of the bits of the last byte that is not zero at most one is ever taken for what a crash leaves out.
+        if number % 4 == 1:
+            byte = stored.at + len(whole[stored.at : stored.at + stored.size_bytes].rstrip(b"\0")) - 1
+        hurt = disk.copy()
+        hurt.flip(segment.path, byte, 1 << rng.randrange(8))
+        with pytest.raises(SpoolCorruptError, match=r"batch for topic-1 at position \d+ \(5 records\)"):
+            recover(hurt)
+        if address:
+            plan = plan_repair(LANE, files=hurt.process())
+            assert [step.what for step in plan.steps] == ["address"]
+            carry_out(LANE, plan, files=hurt.process())
+            assert hurt.files()[segment.path] == whole
+            continue
+        found = recover(hurt, on_corrupt="quarantine", snapshot=lambda: DECLARED)
+        assert [item for item in found.items if item[1][0] != "lost"] == [
+            item for item in owner.promised if item[0] != position
+        ]
+        assert found.spool.next_position == owner.spool.next_position
+        found.close()
+
+
+def test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage():
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1 << 20)
+    owner.declare(DECLARED)
+    owner.commit([Group((), tuple((1, text(number, 1500)) for number in range(4)))])
+    owner.files.kill()
+    (segment,) = scan(disk.process(), LANE).segments
+    (_, first), (lost, second), *_ = sorted(segment.batches.items())
+    content = bytearray(disk.files()[segment.path])
+    start = second.at - second.at % 512 + 512
+    content[start : start + 512] = bytes(512)
+    disk = power_cut(disk)
+    disk.put(segment.path, bytes(content))
+    kept = [item for item in owner.promised if item[0] != lost]
+    found = recover(disk)
+    assert found.items == kept
+    assert first.at in {stored.at for stored in scan(disk.process(), LANE).segments[0].batches.values()}
+    found.close()
+    for number in range(3):
+        # The next groups prove that everything in front of them was durable.
+        found = recover(disk, snapshot=lambda: DECLARED)
+        assert found.items == kept
+        (position,) = found.spool.write_group([], [(1, bytearray(encode(number, 2, 3)))])
+        found.spool.sync()
+        kept.append((position, ("batch", *describe(1, encode(number, 2, 3)))))
+        found.close()
+        disk = disk.crash(seed=number)
+
+
+def test_an_address_torn_at_a_sectors_end_is_no_damage_before_it_is_promised():
+    for size in range(400, 520, 7):
+        disk, owner = killed_spool([text(1, size), text(2, 700)])
+        path = next(path for path in disk.files() if path.suffix == ".log")
+        content = bytearray(disk.files()[path])
+        (_, stored) = sorted(scan(disk.process(), LANE).segments[0].batches.items())[1]
+        boundary = stored.at - stored.at % 512 + 512
+        if not 4 <= boundary - stored.at < 21:
+            continue
+        content[stored.at : boundary] = bytes(boundary - stored.at)
+        disk.put(path, bytes(content))
+        with pytest.raises(SpoolCorruptError):
+            recover(disk)
+        found = recover(power_cut(disk))
+        assert found.items == owner.promised[: len(found.items)]
+        found.close()
+        return
+    raise AssertionError("no size puts the address across a sector's end")
+
+
 def test_sectors_that_are_missing_are_a_torn_write():
     disk, owner = killed_spool([text(1, 100), text(2, 3000)])
+    disk = power_cut(disk)
     path = next(path for path in disk.files() if path.suffix == ".log")
     whole = disk.files()[path]
     (_, second) = sorted(scan(disk.process(), LANE).segments[0].batches.items())
@@ -294,6 +465,7 @@ def test_a_segment_overwritten_with_something_else_is_damage():
 def test_what_is_cut_off_is_kept():
     """A beginning of a group: nothing was promised of it, but who knows."""
     disk, owner = killed_spool([text(1, 100), text(2, 3000)])
+    disk = power_cut(disk)
     path = next(path for path in disk.files() if path.suffix == ".log")
     whole = disk.files()[path]
     for cut in (1, 100, 2500, 3150):
@@ -310,6 +482,7 @@ def test_what_is_cut_off_is_kept():
 
 def test_a_full_disk_does_not_keep_a_torn_tail_from_being_cut():
     disk, owner = killed_spool([text(1, 100), text(2, 3000)])
+    disk = power_cut(disk)
     path = next(path for path in disk.files() if path.suffix == ".log")
     torn = disk.copy()
     torn.put(path, disk.files()[path][:-1000])
@@ -336,6 +509,8 @@ def test_looking_into_a_lane_tells_damage_and_torn_tails_and_changes_nothing():
     assert inspect(LANE, files=disk.process()).closed
     last = max(path for path in before if path.suffix == ".log")
     disk.put(last, disk.files()[last][:-1])
+    assert inspect(LANE, files=disk.process()).damage != ()
+    disk = power_cut(disk)
     torn = inspect(LANE, files=disk.process())
     assert torn.torn_bytes > 0
     assert torn.damage == ()
@@ -374,9 +549,9 @@ def test_a_newer_group_refuses_the_lane_and_changes_nothing(closed, where, monke
     content = disk.files()[path]
     group, marks = m.decode_group(content[at:end])
     with monkeypatch.context() as newer:
-        newer.setattr(m, "FORMAT_VERSION", 2)
+        newer.setattr(m, "FORMAT_VERSION", 3)
         values = [getattr(group, name) for name in m.Group.__slots__]
-        control = bytes(m.encode_group(m.Group(2, *values[1:]), marks, 0))
+        control = bytes(m.encode_group(m.Group(3, *values[1:]), marks, 0))
     assert len(control) == end - at
     disk.put(path, content[:at] + control + content[end:])
     before = disk.files()

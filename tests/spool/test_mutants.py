@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._io import recovery, spool
 from kafkasafe._io.spool import Spool
@@ -77,11 +78,26 @@ def short_segments() -> None:
 
 
 def open_ends() -> None:
-    test_damage.test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail()
+    test_damage.test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail("goes")
 
 
 def torn_ends() -> None:
     test_damage.test_what_is_cut_off_is_kept()
+
+
+def vanished() -> None:
+    closed = test_damage.closed_spool(0)
+    for which in ("first", "last", "all"):
+        test_damage.test_a_segment_that_is_missing_is_damage(closed, which)
+    for seed in range(3):
+        test_damage.test_whatever_happened_before_a_segment_that_is_missing_is_damage(seed)
+
+
+def flips_at_the_end() -> None:
+    for compression in (codec.Compression.NONE, codec.Compression.GZIP):
+        test_damage.test_a_flipped_bit_in_the_last_group_is_damage_and_its_neighbours_are_kept(
+            compression, "zeros"
+        )
 
 
 MUTANTS = {
@@ -126,7 +142,7 @@ MUTANTS = {
     "damage is not copied aside": (
         spool, "_set_aside", "write_whole(files, path, content)", "pass", flips),
     "half an atomic group counts": (
-        recovery, "_judge", "if cut is not None and item.group.atomic:", "if False:", atomic_groups),
+        recovery, "_judge", "if new and item.group.atomic:", "if False:", atomic_groups),
     "the manifest's CRC is ignored": (
         recovery, "_batch_at", "header.size_bytes, header.crc)", "header.size_bytes, entry.crc)",
         test_damage.test_a_batch_put_in_the_place_of_another_is_damage),
@@ -147,6 +163,35 @@ MUTANTS = {
         recovery, "_group_may_be_torn", "return end == len(content)", "return False", crashes),
     "what is cut off is not copied aside": (
         spool, "_keep_torn", "_set_aside(files, kept, content)", "pass", torn_ends),
+    "where the log begins is not durable before segments go": (
+        spool._ExtentFile, "_write_begin", "self._files.sync_data(self._handle)", "pass", crashes),
+    "segments go before the log is said to begin behind them": (
+        Spool, "release", "self._extent.begins(self._segments, going)", "pass", crashes),
+    "nothing is said of where the log ends": (
+        Spool, "sync", "self._extent.ends(self.synced_position, self._segments)", "pass",
+        vanished),
+    "what is written is said to be durable": (
+        Spool, "_append", "self._used += size",
+        "self._used += size\n    self._extent.ends(end_position, self._segments)", crashes),
+    "segments that are missing in front are not missed": (
+        recovery, "_missing_front", "begin.position >= segments[0].first_position", "True", vanished),
+    "segments that are missing at the end are not missed": (
+        recovery._Reader, "_bound", "end.position if", "None if", vanished),
+    "positions of what is missing are given again": (
+        recovery, "_judge", "next_position = max(next_position, extent.end.position)", "pass",
+        flips_at_the_end),
+    "the extent is not believed": (
+        recovery, "_synced", "extent.end is None", "True",
+        test_damage.test_looking_into_a_lane_tells_damage_and_torn_tails_and_changes_nothing),
+    "the manifest's CRC does not prove a body": (
+        recovery, "_batch_may_be_torn", "return _address_may_be_torn(", "return False and _address_may_be_torn(",
+        test_damage.test_an_address_torn_at_a_sectors_end_is_no_damage_before_it_is_promised),
+    "what is whole behind a torn batch is cut": (
+        recovery, "_cut_at", "at > last", "True",
+        test_damage.test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage),
+    "a torn batch that was left out is not noted": (
+        Spool, "_roll", "if self._torn:", "if False:",
+        test_damage.test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage),
 }  # fmt: skip
 
 

@@ -1,0 +1,89 @@
+"""Where a lane's log must begin and end, as claims that prove themselves: the file `extent` of `docs/spool-format.md`.
+
+Files can vanish as a whole, and a log cannot tell that of its own first and last ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import crc32c
+
+__all__ = ["BEGIN_SLOTS", "END_SLOT", "EXTENT_BYTES", "Claim", "Extent", "decode_extent", "encode_claim"]
+
+_SLOT_BYTES: Final = 512  # a sector: two claims are never torn by one write
+BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
+"""Where the claims about the beginning stand: written in turn, so that a torn write leaves the other."""
+END_SLOT: Final = 2 * _SLOT_BYTES
+EXTENT_BYTES: Final = 3 * _SLOT_BYTES
+_MAGIC: Final = b"KSX1"
+_CLAIM: Final = struct.Struct(">4s16sqqq")
+_CRC: Final = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One end of a log.
+
+    Attributes:
+        lane_id: 16 bytes: the lane it speaks of.
+        number: Of two claims about the same end the larger counts.
+        position: Where the log begins (nothing at or behind it may be gone), or ends (exclusive: all before it was
+            durable).
+        records: Data records in front of it, counted from when the file was made.
+    """
+
+    lane_id: bytes
+    number: int
+    position: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What is claimed of a lane; None where nothing is."""
+
+    begin: Claim | None = None
+    end: Claim | None = None
+
+    @property
+    def lane_id(self) -> bytes | None:
+        """Of the lane it speaks of."""
+        claim = self.begin or self.end
+        return None if claim is None else claim.lane_id
+
+    def of(self, lane_id: bytes | None) -> Extent:
+        """What of it is about this lane (None: about any)."""
+        if lane_id is None:
+            return self
+        begin, end = (c if c is not None and c.lane_id == lane_id else None for c in (self.begin, self.end))
+        return Extent(begin, end)
+
+
+def encode_claim(claim: Claim) -> bytes:
+    """A claim, as it stands at one of the slots."""
+    body = _CLAIM.pack(_MAGIC, claim.lane_id, claim.number, claim.position, claim.records)
+    return body + _CRC.pack(crc32c.crc32c(body))
+
+
+def decode_extent(content: bytes) -> Extent:
+    """What a file claims. A claim that is torn or damaged is none."""
+    begins = [claim for slot in BEGIN_SLOTS if (claim := _decode(content, slot)) is not None]
+    begin = max(begins, key=lambda claim: claim.number, default=None)
+    end = _decode(content, END_SLOT)
+    if begin is not None and end is not None and begin.lane_id != end.lane_id:
+        return Extent()
+    return Extent(begin, end)
+
+
+def _decode(content: bytes, slot: int) -> Claim | None:
+    body = content[slot : slot + _CLAIM.size]
+    crc = content[slot + _CLAIM.size : slot + _CLAIM.size + _CRC.size]
+    if len(crc) < _CRC.size or _CRC.unpack(crc)[0] != crc32c.crc32c(body):
+        return None
+    magic, lane_id, number, position, records = _CLAIM.unpack(body)
+    return (
+        Claim(lane_id, number, position, records) if magic == _MAGIC and min(position, records) >= 0 else None
+    )
