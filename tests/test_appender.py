@@ -103,6 +103,24 @@ def test_batches_arrive_in_order_and_are_reported(kafka, transport, coordinator,
     assert committed(kafka, topic) == [b"%d" % number for number in range(30)]
 
 
+def test_batches_above_the_topics_max_message_bytes_are_divided(kafka, transport, coordinator):
+    topic = f"small-{uuid.uuid4().hex}"
+    kafka.create_topic(topic, partitions=2, config={"max.message.bytes": "2000"})
+    grant = begin(coordinator, topic)
+    task = appender(transport, grant)
+    values = [b"%d " % number + b"x" * 300 for number in range(300)]
+    for partition in (0, 1):
+        # The claim too: 20 records of 300 bytes.
+        task.append(topic, partition, encoded(*values[:20], claim=True))
+        task.append(topic, partition, encoded(*values[20:200]))
+        task.append(topic, partition, encoded(*values[200:]))
+    assert task.finish() == [Report(topic, 0, 300), Report(topic, 1, 300)]
+    coordinator.end(grant, commit=True)
+    assert committed(kafka, topic, 0) == committed(kafka, topic, 1) == values
+    with pytest.raises(RejectedError, match=r"a record of 5\d\d\d bytes, .*raise that, or drop the row"):
+        send(appender(transport, begin(coordinator, topic)), topic, 0, encoded(b"", b"y" * 5000, claim=True))
+
+
 @pytest.mark.parametrize("second", [(b"x", b"y"), (b"x",), (b"x", b"y", b"z")], ids=["same", "fewer", "more"])
 def test_of_two_attempts_one_ends_before_it_has_changed_anything(
     kafka, transport, coordinator, topic, second

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from kafkasafe._core import arrow_encode, batch
 from kafkasafe._core.arrow_encode import Rows
 from kafkasafe._core.batch import Compression
 
-__all__ = ["Packed", "Packer"]
+__all__ = ["Packed", "Packer", "divide", "unpack"]
 
 _INT16_MAX: Final = 0x7FFF
+
+_arrow: Any = pa
+_HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
 
 
 class Packed(NamedTuple):
@@ -205,3 +209,52 @@ class Packer:
 def _fit(total: npt.NDArray[np.int64], at: int, end: int, room: int) -> int:
     """Up to where rows from `at` on, and before `end`, take `room` bytes at most; `total` has the bytes before each."""
     return min(end, int(np.searchsorted(total, total[at] + room, side="right")) - 1)
+
+
+def unpack(data: bytearray) -> tuple[batch.Columns, Rows]:
+    """The records of a batch: as they were decoded, and as rows that can be encoded again.
+
+    Raises:
+        CorruptBatchError: It is none.
+    """
+    old = batch.decode(data)
+    headers = None
+    if old.headers:
+        lists = [
+            [{"key": key, "value": value} for key, value in old.headers.get(index, ())]
+            for index in range(len(old.values))
+        ]
+        headers = _arrow.array(lists, _HEADERS)
+    keys = _arrow.array(old.keys, _arrow.binary()) if any(key is not None for key in old.keys) else None
+    return old, Rows.of(keys, _arrow.array(old.values, _arrow.binary()), headers)
+
+
+def divide(data: bytearray, parts: int) -> list[bytearray]:
+    """A batch of a `Packer` as several smaller ones with the same records in the same order.
+
+    Args:
+        data: One batch, whose records have one timestamp. Its identity is not kept, its base timestamp is.
+        parts: How many, at most; of about the same number of records.
+
+    Raises:
+        ValueError: The records have different timestamps.
+        CorruptBatchError: It is none.
+    """
+    old, rows = unpack(data)
+    stamp, base = old.header.max_timestamp, old.header.base_timestamp
+    if set(old.timestamps) != {stamp}:
+        raise ValueError("A batch whose records have different timestamps")
+    made = []
+    for numbers in np.array_split(np.arange(len(rows)), min(parts, len(rows))):
+        part = rows[int(numbers[0]) : int(numbers[-1]) + 1]
+        body, _ = arrow_encode.records(part, np.arange(len(part)), timestamp_delta=stamp - base)
+        made.append(
+            batch.frame(
+                body,
+                len(part),
+                base_timestamp=base,
+                max_timestamp=stamp,
+                compression=old.header.compression,
+            )
+        )
+    return made

@@ -11,6 +11,9 @@ number that only this attempt knows (its base timestamp: records' timestamps are
 difference). After its acknowledgement the header is read back from the log. If another number stands there, another
 attempt was first, and this one ends before it has sent anything else.
 
+Batches that are larger than the topic's `max.message.bytes` are divided, on the task's thread; what is refused once is
+the size that later batches for the topic are divided to before they are sent.
+
 Threads: `append` and `finish` belong to one thread; replies come on the network thread, which also sends the next batch
 so that the wire does not wait for the task to encode.
 """
@@ -18,6 +21,7 @@ so that the wire does not wait for the task to encode.
 from __future__ import annotations
 
 import collections
+import logging
 import random
 import threading
 import time
@@ -28,6 +32,7 @@ from typing import Any, Final
 from kafka.errors import KafkaTimeoutError, for_code
 
 from kafkasafe._core import batch
+from kafkasafe._core.arrow_pack import divide
 from kafkasafe._core.txn import Grant, Report
 from kafkasafe._io.inquiry import pause_s
 from kafkasafe._io.transport import Failure, HeadersFetched, ProduceReply, ProduceRequest, Transport
@@ -35,6 +40,8 @@ from kafkasafe.classification import classify
 from kafkasafe.errors import KafkaSafeError, RejectedError
 
 __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"]
+
+log = logging.getLogger("kafkasafe.spark")
 
 CLAIM_ROWS: Final = 64
 """Records of a first batch: each costs five bytes more, and the batch is read back."""
@@ -44,6 +51,7 @@ _FENCED: Final = frozenset({47, 90})
 # OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
 # UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE: this transaction is spoilt, the next one need not be.
 _SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
+_TOO_LARGE: Final = 10
 _POLL_S: Final = 0.5
 
 
@@ -72,6 +80,7 @@ class _Place:
     waiting: collections.deque[bytearray] = field(default_factory=collections.deque)
     sending: bytearray | None = None
     in_flight: bool = False
+    too_large: bool = False  # `sending` is to be divided first
     claimed: bool = False
     claim_at: int = -1  # where the first batch was acknowledged, until it has been read back
     sequence: int = 0
@@ -94,7 +103,8 @@ class Appender:
         buffer_bytes: How many bytes may wait before `append` blocks.
         claims: False where nobody else can have the grant: nothing is read back, and any first batch will do.
         on_acked: Gets (topic, partition, offset of the first record) of each batch that is acknowledged, in order for
-            each partition, on the network thread. With `claims` not of a partition's first.
+            each partition, on the network thread. With `claims` not of a partition's first. Those of a batch that was
+            divided are several.
     """
 
     def __init__(
@@ -121,6 +131,7 @@ class Appender:
         self._changed = threading.Condition()
         self._places: dict[tuple[str, int], _Place] = {}
         self._buffered = 0
+        self._most_bytes: dict[str, int] = {}  # by topic: of a batch, since a larger one was refused
         self._error: BaseException | None = None
         self.retries = 0
         self.bytes = 0
@@ -181,13 +192,23 @@ class Appender:
     def _go_on(self, place: _Place) -> None:
         """Sends what is due on the partition, if nothing is on its way."""
         with self._changed:
-            if self._error is not None or place.in_flight or time.monotonic() < place.again_at:
+            if (
+                self._error is not None
+                or place.in_flight
+                or place.too_large
+                or time.monotonic() < place.again_at
+            ):
                 return
             if place.sending is None:
                 if not place.waiting:
                     return
                 place.sending = place.waiting.popleft()
                 place.give_up_at = time.monotonic() + self._delivery_timeout_s
+                if len(place.sending) > self._most_bytes.get(place.topic, len(place.sending)):
+                    place.too_large = batch.read_header(place.sending).count > 1
+                    if place.too_large:
+                        self._changed.notify_all()
+                        return
             place.in_flight = True
             data, claim_at = place.sending, place.claim_at
         if claim_at >= 0:
@@ -280,6 +301,8 @@ class Appender:
             self._fail(FencedError(f"{where}: {error}"))
         elif code in _SPOILT:
             self._fail(RestartError(f"{where}: {error}"))
+        elif code == _TOO_LARGE and place.sending is not None and api == "produce":
+            self._refused_size(place, place.sending)
         elif not verdict.retriable:
             self._fail(
                 RejectedError(
@@ -298,6 +321,29 @@ class Appender:
             if verdict.refresh_metadata:
                 self._transport.refresh_metadata([place.topic], lambda _: None)
             self._changed.notify_all()
+
+    def _refused_size(self, place: _Place, data: bytearray) -> None:
+        if batch.read_header(data).count == 1:
+            self._fail(
+                RejectedError(
+                    f"{place.topic}-{place.partition}: a record of {len(data)} bytes, as it was sent, is larger than"
+                    " the topic's max.message.bytes: raise that, or drop the row.",
+                    code=_TOO_LARGE,
+                    reason="larger than the topic's max.message.bytes",
+                )
+            )
+            return
+        half = len(data) // 2
+        if self._most_bytes.setdefault(place.topic, half) == half:
+            log.info(
+                "Batches for %s are divided: its max.message.bytes is below their %d bytes. A kafka.batch.size that is"
+                " not larger than that spares it.",
+                place.topic,
+                len(data),
+            )
+        self._most_bytes[place.topic] = min(half, self._most_bytes[place.topic])
+        place.too_large = True
+        self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -329,4 +375,27 @@ class Appender:
                     self._changed.wait(min([_POLL_S, *pauses]))
                     continue
             for place in due:
+                if place.too_large:
+                    self._divide(place)
                 self._go_on(place)
+
+    def _divide(self, place: _Place) -> None:
+        data = place.sending
+        assert data is not None  # noqa: S101  # only this thread takes it away
+        most = self._most_bytes[place.topic]
+        header = batch.read_header(data)
+        parts = divide(data, max(2, -(-len(data) // most)))
+        sequence = header.base_sequence
+        for part in parts:
+            batch.stamp_identity(
+                part,
+                self._grant.producer_id,
+                self._grant.epoch,
+                sequence,
+                transactional=bool(self._grant.transactional_id),
+            )
+            sequence += batch.read_header(part).count
+        with self._changed:
+            place.waiting.extendleft(reversed(parts))
+            self._buffered += sum(map(len, parts)) - len(data)
+            place.sending, place.too_large = None, False

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
-from kafkasafe._core import arrow_encode, batch
+from kafkasafe._core import arrow_encode
 from kafkasafe._core.arrow_encode import Rows
-from kafkasafe._core.arrow_pack import Packed, Packer
+from kafkasafe._core.arrow_pack import Packed, Packer, unpack
 from kafkasafe._core.txn import Grant, Report
 from kafkasafe._io.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
 from kafkasafe._io.transactions import Coordinator
@@ -374,17 +374,7 @@ class SendEncoded(_Sender):
 
     def _claimed(self, data: bytearray) -> Iterator[bytearray]:
         """A batch made anew: a claim and the rest. Its encoder does not know which attempt sends it."""
-        old = batch.decode(data)
-        headers = None
-        if old.headers:
-            kind = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
-            lists = [
-                [{"key": key, "value": value} for key, value in old.headers.get(index, ())]
-                for index in range(len(old.values))
-            ]
-            headers = _arrow.array(lists, kind)
-        keys = _arrow.array(old.keys, _arrow.binary()) if any(key is not None for key in old.keys) else None
-        rows = Rows.of(keys, _arrow.array(old.values, _arrow.binary()), headers)
+        _, rows = unpack(data)
         packer = _packer(self.options, head_base=claim_base)
         for packed in itertools.chain(packer.add("", 0, rows, _now_ms()), packer.rest()):
             yield packed.data
