@@ -187,6 +187,8 @@ def audit(
         min_partitions=0 if spark is None else 2 * spark.sparkContext.defaultParallelism,
         max_records=0,
         max_offsets=0,
+        min_offsets=0,
+        max_trigger_delay_s=0.0,
         fail_on_data_loss=True,
         include_headers=ids is not None and ids.kind == "header",
         isolation=0,

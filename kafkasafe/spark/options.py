@@ -7,8 +7,11 @@ concern connections are given to kafka-python under its names.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
+import logging
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -27,6 +30,8 @@ __all__ = [
     "kafka_options",
     "read_options",
 ]
+
+log = logging.getLogger("kafkasafe.spark")
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -85,6 +90,21 @@ def one_of(*choices: str) -> Converter:
         return found
 
     return convert
+
+
+_UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(name: str, value: str) -> float:
+    """As Spark writes it: `15m`, `30s`, `500ms`; without a unit milliseconds. In seconds."""
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", value.strip().lower())
+    unit = None if found is None else _UNITS_S.get(found[2] or "ms")
+    if found is None or unit is None:
+        raise error(
+            "INVALID_OPTION",
+            f"{name} is {value!r}: it is a time like 15m, 30s or 500ms ({', '.join(_UNITS_S)}).",
+        )
+    return int(found[1]) * unit
 
 
 _milliseconds: Final = whole(0, 2**31 - 1)
@@ -146,6 +166,34 @@ _FORBIDDEN: Final = {
     "value.serializer": "keys and values are binary or string; cast them in the query",
     "interceptor.classes": "there is no Java client here",
 }
+# Of Java's clients: there is nothing here that they would change. Taken, so that a query can move here as it is.
+_IGNORED: Final = frozenset(
+    {
+        "allow.auto.create.topics",
+        "auto.commit.interval.ms",
+        "auto.include.jmx.reporter",
+        "check.crcs",
+        "client.rack",
+        "default.api.timeout.ms",
+        "enable.metrics.push",
+        "exclude.internal.topics",
+        "group.instance.id",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "max.poll.records",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+        "ssl.keystore.password",
+        "ssl.truststore.password",
+        "metadata.max.idle.ms",
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+    }
+)
 _JAAS: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -184,6 +232,8 @@ def kafka_options(
         elif name in _CONNECTION:
             ours, convert = _CONNECTION[name]
             connection[ours] = convert(key, value)
+        elif name in _IGNORED:
+            _say_ignored(key)
         elif name not in _JAVA_ONLY:
             nearest = _nearest(name, [*_CONNECTION, *further, *_JAVA_ONLY])
             hint = f" Did you mean kafka.{nearest}?" if nearest else ""
@@ -206,6 +256,11 @@ def kafka_options(
             " and kafka.sasl.plain.password or kafka.sasl.jaas.config.",
         )
     return connection, others
+
+
+@functools.cache  # options are read again in each of Spark's processes, and for each query
+def _say_ignored(key: str) -> None:
+    log.warning("%s is taken and changes nothing: it is of Kafka's Java client", key)
 
 
 def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
@@ -314,6 +369,8 @@ class ReadOptions:
         min_partitions: At least so many tasks, by dividing ranges; 0: one for each partition.
         max_records: At most so many records for each task; 0: any number.
         max_offsets: At most so many records in a micro-batch, 0: any number.
+        min_offsets: A micro-batch waits for so many, 0: for none,
+        max_trigger_delay_s: but no longer than that after the one before.
         fail_on_data_loss: Lost records end the query; else they are told, and it goes on.
         include_headers: There is a column `headers`.
         isolation: 1: read_committed.
@@ -330,6 +387,8 @@ class ReadOptions:
     min_partitions: int
     max_records: int
     max_offsets: int
+    min_offsets: int
+    max_trigger_delay_s: float
     fail_on_data_loss: bool
     include_headers: bool
     isolation: int
@@ -351,6 +410,8 @@ _READ: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "failOnDataLoss",
     "includeHeaders",
     "isolationLevel",
@@ -361,10 +422,6 @@ _READ: Final = (
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-_NOT_HERE: Final = {
-    "minoffsetspertrigger": "a micro-batch takes what there is; use trigger(processingTime=...) to wait for more",
-    "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which is not supported",
-}
 _LEVELS: Final = ("read_uncommitted", "read_committed")
 
 FETCH_BYTES: Final = 4 * 1024 * 1024
@@ -381,9 +438,6 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     Raises:
         ConfigError: One is unknown, missing, contradicts another, or cannot work.
     """
-    for name in options:
-        if name.lower() in _NOT_HERE:
-            raise error("UNSUPPORTED_OPTION", f"{name} is not supported: {_NOT_HERE[name.lower()]}.")
     check_known(options, _READ, what='format("kafkasafe") for reading')
     given = _Given(options)
     connection, kafka = kafka_options(
@@ -406,8 +460,18 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             "INVALID_OPTION",
             f"{ending} is for batch queries; for a stream that ends use trigger(availableNow=True).",
         )
-    if not streaming and given.any("maxOffsetsPerTrigger"):
-        raise error("INVALID_OPTION", "maxOffsetsPerTrigger is for streaming queries; use endingOffsets.")
+    if not streaming and (
+        limit := given.any("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+    ):
+        raise error("INVALID_OPTION", f"{limit} is for streaming queries; use endingOffsets.")
+    max_offsets = given.get("maxOffsetsPerTrigger", whole(1), 0)
+    min_offsets = given.get("minOffsetsPerTrigger", whole(1), 0)
+    if 0 < max_offsets < min_offsets:
+        raise error(
+            "INVALID_OPTION", "minOffsetsPerTrigger is above maxOffsetsPerTrigger: no batch could be that."
+        )
+    for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
+        given.get(name, whole(), None)  # without effect, but a mistake is one
     starting = _bound(given, "starting", LATEST if streaming else EARLIEST)
     ending_bound = _bound(given, "ending", LATEST)
     if not streaming:
@@ -425,7 +489,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         time_without_record="latest" if strategy == "latest" else "error",
         min_partitions=given.get("minPartitions", whole(1, 1_000_000), 0),
         max_records=given.get("maxRecordsPerPartition", whole(1), 0),
-        max_offsets=given.get("maxOffsetsPerTrigger", whole(1), 0),
+        max_offsets=max_offsets,
+        min_offsets=min_offsets,
+        max_trigger_delay_s=given.get("maxTriggerDelay", duration, 900.0),
         fail_on_data_loss=given.get("failOnDataLoss", boolean, True),
         include_headers=given.get("includeHeaders", boolean, False),
         isolation=int((level or kafka.get("isolation.level", _LEVELS[0])) == _LEVELS[1]),
@@ -478,10 +544,15 @@ def _what(given: _Given) -> Subscribe | Pattern | Assign:
         return Subscribe(topics)
     if named[0] == "subscribePattern":
         try:
-            re.compile(value)
-        except re.error as wrong:
+            with warnings.catch_warnings():
+                # Sets within sets, which mean something else in Java.
+                warnings.simplefilter("error", FutureWarning)
+                re.compile(value)
+        except (re.error, FutureWarning) as wrong:
             raise error(
-                "INVALID_OPTION", f"subscribePattern {value!r} is no regular expression: {wrong}."
+                "INVALID_OPTION",
+                f"subscribePattern {value!r} is no regular expression of Python's, which are meant here (Java's differ"
+                f" in places): {wrong}.",
             ) from None
         return Pattern(value)
     shape = '{"orders":[0,1]}'

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -36,6 +36,7 @@ from kafkasafe.spark.options import (
     Assign,
     Bound,
     Offsets,
+    Pattern,
     ReadOptions,
     Subscribe,
     Times,
@@ -164,12 +165,28 @@ class Planner:
         ranges = []
         for partition in partitions:
             begin, end, log_start = begins[partition], ends[partition], starts[partition].offset
+            if begin > end and self._begin_was_chosen(partition):
+                raise error(
+                    "OFFSETS_DO_NOT_MATCH",
+                    f"{_names([partition])} would be read from {begin} to {end}: the starting options give more than"
+                    " the ending options. Correct one of them.",
+                )
             if begin < log_start and begin < end:
                 lost = (begin, min(log_start, end) - 1)
                 self._lose(partition, "retention", begin, min(log_start, end), lost)
                 begin = log_start
             ranges.append((partition, begin, max(begin, end)))
         return self._tasks([found for found in ranges if found[1] < found[2]], {})
+
+    def _begin_was_chosen(self, partition: Partition) -> bool:
+        """Whether the begin of a range was asked for as such, and not as the log's first record, or its end."""
+        starting = self._options.starting
+        value = starting.everywhere if starting.each is None else starting.each[partition]
+        if isinstance(starting, Offsets):
+            return value != EARLIEST
+        # By time: where no record is that new, the log's end stands for it.
+        ending = self._options.ending
+        return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def bounds(self) -> dict[Partition, tuple[int, int]]:
         """First offset and end of each partition's log."""
@@ -178,12 +195,13 @@ class Planner:
         ends = self._gather({partition: self._end(partition) for partition in partitions})
         return {partition: (starts[partition].offset, ends[partition].offset) for partition in partitions}
 
-    def latest(self, start: Positions, limit: int = 0) -> Positions:
+    def latest(self, start: Positions, limit: int = 0, at_least: int = 0) -> Positions:
         """Where the next micro-batch ends.
 
         Args:
             start: Where it begins.
             limit: How many offsets it may have, 0 for any number.
+            at_least: How many there must be; while there are fewer, there is nothing new. A loss is always told.
 
         Returns:
             `start` itself where there is nothing new.
@@ -204,8 +222,10 @@ class Planner:
         if self._target is not None:
             for partition, state in found.items():
                 state.end = max(state.begin, min(state.end, self._target.get(partition, state.begin)))
+        sizes = {partition: state.end - state.begin for partition, state in found.items()}
+        if sum(sizes.values()) < at_least and all(state.why is None for state in found.values()):
+            return Positions(start.marks, start.topic_ids)
         if limit:
-            sizes = {partition: state.end - state.begin for partition, state in found.items()}
             turn = sum(mark.offset for mark in start.marks.values())
             for partition, size in share(sizes, limit, turn).items():
                 found[partition].end = found[partition].begin + size
@@ -307,7 +327,7 @@ class Planner:
         if not lost:
             return
         if self._options.fail_on_data_loss:
-            raise _data_loss(start, lost)
+            raise _data_loss(start, lost, {partition for partition in lost if not self._is_wanted(partition)})
         for partition, state in sorted(lost.items()):
             if not state.exists:
                 if partition in self._gone:
@@ -642,7 +662,7 @@ class Planner:
         return tuple(sorted(topic for topic in listed.topics if re.fullmatch(pattern, topic)))
 
     def _require(self, partitions: Iterable[Partition]) -> None:
-        """What was named is there: a query that begins with nothing is a mistake."""
+        """What was named is there: a query that begins without it is a mistake. A pattern names nothing."""
         found = list(partitions)
         what = self._options.what
         if isinstance(what, Assign):
@@ -650,13 +670,22 @@ class Planner:
         elif isinstance(what, Subscribe):
             missing = [topic for topic in what.topics if topic not in {name for name, _ in found}]
         else:
-            missing = [] if found else [f"any topic that matches {what.pattern!r}"]
+            missing = []  # topics may come later
         if missing:
             raise error(
                 "TOPIC_NOT_FOUND",
                 f"The cluster at {self._servers} has not {', '.join(missing)}: create it, or correct subscribe,"
                 " subscribePattern or assign.",
             )
+
+    def _is_wanted(self, partition: Partition) -> bool:
+        match self._options.what:
+            case Subscribe(topics):
+                return partition[0] in topics
+            case Assign(partitions):
+                return partition in partitions
+            case Pattern(pattern):
+                return re.fullmatch(pattern, partition[0]) is not None
 
     def _refresh(self, names: tuple[str, ...]) -> Procedure[None]:
         transport = self._network()
@@ -793,24 +822,31 @@ _WORDS: Final[Mapping[Loss, str]] = {
     "new_partition": "is new, and its first records are gone already: {lost}",
     "missing": "was read to {was}, and is not there any more",
 }
+_NOT_WANTED: Final = (
+    "was read to {was}, and the query does not read it any more (subscribe, subscribePattern"
+    " or assign was changed)"
+)
 
 
-def _data_loss(start: Positions, lost: Mapping[Partition, _Found]) -> DataLossError:
+def _data_loss(
+    start: Positions, lost: Mapping[Partition, _Found], unwanted: Collection[Partition]
+) -> DataLossError:
     told = []
     for partition, state in sorted(lost.items()):
         before = start.marks.get(partition)
         assert state.why is not None  # noqa: S101  # they were chosen by it
         told.append((partition, state.why, 0 if before is None else before.offset, state.begin, state.lost))
-    return _loss_error(told)
+    return _loss_error(told, unwanted)
 
 
 def _loss_error(
-    lost: list[tuple[Partition, Loss, int, int, tuple[int, int] | None]],
+    lost: list[tuple[Partition, Loss, int, int, tuple[int, int] | None]], unwanted: Collection[Partition] = ()
 ) -> DataLossError:
     sentences = []
     for partition, why, was, now, gone in lost:
         offsets = "some records" if gone is None else f"offsets {gone[0]} to {gone[1]}"
-        sentences.append(f"{_names([partition])} {_WORDS[why].format(was=was, now=now, lost=offsets)}.")
+        words = _NOT_WANTED if partition in unwanted else _WORDS[why]
+        sentences.append(f"{_names([partition])} {words.format(was=was, now=now, lost=offsets)}.")
     partition, _, _, _, gone = lost[0]
     return DataLossError(
         f"[KAFKASAFE.DATA_LOSS] {' '.join(sentences)} To go on with what is there, start the query again with"

@@ -87,11 +87,11 @@ class KafkaSafeSource(DataSource):
         try:
             from kafkasafe.spark.streaming import LimitedStreamReader
         except ImportError:
-            if options.max_offsets:
+            if options.max_offsets or options.min_offsets:
                 raise error(
                     "UNSUPPORTED_OPTION",
-                    "maxOffsetsPerTrigger needs PySpark 4.2 or later: older ones do not say where a micro-batch"
-                    " begins.",
+                    "maxOffsetsPerTrigger and minOffsetsPerTrigger need PySpark 4.2 or later: older ones do not say"
+                    " where a micro-batch begins.",
                 ) from None
             return StreamReader(options, schema)
         return LimitedStreamReader(options, schema)
@@ -143,7 +143,7 @@ class StreamReader(_Reading, DataSourceStreamReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._made: Planner | None = None
-        self._start = Positions({})
+        self._start: Positions | None = None  # where the last range ended; None: nothing was planned yet
         self._first: Positions | None = None
 
     @property
@@ -155,13 +155,13 @@ class StreamReader(_Reading, DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins."""
         first = self._planner.first() if self._first is None else self._first
-        if not self._start.marks:
+        if self._start is None:
             self._start = first
         return first.encode()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - as it was before 4.2
         """Where the next micro-batch ends."""
-        if not self._start.marks:
+        if self._start is None:
             # A new query, or one that was restarted: where that one is, is told with its first range. To it
             # startingOffsets means nothing any more, however wrong it may be by now.
             with contextlib.suppress(ConfigError):
@@ -174,7 +174,7 @@ class StreamReader(_Reading, DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges of a micro-batch."""
         until = Positions.decode(end)
-        if not self._start.marks:
+        if self._start is None:
             # A batch of the life before that is run again.
             self._start = until
         ranges = self._planner.ranges(Positions.decode(start), until)

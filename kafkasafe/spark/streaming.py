@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -18,20 +20,40 @@ __all__ = ["LimitedStreamReader"]
 
 
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
-    """With `maxOffsetsPerTrigger` and Trigger.AvailableNow."""
+    """With `maxOffsetsPerTrigger`, `minOffsetsPerTrigger` and Trigger.AvailableNow."""
+
+    _until_now = False
+    _planned_at = float("-inf")  # `time.monotonic` of the latest micro-batch; the first one waits for nothing
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """`maxOffsetsPerTrigger`."""
-        limit = self._options.max_offsets
-        return ReadMaxRows(limit) if limit else ReadAllAvailable()
+        """`minOffsetsPerTrigger` or `maxOffsetsPerTrigger`. Spark has no limit for both: the reader knows its own."""
+        options = self._options
+        if options.min_offsets:
+            return ReadMinRows(options.min_offsets)
+        return ReadMaxRows(options.max_offsets) if options.max_offsets else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Where the micro-batch that begins at `start` ends; `start` itself when there is nothing new."""
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
-        return self._planner.latest(Positions.decode(start), rows).encode()
+        most = least = 0
+        match limit:
+            case ReadMaxRows(max_rows=most):
+                pass
+            case ReadMinRows(min_rows=least):
+                most = self._options.max_offsets
+                waited_s = time.monotonic() - self._planned_at
+                if self._until_now or waited_s >= self._options.max_trigger_delay_s:
+                    least = 0
+            case _:
+                pass
+        begin = Positions.decode(start)
+        end = self._planner.latest(begin, most, least).encode()
+        if end != begin.encode():
+            self._planned_at = time.monotonic()
+        return end
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """What comes from now on is left to the next run."""
+        self._until_now = True
         self._planner.stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name

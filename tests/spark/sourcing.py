@@ -105,9 +105,9 @@ class Source:
         self.planner.close()
         self.planner = Planner(self.options, self.notices)
 
-    def latest(self, start: Positions, limit: int = 0) -> Positions:
+    def latest(self, start: Positions, limit: int = 0, at_least: int = 0) -> Positions:
         """By way of the checkpoint's text."""
-        text = json.dumps(self.planner.latest(checkpoint(start), limit).encode())
+        text = json.dumps(self.planner.latest(checkpoint(start), limit, at_least).encode())
         return Positions.decode(json.loads(text))
 
     def records(self, pieces: Iterable[Range]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkasafe.errors import ConfigError
+from kafkasafe.spark import options
 from kafkasafe.spark.options import Assign, Offsets, Pattern, Subscribe, Times, read_options
 
 BASE = {"kafka.bootstrap.servers": "one:9092, two:9093", "subscribe": "orders"}
@@ -101,7 +102,9 @@ def test_security_is_told_in_kafkas_words() -> None:
         ({"startingOffsets": '{"orders":5}'}, "it is a word, or JSON like"),
         ({"startingOffsets": '{"orders":{"0":-3}}'}, "-2 earliest, -1 latest"),
         ({"endingOffsets": "latest"}, "trigger(availableNow=True)"),
-        ({"minOffsetsPerTrigger": "5"}, "not supported"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "above maxOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "a time like 15m, 30s or 500ms"),
+        ({"fetchOffset.numRetries": "abc"}, "a whole number from 0"),
         ({"isolationLevel": "read_committed", "kafka.isolation.level": "read_uncommitted"}, "contradict"),
         ({"isolationLevel": "serializable"}, "one of read_uncommitted, read_committed"),
         ({"onEvent": "print"}, "package.module:function"),
@@ -119,6 +122,7 @@ def test_wrong_options_name_the_fix(given: dict[str, str], told: str) -> None:
         ({"startingOffsets": "latest"}, "there would be nothing to read"),
         ({"endingOffsets": '{"orders":{"0":-2}}'}, "there would be nothing to read"),
         ({"maxOffsetsPerTrigger": "5"}, "use endingOffsets"),
+        ({"minOffsetsPerTrigger": "5"}, "use endingOffsets"),
     ],
 )
 def test_what_a_batch_query_cannot_do(given: dict[str, str], told: str) -> None:
@@ -132,3 +136,28 @@ def test_what_is_missing_is_named() -> None:
         read_options({"subscribe": "orders"}, streaming=True)
     with pytest.raises(ConfigError, match="There is none: give exactly one"):
         read_options({"kafka.bootstrap.servers": "one:9092"}, streaming=True)
+
+
+@pytest.mark.parametrize("pattern", ["orders-[a-z&&[^x]]", "[[a]]", "("])
+def test_a_pattern_that_means_something_else_in_java_is_refused(pattern: str) -> None:
+    with pytest.raises(ConfigError, match="no regular expression of Python's"):
+        read_options({"kafka.bootstrap.servers": "one:9092", "subscribePattern": pattern}, streaming=True)
+
+
+def test_options_of_the_java_client_are_taken_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    options._say_ignored.cache_clear()
+    given = {"kafka.max.poll.records": "500", "kafka.session.timeout.ms": "1", "kafka.client.rack": "a"}
+    plain = read_options(BASE, streaming=True)
+    for _ in range(2):
+        assert read_options({**BASE, **given}, streaming=True) == plain
+    assert sorted(record.getMessage().split()[0] for record in caplog.records) == sorted(given)
+    with pytest.raises(ConfigError, match="no option that kafkasafe knows"):
+        read_options({**BASE, "kafka.max.pol.recods": "1"}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("15m", 900), ("30 s", 30), ("500ms", 0.5), ("250", 0.25), ("1h", 3600)]
+)
+def test_times_are_sparks(text: str, seconds: float) -> None:
+    found = read_options({**BASE, "minOffsetsPerTrigger": "5", "maxTriggerDelay": text}, streaming=True)
+    assert (found.min_offsets, found.max_trigger_delay_s) == (5, seconds)

@@ -3,6 +3,7 @@ leader moves under load, unclean elections, retention, topics created again."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 
@@ -263,6 +264,66 @@ def test_new_partitions_and_topics_are_read_from_their_first_record(brokers: Kaf
         assert source.values(start, end) == numbered(0, 3)
         assert source.values(end, source.latest(end)) == []
         assert set(end.marks) == {(topic, 0), (topic + "-b", 0), (topic + "-b", 1)}
+
+
+def test_a_pattern_that_matches_nothing_yet_waits(brokers: KafkaCluster) -> None:
+    topic = new_topic(brokers) + "-later"
+    with Source(brokers, subscribePattern=topic + ".*") as source:
+        start = source.planner.first()
+        assert source.latest(start).encode() == start.encode()
+        brokers.create_topic(topic)
+        write(brokers, topic, numbered(0, 4))
+        source.restart()
+        assert source.values(start, source.latest(start)) == numbered(0, 4)
+    with Source(brokers, streaming=False, subscribePattern="nothing-like-that") as batch:
+        assert batch.planner.batch() == []
+
+
+def test_a_topic_that_is_not_subscribed_to_any_more_is_named_as_that(brokers: KafkaCluster) -> None:
+    topic, other = new_topic(brokers), new_topic(brokers)
+    write(brokers, other, numbered(0, 3))
+    with Source(brokers, subscribe=f"{topic},{other}", startingOffsets="earliest") as source:
+        end = source.latest(source.planner.first())
+    with (
+        Source(brokers, subscribe=topic) as source,
+        pytest.raises(
+            DataLossError, match=f"{other}-0 was read to 3, and the query does not read it any more"
+        ),
+    ):
+        source.latest(end)
+
+
+def test_a_batch_that_would_end_before_it_begins_is_refused(brokers: KafkaCluster) -> None:
+    topic = new_topic(brokers, 2)
+    for partition in (0, 1):
+        write(brokers, topic, numbered(0, 20), partition)
+    given = {
+        "startingOffsets": json.dumps({topic: {"0": 10, "1": 10}}),
+        "endingOffsets": json.dumps({topic: {"0": 20, "1": 5}}),
+    }
+    with (
+        Source(brokers, streaming=False, subscribe=topic, **given) as source,
+        pytest.raises(ConfigError, match=f"{topic}-1 would be read from 10 to 5"),
+    ):
+        source.planner.batch()
+    # What is there begins behind what was asked for: nobody's mistake.
+    sourcing.delete_before(brokers, topic, 8)
+    given["endingOffsets"] = json.dumps({topic: {"0": 5, "1": 20}})
+    with Source(brokers, streaming=False, subscribe=topic, endingOffsets=given["endingOffsets"]) as source:
+        assert [piece.partition for piece in source.planner.batch()] == [1]
+
+
+def test_a_micro_batch_waits_for_min_offsets(brokers: KafkaCluster) -> None:
+    topic = new_topic(brokers)
+    write(brokers, topic, numbered(0, 5))
+    with Source(brokers, subscribe=topic, startingOffsets="earliest") as source:
+        start = source.planner.first()
+        assert source.latest(start, at_least=6).encode() == start.encode()
+        assert source.planner.seen is not None
+        assert offset_of(source.planner.seen, topic) == 5  # reported all the same
+        write(brokers, topic, numbered(5, 9))
+        end = until(lambda: (now := source.latest(start, 8, 6)).encode() != start.encode() and now)
+        assert source.values(start, end) == numbered(0, 8)
 
 
 def test_limits_and_pieces(brokers: KafkaCluster) -> None:
