@@ -284,10 +284,10 @@ def code_for(code_or_name: int | str) -> int:
         if code is None:
             code = getattr(getattr(kafka_errors, text, None), "errno", None)
         if code is None:
-            raise ConfigError(f"{text[:80]!r} is no error of Kafka{_nearest(text.upper(), codes.names())}")
+            raise ConfigError(f"unknown Kafka error {text[:80]!r}{_nearest(text.upper(), codes.names())}")
         return int(code)
     if isinstance(code_or_name, bool):
-        raise ConfigError(f"{code_or_name} is no error code")
+        raise ConfigError(f"{code_or_name} is not an error code")
     try:
         return operator.index(code_or_name)
     except TypeError:
@@ -344,7 +344,7 @@ def _api(name: Any) -> str:
     known = codes.api_name(name) if isinstance(name, str) else None
     if known is None:
         raise ConfigError(
-            f"{str(name)[:80]!r} is no request of Kafka{_nearest(str(name).lower(), codes.APIS)}"
+            f"{str(name)[:80]!r} is not a request of Kafka{_nearest(str(name).lower(), codes.APIS)}"
         )
     return known
 

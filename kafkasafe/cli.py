@@ -301,7 +301,7 @@ def _compared(pair: Mapping[str, Any], strategy: Strategy) -> Comparison:
             ) from None
     mark = pair.get("high_watermark")
     if mark is not None and (type(mark) is not int or mark < 0):
-        raise _PairError("high_watermark", f"{mark!r} is no offset; give 0 or more, or leave it out")
+        raise _PairError("high_watermark", f"{mark!r} is not an offset; give 0 or more, or leave it out")
     if mark is None and strategy is Strategy.CLEAN_ONLY:
         raise _PairError("high_watermark", "missing: it is what the strategy clean asks about")
     lengths = pair.get("sequence")

@@ -68,7 +68,7 @@ def audit_topic(
         raise typer.BadParameter(str(error.args[0]), param_hint="--id") from None
     options = connection(servers, config)
     if plot is not None and not plot.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{plot.absolute().parent} is no directory", param_hint="--plot")
+        raise typer.BadParameter(f"{plot.absolute().parent} is not a directory", param_hint="--plot")
     session: Any = None
     if spark:
         session = _spark(master)

@@ -86,7 +86,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
             why = (
                 error.strerror
                 if isinstance(error, OSError)
-                else f"it is no {config.suffix[1:] or 'TOML'} file"
+                else f"it is not a {config.suffix[1:] or 'TOML'} file"
             )
             raise typer.BadParameter(f"{config} cannot be read: {why}", param_hint="--config") from None
         if not isinstance(options, dict):
@@ -127,7 +127,7 @@ def duration_s(text: str, hint: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e10:
-        raise typer.BadParameter(f"{text!r} is no duration; write 30s, 5m, 12h or 7d", param_hint=hint)
+        raise typer.BadParameter(f"{text!r} is not a duration; write 30s, 5m, 12h or 7d", param_hint=hint)
     return seconds
 
 

@@ -60,7 +60,7 @@ def offsets(
     if rounds is not None and not watch:
         raise typer.BadParameter("only with --watch", param_hint="--rounds")
     if baseline is not None and not baseline.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{baseline.absolute().parent} is no directory", param_hint="--baseline")
+        raise typer.BadParameter(f"{baseline.absolute().parent} is not a directory", param_hint="--baseline")
     wanted = [_place(text) for text in topics]
     options = connection(servers, config)
     view = _View()

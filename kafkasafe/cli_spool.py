@@ -271,8 +271,8 @@ def spool_export(
 ) -> None:
     """Write the records of a spool directory, each with its status, to JSON lines or Parquet. Nothing is changed.
 
-    In JSON lines a key or value that is no UTF-8 is {"base64": ...}. A batch that was divided is not written, its parts
-    are. The status is what the spool knows; whether a record in doubt is in the cluster says kafkasafe doctor.
+    In JSON lines a key or value that is not UTF-8 is {"base64": ...}. A batch that was divided is not written, its
+    parts are. The status is what the spool knows; whether a record in doubt is in the cluster says kafkasafe doctor.
     """
     if unknown := [name for name in status or () if name not in _STATUSES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(_STATUSES)}", param_hint="--status")

@@ -83,7 +83,7 @@ def test_all_in_words_is_a_line_per_code(capsys):
         (["--all", "--stdin"], "give one of"),
         (["59", "60"], "60"),
         (["--api"], "--api"),
-        (["9" * 5000], "is no error of Kafka"),
+        (["9" * 5000], "unknown Kafka error"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2_with_the_nearest_name(capsys, arguments, says):
@@ -135,12 +135,12 @@ def test_lines_may_be_answered_in_words_and_take_the_request_from_the_command_li
         (b"{}", 'line 2: "code" is missing'),
         (b'{"code": null}', "line 2: An error is a number"),
         (b'{"code": 5.5}', "line 2: An error is a number"),
-        (b'{"code": true}', "line 2: True is no error code"),
+        (b'{"code": true}', "line 2: True is not an error code"),
         (b'{"code": NaN}', "line 2: An error is a number"),
         (b'{"code": 59, "last_acked": 3}', "did you mean 'last_acked_offset'?"),
         (b'{"code": 59, "last_acked_offset": "3"}', "line 2: last_acked_offset must be an integer"),
         (b'{"code": 59, "resend": 0}', "line 2: resend must be true or false"),
-        (b'{"code": 59, "api": 3}', "line 2: '3' is no request"),
+        (b'{"code": 59, "api": 3}', "line 2: '3' is not a request"),
         (b'{"code": 59, "api": "produc"}', "did you mean 'produce'?"),
         (b'{"code": ' + b"9" * 5000 + b"}", "line 2: "),
         (b"[" * 100_000, "line 2: "),

@@ -201,7 +201,7 @@ def test_what_left_rejected_is_not_called_rejected(capsys, lane):
         (("export", "-o", "-", "--format", "parquet"), "Parquet needs a file"),
         (("drain", "-b", "here:there"), "'here:there' is none"),
         (("drain",), "say where the brokers are"),
-        (("drain", "-b", "127.0.0.1:9", "--timeout", "soon"), "'soon' is no duration"),
+        (("drain", "-b", "127.0.0.1:9", "--timeout", "soon"), "'soon' is not a duration"),
         (("repair", "--lane", "x"), "has no lane x"),
     ],
 )
@@ -434,7 +434,7 @@ def test_a_lane_that_is_no_directory_is_told(capsys, lane):
     for command in (("spool", "ls"), ("spool", "repair"), ("doctor",)):
         code, out, err = run(capsys, *command, lane.path.parent)
         assert (code, out) == (3, "")
-        assert "lane-001 is no directory" in err
+        assert "lane-001 is not a directory" in err
 
 
 def test_a_lane_that_a_process_owns_is_left_alone(capsys, lane):

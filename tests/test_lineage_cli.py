@@ -260,7 +260,7 @@ GOOD = {"ours": [[0, 0]], "ours_end": 5, "theirs": [[0, 0]], "theirs_end": 5}
         (lines({**GOOD, "theirs": [[2, 0], [1, 3]]}), '"theirs": epoch 1 comes after epoch 2'),
         (lines({**GOOD, "theirs_end": -1}), '"theirs_end": the end must be'),
         (lines({**GOOD, "ours_end": 5.5}), '"ours_end": the end must be'),
-        (lines({**GOOD, "high_watermark": "5"}), "\"high_watermark\": '5' is no offset"),
+        (lines({**GOOD, "high_watermark": "5"}), "\"high_watermark\": '5' is not an offset"),
         (lines({**GOOD, "strategy": "alt9"}), "\"strategy\": 'alt9' is none of kip279, alt1, alt2"),
     ],
 )

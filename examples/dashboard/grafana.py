@@ -70,13 +70,13 @@ _NUMBERS = (
         (None, 1),
     ),
     Shown(
-        "Put back",
+        "Healed records",
         "short",
         (("sum(kafkasafe_acked_healed_records_total[]) or vector(0)", "healed"),),
         "Of those, what is in the log again, from the retained spool.",
     ),
     Shown(
-        "Records that wait on disk",
+        "Undelivered records",
         "short",
         (("sum(kafkasafe_spool_records[])", "records"),),
         "Durable, and not delivered yet.",
@@ -133,7 +133,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "accepted: taken by send(); committed: acknowledged, and marked so on disk.",
             ),
             Shown(
-                "From sealed to acknowledged",
+                "Ack latency",
                 "s",
                 (
                     ("kafkasafe:ack_latency_seconds:p99_5m[]", "{{client_id}} p99"),
@@ -145,7 +145,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "How long a record waits for the cluster, its commit mark on disk included.",
             ),
             Shown(
-                "From sealed to durable",
+                "Durable latency",
                 "s",
                 (
                     (
@@ -198,7 +198,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "After a crash or a lost answer: was the batch in the log, and how that was found out.",
             ),
             Shown(
-                "Lost and put back",
+                "Lost and healed records",
                 "short",
                 (
                     ("sum by (client_id, topic) (kafkasafe_acked_lost_records_total[])", "{{topic}} lost"),
@@ -239,7 +239,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "What waits, and what is retained of what was acknowledged.",
             ),
             Shown(
-                "Records that wait",
+                "Undelivered records on disk",
                 "short",
                 (
                     ("sum by (client_id) (kafkasafe_spool_records[])", "{{client_id}} on disk"),
@@ -252,7 +252,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Undelivered.",
             ),
             Shown(
-                "Age of the oldest record that waits",
+                "Oldest undelivered record",
                 "s",
                 (("max by (client_id) (kafkasafe_spool_oldest_record_age_seconds[])", "{{client_id}}"),),
                 "The length of the outage.",
@@ -265,7 +265,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 top=1,
             ),
             Shown(
-                "Trouble with the disk",
+                "Spool write errors",
                 "short",
                 (
                     (
@@ -331,7 +331,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "no_position is a first start; what was skipped was never read.",
             ),
             Shown(
-                "Logs that went back",
+                "End offset regressions",
                 "short",
                 (
                     (

@@ -325,7 +325,9 @@ class Lineage:
             LineageError: It is something else, was damaged, or is of a newer version.
         """
         if not text.startswith(_PREFIX):
-            raise LineageError(f"{text[:20]!r} is no history of epochs: it does not begin with {_PREFIX!r}")
+            raise LineageError(
+                f"{text[:20]!r} is not a history of epochs: it does not begin with {_PREFIX!r}"
+            )
         try:
             coded = text[len(_PREFIX) :].encode("ascii")
             sealed = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True)

@@ -82,11 +82,11 @@ def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
 
 def _name(topic: Any) -> str:
     if not isinstance(topic, str):
-        raise TypeError(f"the topic {topic!r} is no text")
+        raise TypeError(f"the topic {topic!r} is not text")
     return topic
 
 
 def _whole(number: Any) -> int:
     if type(number) is not int or not 0 <= number <= MAX_OFFSET:
-        raise ValueError(f"{number!r} is no offset or number")
+        raise ValueError(f"{number!r} is not an offset or number")
     return number

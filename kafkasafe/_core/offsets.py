@@ -532,11 +532,11 @@ def _read(row: Any) -> tuple[Key, _Known]:
     except (KeyError, TypeError, ValueError) as error:
         raise BaselineError(f"a row is none: {type(error).__name__} {error} in {row!r}") from None
     if not isinstance(key.topic, str):
-        raise BaselineError(f"a row is none: the topic of {row!r} is no text")
+        raise BaselineError(f"a row is none: the topic of {row!r} is not text")
     return key, known
 
 
 def _whole(number: Any, least: int) -> int:
     if type(number) is not int or number < least:
-        raise ValueError(f"{number!r} is no whole number from {least}")
+        raise ValueError(f"{number!r} is not a whole number from {least}")
     return number

@@ -40,7 +40,7 @@ def unseal(kind: str, version: int, text: str) -> list[Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise SealError(f"it is no JSON: {error}") from None
+        raise SealError(f"it is not JSON: {error}") from None
     if (
         not isinstance(data, dict)
         or data.get("kafkasafe") != kind

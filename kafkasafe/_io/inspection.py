@@ -104,7 +104,7 @@ def read_lane(lane: Path, *, files: Files) -> Log:
             found = scan(files, lane)
         except FileNotFoundError as error:
             if not lane.is_dir():
-                raise SpoolError(f"{lane} is no directory") from error
+                raise SpoolError(f"{lane} is not a directory") from error
             if tries == _TRIES:
                 raise SpoolError(f"{lane} cannot be read, its segments keep changing: {error}") from error
             continue

@@ -86,8 +86,8 @@ def test_what_is_not_there_is_told_and_not_made(kafka, capsys):
         (("a:b", "-b", "x:1"), "'a:b' is neither TOPIC nor TOPIC:PARTITION"),
         (("a",), "say where the brokers are"),
         (("a", "-b", "x:1", "--rounds", "3"), "only with --watch"),
-        (("a", "-b", "x:1", "--baseline", "/does/not/exist/x"), "/does/not/exist is no directory"),
-        (("a", "-b", "x:1", "--interval", "-1"), "'-1' is no duration"),
+        (("a", "-b", "x:1", "--baseline", "/does/not/exist/x"), "/does/not/exist is not a directory"),
+        (("a", "-b", "x:1", "--interval", "-1"), "'-1' is not a duration"),
     ],
 )
 def test_wrong_input_is_a_usage_error(capsys, arguments, said):
