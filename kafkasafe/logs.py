@@ -10,22 +10,32 @@ No record holds an option's value, a key or a value of the application's.
 
 What an outage would repeat is said at most once in ten seconds of one thing, and ten times of one kind; the next record
 of the kind says in `suppressed` how many were left out.
+
+No thread that delivers records waits for a handler: what it logs is handled on a thread of its own (`apart`).
 """
 
 from __future__ import annotations
 
+import atexit
+import collections
+import contextlib
 import logging
+import os
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["WINDOW_S", "EventLog", "as_own_thread", "limit_foreign", "own_threads"]
+__all__ = ["WINDOW_S", "EventLog", "apart", "as_own_thread", "drain", "limit_foreign", "own_threads"]
 
 WINDOW_S: Final = 10.0
 """How long one thing is not said again, seconds."""
 _PER_WINDOW: Final = 10
 _REMEMBERED: Final = 1000
+_QUEUED: Final = 10_000
+"""Records that wait for slow handlers."""
+_EXIT_S: Final = 5.0
 _FRAMES: Final = 3
 """Between the logging module and whoever calls `EventLog`."""
 
@@ -70,6 +80,7 @@ class EventLog:
 
     def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic, **fields: Any) -> None:
         self._logger = logging.getLogger(f"kafkasafe.{name}")
+        self._logger.addFilter(_apart)
         self._fields = fields
         self._limiter = _Limiter(clock)
 
@@ -145,7 +156,8 @@ class _Foreign(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it is logged."""
-        if record.thread not in own_threads or record.levelno < logging.INFO:
+        # Not the record's thread: one that is `apart` has it handled on another one, where it has been counted.
+        if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
             return True  # how a group is doing, which is no outage's repetition
@@ -181,8 +193,123 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """What kafka-python says of each failed connection of ours is limited as well; of others' nothing changes."""
+    """What kafka-python logs on threads of ours is limited in outages, and `apart` where they are.
+
+    Of what others have it log nothing changes.
+    """
     for name in _FOREIGN:
         logger = logging.getLogger(name)
         if _foreign not in logger.filters:
             logger.addFilter(_foreign)
+    for name in [*_FOREIGN, *list(logging.Logger.manager.loggerDict)]:
+        if name.split(".")[0] == "kafka":
+            logging.getLogger(name).addFilter(_apart)
+
+
+class _Writer:
+    """A thread that gives log records to the application's handlers, for threads that must not wait for one.
+
+    A handler may send its records through the very producer that logs, and hold its lock until that has delivered them.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[logging.LogRecord | threading.Lock] = queue.SimpleQueue()
+        self._dropped: collections.deque[None] = collections.deque()
+        self._once = threading.Lock()
+        self._started = False
+        self._ident = 0
+
+    def put(self, record: logging.LogRecord) -> None:
+        """Log it soon. When handlers do not keep up it is dropped, and counted."""
+        if self._queue.qsize() >= _QUEUED:
+            self._dropped.append(None)
+            return
+        self._queue.put(record)
+        if not self._started:
+            try:
+                threading.Thread(target=self._run, name="kafkasafe-log", daemon=True).start()
+            except RuntimeError:
+                return  # the interpreter is ending
+            self._started = True
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until what was put before has been logged; False when the time ended first."""
+        if not self._started or self._ident == threading.get_ident():
+            return True
+        passed = threading.Lock()
+        passed.acquire()
+        self._queue.put(passed)
+        return passed.acquire(timeout=timeout_s)
+
+    def _run(self) -> None:
+        if not self._once.acquire(blocking=False):
+            return
+        self._ident = threading.get_ident()
+        while True:
+            item = self._queue.get()
+            if isinstance(item, logging.LogRecord):
+                self._log(item)
+                self._say_dropped()
+            else:
+                item.release()
+            del item  # or a traceback would stay until the next one comes
+
+    def _log(self, record: logging.LogRecord) -> None:
+        # A handler is the application's; logging itself reports what goes wrong in most of them.
+        with contextlib.suppress(BaseException):
+            logging.getLogger(record.name).handle(record)
+
+    def _say_dropped(self) -> None:
+        dropped = len(self._dropped)
+        if dropped and self._queue.qsize() < _QUEUED // 2:
+            for _ in range(dropped):
+                self._dropped.popleft()
+            with contextlib.suppress(BaseException):
+                EventLog("producer").warning(
+                    "%d log records were dropped: a handler takes longer than they come",
+                    dropped,
+                    suppressed=dropped,
+                    event="log_dropped",
+                )
+
+
+class _Apart(logging.Filter):
+    """What is logged on a thread that is `apart` goes to the writer; there it passes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged here and now."""
+        if not getattr(_thread, "apart", False):
+            return True
+        _writer.put(record)
+        return False
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Within this, the current thread waits for no handler: what kafkasafe and kafka-python log is logged elsewhere."""
+    before = getattr(_thread, "apart", False)
+    _thread.apart = True
+    try:
+        yield
+    finally:
+        _thread.apart = before
+
+
+def drain(timeout_s: float) -> bool:
+    """Wait until what was logged `apart` has been logged; False when the time ended first."""
+    return _writer.drain(timeout_s)
+
+
+_thread: Final = threading.local()
+_apart: Final = _Apart()
+_writer = _Writer()
+
+
+def _forked() -> None:
+    global _writer  # the parent's thread logs what the parent's threads said
+    _writer = _Writer()
+
+
+os.register_at_fork(after_in_child=_forked)
+# Producers close at exit as well, and before this, because they are made later; logging's own hook comes after it.
+atexit.register(drain, _EXIT_S)

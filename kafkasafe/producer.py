@@ -37,7 +37,7 @@ from kafkasafe.errors import (
     SpoolFullError,
     WrongClusterError,
 )
-from kafkasafe.logs import EventLog
+from kafkasafe.logs import EventLog, apart, drain
 from kafkasafe.metrics import flush as flush_metrics
 from kafkasafe.metrics import install, producer_readings
 
@@ -59,6 +59,7 @@ _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """How long a disk that takes nothing holds up `close`, at least: what is not on disk then is lost."""
 _LOOK_EVERY_S: Final = 0.25
+_LOG_S: Final = 1.0
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -875,13 +876,14 @@ class SafeProducer:
                 )
             except Exception:
                 # The partitioner is the user's, the records are accepted: they go where the default one puts them.
-                log.exception(
-                    "%s: the partitioner failed; records go where KafkaProducer's puts them",
-                    topic,
-                    client_id=self.client_id,
-                    topic=topic,
-                    event="partitioner_failed",
-                )
+                with apart():  # whose handler may send through this producer, which is locked
+                    log.exception(
+                        "%s: the partitioner failed; records go where KafkaProducer's puts them",
+                        topic,
+                        client_id=self.client_id,
+                        topic=topic,
+                        event="partitioner_failed",
+                    )
         # Records without a key go together: to one partition per batch, another one each time (KIP-480).
         self._rotation += 1
         if None not in keys:
@@ -1035,6 +1037,8 @@ class SafeProducer:
             if hasattr(serializer, "serialize") and hasattr(serializer, "close"):
                 _safely(serializer.close)
         flush_metrics()
+        # What its threads had to say; a handler that waits for this very close() is not waited for.
+        drain(_LOG_S)
         _PRODUCERS.discard(self)
 
     def _flush_disk(self, limit_s: float) -> None:

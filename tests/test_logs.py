@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 import kafkasafe
 from kafkasafe import config
 from kafkasafe.errors import ConfigError
-from kafkasafe.logs import WINDOW_S, EventLog, _Foreign, own_threads
+from kafkasafe.logs import WINDOW_S, EventLog, _Foreign, apart, drain, limit_foreign, own_threads
 
 PACKAGE = Path(kafkasafe.__file__).parent
 
@@ -121,6 +124,101 @@ def test_what_others_log_passes():
         assert [passes(record()) for _ in range(3)] == [True, False, False]
     finally:
         own_threads.discard(threading.get_ident())
+
+
+# -- threads that wait for no handler ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def blocked(records):
+    """A handler that does not come to an end before it is released."""
+    go_on = threading.Event()
+
+    class Blocking(logging.Handler):
+        def emit(self, record):
+            go_on.wait(60)
+
+    handler = Blocking()
+    logging.getLogger("kafkasafe").addHandler(handler)
+    yield go_on
+    go_on.set()
+    drain(60)
+    logging.getLogger("kafkasafe").removeHandler(handler)
+
+
+def test_a_thread_that_is_apart_waits_for_no_handler(records, blocked):
+    log = EventLog("producer", client_id="c")
+    with apart():
+        try:
+            int("x")
+        except ValueError:
+            log.exception("%s", "a", event="something")
+        for number in range(20_000):
+            log.info("%d", number, event="many")
+        limit_foreign()
+        logging.getLogger("kafka.net.selector").error("of kafka-python's")
+    assert not drain(0.01)
+    blocked.set()
+    assert drain(60)
+    first, last = records[0], records[-1]
+    assert (first.getMessage(), first.event, first.client_id) == ("a", "something", "c")
+    # As if it had been handled at once.
+    assert (first.filename, first.funcName) == (
+        "test_logs.py",
+        "test_a_thread_that_is_apart_waits_for_no_handler",
+    )
+    assert first.thread == threading.get_ident()
+    assert first.exc_info[0] is ValueError
+    # What there was no room for is counted.
+    kept = [int(record.getMessage()) for record in records if record.event == "many"]
+    assert kept == list(range(len(kept)))
+    log.info("after", event="after")
+    with apart():
+        log.info("the last one", event="after")
+    assert drain(60)
+    (dropped,) = (record for record in records if record.event == "log_dropped")
+    assert dropped.suppressed + len(kept) == 20_001
+    assert last.event in {"many", "log_dropped"}
+
+
+def test_what_is_apart_comes_out_before_the_process_ends():
+    script = """
+import logging, time
+from kafkasafe.logs import EventLog, apart
+
+class Slow(logging.StreamHandler):
+    def emit(self, record):
+        time.sleep(0.1)
+        super().emit(record)
+
+logging.getLogger("kafkasafe").addHandler(Slow())
+with apart():
+    for number in range(5):
+        EventLog("producer").warning("line %d", number, event="something")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stderr.splitlines() == [f"line {number}" for number in range(5)]
+
+
+def test_a_forked_child_logs_what_is_its_own(records):
+    log = EventLog("producer")
+    with apart():
+        log.warning("before", event="something")
+    assert drain(60)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with apart():
+            log.warning("in the child", event="something")
+        done = drain(60) and [record.getMessage() for record in records] == ["before", "in the child"]
+        os.write(writing, b"y" if done else b"n")
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1) == b"y"
+    os.close(reading)
+    os.waitpid(child, 0)
 
 
 RESERVED = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import length_hint
 from typing import Any, Final
 
-from kafkasafe.logs import EventLog
+from kafkasafe.logs import EventLog, apart
 
 __all__ = ["CallbackThread"]
 
@@ -165,6 +165,7 @@ class CallbackThread:
         self._queue.put(passed.release)
         return passed
 
+    @apart()
     def _run(self) -> None:
         if not self._once.acquire(blocking=False):
             return

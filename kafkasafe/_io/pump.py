@@ -65,7 +65,7 @@ from kafkasafe.errors import (
     UsageError,
     WrongClusterError,
 )
-from kafkasafe.logs import EventLog
+from kafkasafe.logs import EventLog, apart
 
 __all__ = ["UNCHOSEN", "Parcel", "Pump", "given_partition", "given_partitions"]
 
@@ -529,6 +529,7 @@ class Pump:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
+    @apart()
     def _run(self) -> None:
         try:
             self._timer(0.0, self._adopt)

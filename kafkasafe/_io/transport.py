@@ -70,7 +70,7 @@ from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._core.batch import BatchHeader, iter_headers
 from kafkasafe.errors import ForkedProcessError, WrongClusterError
-from kafkasafe.logs import EventLog, limit_foreign, own_threads
+from kafkasafe.logs import EventLog, apart, limit_foreign, own_threads
 
 log = EventLog("network")
 
@@ -595,6 +595,7 @@ class _Manager(KafkaConnectionManager):
                 else:
                     future.success(result)
 
+        @apart()
         def work() -> None:
             try:
                 result: Any = look_up()
@@ -631,6 +632,7 @@ class _Loop(NetworkSelector):
 
     on_exit: Callable[[], None]
 
+    @apart()
     def run_forever(self) -> None:
         own_threads.add(threading.get_ident())
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 
 import harness
@@ -75,3 +76,50 @@ def test_no_secret_is_logged_and_every_record_is_json(kafka, tmp_path, caplog):
         text = json.dumps({**plain, "message": record.getMessage()})
         assert secret not in text
         assert "private-" not in text
+
+
+@pytest.mark.parametrize("ends", ["pauses", "refuses"])
+def test_a_handler_that_flushes_ends_with_the_outage(broker, producers, ends):
+    """It holds its lock until everything is delivered: whatever delivers must not wait for that."""
+    topic = harness.new_topic(broker.cluster, 1)
+    producer = producers(broker.servers, request_timeout_ms=1000, retry_backoff_ms=20)
+    producer.send(topic, b"first").get(60)
+
+    class Shipping(logging.Handler):
+        def emit(self, record):
+            if record.name == "app":
+                producer.send(topic, record.getMessage().encode()).add_errback(failed.append)
+                producer.flush()
+
+    failed: list = []
+    handler = Shipping()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    if ends == "pauses":
+        broker.cluster.pause(1)
+    else:
+        broker.proxy.refuse()
+        broker.proxy.cut()
+    try:
+        logged: list = []
+
+        def log():
+            for number in range(3):
+                logging.getLogger("app").error("line %d", number)
+                logged.append(number)
+
+        # Where it hangs, the test ends all the same.
+        thread = threading.Thread(target=log, daemon=True)
+        thread.start()
+        time.sleep(4)
+        assert not logged
+    finally:
+        broker.cluster.resume(1)
+        broker.proxy.restore()
+        thread.join(60)
+        root.removeHandler(handler)
+    assert logged == [0, 1, 2]
+    producer.close()
+    assert not failed
+    log_of = harness.read_log(broker.servers, topic)[0]
+    assert [record.value for record in log_of] == [b"first", *(b"line %d" % number for number in range(3))]
