@@ -353,7 +353,7 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
 
 def _records(content: LaneContent, batch: SpooledBatch, *, raw: bool = False) -> Iterator[dict[str, Any]]:
     columns = codec.decode(content.data(batch))
-    given = given_partitions(columns) if batch.partition < 0 else {}
+    given = given_partitions(columns, batch.given) if batch.partition < 0 else {}
     identity = batch.identity
     as_value = _as_is if raw else _as_text
     for index in range(batch.records):

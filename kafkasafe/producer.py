@@ -26,7 +26,7 @@ from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, given_partition
+from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, seems_given
 from kafkasafe._io.stats import Reading
 from kafkasafe._io.transport import Transport
 from kafkasafe.config import validate, volatile_reason
@@ -775,7 +775,7 @@ class SafeProducer:
             self._unchosen.add(chunk.topic)
         if not partitions and chosen and chunk.topic in self._unchosen:
             # Some wait for their partition to be chosen. What goes to a given one must not overtake them.
-            parcels = [self._parcel(chunk, UNCHOSEN, None if no_keys else keys, values, None, give=True)]
+            parcels = [self._parcel(chunk, UNCHOSEN, None if no_keys else keys, values, None)]
         elif chosen or (partitions > 1 and not (no_keys and not self._config.custom_partitioner)):
             parcels = self._seal_scattered(chunk, partitions)
         else:
@@ -829,20 +829,19 @@ class SafeProducer:
         keys: list[bytes | None] | None,
         values: list[bytes | None],
         picked: list[int] | None,
-        *,
-        give: bool = False,
     ) -> Parcel:
         timestamps: int | list[int] = chunk.timestamp_ms
         headers: dict[int, Headers] | None = None
+        given: tuple[tuple[int, int, int], ...] | None = None
         if chunk.special:
             own = chunk.special
             indexes: Sequence[int] = range(chunk.count) if picked is None else picked
             found = [(at, own[i]) for at, i in enumerate(indexes) if i in own]
             headers = {at: special[1] for at, special in found if special[1]}
-            if give:
-                for at, (given, own_headers, _) in found:
-                    if given is not None:
-                        headers[at] = (*own_headers, given_partition(given))
+            if partition == UNCHOSEN:
+                runs = _runs((at, special[0]) for at, special in found)
+                if runs or any(map(seems_given, headers.values())):
+                    given = runs
             headers = headers or None
             if any(special[2] is not None for _, special in found):
                 timestamps = [chunk.timestamp_ms] * len(indexes)
@@ -853,7 +852,7 @@ class SafeProducer:
             keys, values, timestamps=timestamps, headers=headers, compression=self._config.compression
         )
         newest = timestamps if isinstance(timestamps, int) else max(timestamps)
-        return Parcel(chunk.topic, partition, data, len(data), len(values), newest)
+        return Parcel(chunk.topic, partition, data, len(data), len(values), newest, given=given)
 
     def _choose(
         self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
@@ -1226,6 +1225,19 @@ def _as_int(item: Any, what: str, most: int) -> int:
     if not 0 <= number <= most:
         raise ValueError(f"{what} must be >= 0 and <= {most}, not {number}")
     return number
+
+
+def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:
+    """(index, given partition or None) of records, ascending → (first index, number of records, partition)."""
+    runs: list[tuple[int, int, int]] = []
+    for index, partition in given:
+        if partition is None:
+            continue
+        if runs and runs[-1][0] + runs[-1][1] == index and runs[-1][2] == partition:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1, partition)
+        else:
+            runs.append((index, 1, partition))
+    return tuple(runs)
 
 
 def _check_headers(headers: Any) -> Headers:

@@ -170,6 +170,8 @@ class Batch:
         parent: The refused batch it is a part of: it stands in the parent's place.
         rank: Sorts durable batches of a partition as their records were accepted.
         heirs: Its own parts that are not finished.
+        given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
+            `marks.Given`); None where no mark is needed, or there.
     """
 
     handle: int
@@ -196,6 +198,7 @@ class Batch:
     parent: Batch | None = None
     rank: tuple[int, ...] = ()
     heirs: int = 0
+    given: tuple[tuple[int, int, int], ...] | None = None
 
     def settle_at(self, position: int) -> None:
         """It is in the spool."""
@@ -534,6 +537,7 @@ class Journal:
         self._end_position = 0
         self._parents: list[tuple[Batch, range]] = []
         self._resent: dict[m.Resent, int] = {}
+        self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self._group_index = 0
         self._blind_before = -1
         self._former_dead_at = 0.0
@@ -699,6 +703,7 @@ class Journal:
         else:
             queue.append(batch)
         batch.settle_at(position)
+        batch.given = self._given.get(self._group_index)
         self._group_index += 1
         self._spooled[position] = batch
         self._end_position = max(self._end_position, position + count)
@@ -768,6 +773,8 @@ class Journal:
                     self._resent[mark] = position
                 case m.Torn():
                     pass  # what was left out was left out when the log was read
+                case m.Given(index, runs):
+                    self._given[index] = runs
                 case m.Undecidable() | m.Resolved() | m.Cluster():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
@@ -800,6 +807,7 @@ class Journal:
             self._partitions[parent.destination].queue.remove(parent)
             parent.state = State.REPLACED
         self._parents.clear()
+        self._given.clear()
         self._group_index = 0
 
     def _recover_identities(self, mark: m.Identified) -> None:
@@ -906,13 +914,30 @@ class Journal:
             self._ready.persist.marks.append(m.Destination(number, topic, partition))
         return number
 
-    def seal(self, destination: int, *, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+    def seal(
+        self,
+        destination: int,
+        *,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        given: tuple[tuple[int, int, int], ...] | None = None,
+    ) -> Batch:
         """A new batch, behind all earlier ones of its destination.
+
+        Args:
+            destination: Its number.
+            count: Records.
+            size_bytes: Of all of it.
+            max_timestamp: Newest, ms since the epoch.
+            given: See `Batch`.
 
         Returns:
             The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
         """
-        return self._enqueue(self._make(destination, count, size_bytes, max_timestamp))
+        batch = self._make(destination, count, size_bytes, max_timestamp)
+        batch.given = given
+        return self._enqueue(batch)
 
     def _enqueue(self, batch: Batch) -> Batch:
         partition = self._partitions[batch.destination]

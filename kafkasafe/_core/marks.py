@@ -23,6 +23,7 @@ __all__ = [
     "Committed",
     "Decision",
     "Destination",
+    "Given",
     "Granted",
     "Group",
     "Identified",
@@ -302,6 +303,20 @@ class Torn:
     positions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Partitions that were given with records of a data batch of this group, which is for partition -1.
+
+    Attributes:
+        index: Of the batch in this group's manifest.
+        runs: (index of the first record, number of records, partition), ascending. The partitions of all other records
+            are to be chosen.
+    """
+
+    index: int
+    runs: tuple[tuple[int, int, int], ...]
+
+
 Mark: TypeAlias = (
     Topic
     | Destination
@@ -317,6 +332,7 @@ Mark: TypeAlias = (
     | Resent
     | Cluster
     | Torn
+    | Given
 )
 
 
@@ -335,9 +351,10 @@ class _Type(enum.IntEnum):
     UNDECIDABLE = 0x4B09
     RESOLVED = 0x4B0A
     REVIVED = 0x4B0B
+    TORN = 0x4B0C
     RESENT = 0x4B0E
     CLUSTER = 0x4B0F
-    TORN = 0x4B0C
+    GIVEN = 0x4B10
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -363,6 +380,8 @@ _REJECTED: Final = struct.Struct(">qh")
 _POSITION: Final = struct.Struct(">q")
 _RESOLVED: Final = struct.Struct(">qb")
 _REVIVED: Final = struct.Struct(">iqiii")
+_GIVEN: Final = struct.Struct(">ii")
+_RUN: Final = struct.Struct(">iii")
 
 _ATOMIC: Final = 1
 _SNAPSHOT: Final = 2
@@ -510,6 +529,8 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
         case Torn(positions):
             pieces = [_NUMBER.pack(len(positions)), *(_POSITION.pack(position) for position in positions)]
             return _Type.TORN, b"".join(pieces)
+        case Given(index, runs):
+            return _Type.GIVEN, _GIVEN.pack(index, len(runs)) + b"".join(_RUN.pack(*run) for run in runs)
         case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
             pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
@@ -558,6 +579,9 @@ def _read_mark(body: _Body) -> Mark:
         case _Type.TORN:
             (count,) = body.take(_NUMBER)
             mark = Torn(tuple(p for (p,) in body.take_all(_POSITION, count)))
+        case _Type.GIVEN:
+            index, count = body.take(_GIVEN)
+            mark = Given(index, tuple(body.take_all(_RUN, count)))
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -604,6 +628,12 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                 valid = bool(cluster_id)
             case Torn(positions):
                 valid = bool(positions) and min(positions) >= 0
+            case Given(index, runs):
+                ends = [0, *(first + count for first, count, _ in runs)]
+                valid = 0 <= index < len(group.manifest) and all(
+                    first >= end and count >= 1 and partition >= 0
+                    for end, (first, count, partition) in zip(ends, runs, strict=False)
+                )
             case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
                 named = (*positions, *given_up, *(position for position, _ in moved))
                 valid = destination >= 1 and end_offset >= 0 and len(set(named)) == len(named)

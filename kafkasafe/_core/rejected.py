@@ -26,12 +26,14 @@ class Refused:
         data: Its bytes; the address in them means nothing.
         code: Kafka's error code, or `OPERATOR`.
         reason: For people.
+        given: See `journal.Batch`.
     """
 
     position: int
     data: bytearray
     code: int
     reason: str
+    given: tuple[tuple[int, int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Entry:
         at: Byte offset in the file.
         code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
         reason: For people; empty when it is not known.
+        given: See `journal.Batch`.
     """
 
     position: int
@@ -51,6 +54,7 @@ class Entry:
     at: int
     code: int = -1
     reason: str = ""
+    given: tuple[tuple[int, int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ def encode(
     """The file for batches of one destination, in pieces. Addresses are stamped into the data in place."""
     marks: list[m.Mark] = [destination]
     marks += [m.Rejected(batch.position, batch.code, batch.reason) for batch in batches]
+    marks += [m.Given(i, batch.given) for i, batch in enumerate(batches) if batch.given is not None]
     if cluster_id:
         marks.append(m.Cluster(cluster_id))
     position = 1 + len(marks)
@@ -123,14 +128,15 @@ def decode(content: codec.Buffer, name_position: int) -> Content:
     (destination,) = [mark for mark in marks if isinstance(mark, m.Destination)]
     why = [mark for mark in marks if isinstance(mark, m.Rejected)]
     cluster = next((mark.cluster_id for mark in marks if isinstance(mark, m.Cluster)), "")
+    given = {mark.index: mark.runs for mark in marks if isinstance(mark, m.Given)}
     at = header.size_bytes
     entries = []
-    for promised, rejected in zip(group.manifest, why, strict=True):
+    for index, (promised, rejected) in enumerate(zip(group.manifest, why, strict=True)):
         found = codec.verify(memoryview(content)[at : at + promised.size_bytes])
         address = (found.base_offset, found.partition_leader_epoch, found.size_bytes, found.crc)
         if address != (promised.position, promised.destination, promised.size_bytes, promised.crc):
             raise ValueError(f"the batch at byte {at} is not the one that the file promises")
-        entries.append(Entry(rejected.position, found, at, rejected.code, rejected.message))
+        entries.append(Entry(rejected.position, found, at, rejected.code, rejected.message, given.get(index)))
         at += promised.size_bytes
     if at != len(content):
         raise ValueError(f"{len(content) - at} bytes too many")

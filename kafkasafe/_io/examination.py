@@ -59,6 +59,7 @@ class SpooledBatch:
         max_timestamp: Newest timestamp, ms since the epoch.
         known: What the spool knows of it.
         file: Where in `rejected/` it is, None when it is not.
+        given: While the partition is not chosen: see `journal.Batch`.
     """
 
     lane: str
@@ -71,6 +72,7 @@ class SpooledBatch:
     max_timestamp: int
     known: SpoolFate
     file: Path | None = None
+    given: tuple[tuple[int, int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
                 Fate.REJECTED, note=f"{entry.reason or 'refused'} ({entry.code})" if entry.code != -1 else ""
             ),
             file.path,
+            entry.given,
         )
         for file in kept
         for entry in file.entries
@@ -194,6 +197,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         if not (_ours(file, log) and entry.position in there)
     ]
     held = {entry.position: file.path for file in kept if _ours(file, log) for entry in file.entries}
+    given = _given(log)
     for entry in entries:
         if entry.destination in journal.destinations:
             topic, partition = journal.address(entry.destination)
@@ -217,10 +221,27 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
                     header.max_timestamp,
                     fate,
                     held.get(entry.position) if fate.fate is Fate.REJECTED else None,
+                    given.get(entry.position),
                 )
             )
     batches.sort(key=lambda batch: batch.position)
     return LaneContent(lane.name, log, journal, tuple(batches), tuple(kept), files, lane)
+
+
+def _given(log: Log) -> dict[int, tuple[tuple[int, int, int], ...]]:
+    """By position of a batch, what its GIVEN mark says."""
+    found = {}
+    runs: dict[int, tuple[tuple[int, int, int], ...]] = {}
+    index = 0
+    for entry in log.entries:
+        if isinstance(entry, MarksEntry):
+            runs = {mark.index: mark.runs for mark in entry.marks if isinstance(mark, m.Given)}
+            index = 0
+            continue
+        if isinstance(entry, BatchEntry) and index in runs:
+            found[entry.position] = runs[index]
+        index += bool(entry.destination)
+    return found
 
 
 def _ours(file: KeptFile, log: Log) -> bool:

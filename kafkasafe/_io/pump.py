@@ -67,7 +67,7 @@ from kafkasafe.errors import (
 )
 from kafkasafe.logs import EventLog, apart
 
-__all__ = ["UNCHOSEN", "Parcel", "Pump", "given_partition", "given_partitions"]
+__all__ = ["UNCHOSEN", "Parcel", "Pump", "given_partitions", "seems_given"]
 
 log = EventLog("producer")
 
@@ -108,6 +108,8 @@ _FREE_BYTES: Final = 4 * 1024 * 1024
 """Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
 
 _GIVEN: Final = "kafkasafe.partition"
+"""Earlier versions kept a given partition in a header of this name."""
+_INT32_DIGITS: Final = 10
 
 Indexes = npt.NDArray[np.int64]
 
@@ -150,6 +152,7 @@ class Parcel:
         log_append_time: Ms, -1 unless the broker set it.
         children: It was divided: (child, indexes of its records in this one).
         parent: What it was divided from.
+        given: Of records whose partitions are to be chosen, those whose partition was given: see `journal.Batch`.
         watcher: Called with it, and the lock held, when it is done; then no more. What it is divided into inherits it.
     """
 
@@ -170,6 +173,7 @@ class Parcel:
     log_append_time: int = -1
     children: list[tuple[Parcel, Indexes]] | None = None
     parent: Parcel | None = None
+    given: tuple[tuple[int, int, int], ...] | None = None
     watcher: Callable[[Parcel], None] | None = None
     batch: j.Batch | None = None
     loose: bool = False
@@ -958,7 +962,11 @@ class Pump:
     def _seal(self, lane: Lane, parcel: Parcel) -> None:
         destination = lane.journal.destination(parcel.topic, parcel.partition)
         batch = lane.journal.seal(
-            destination, count=parcel.count, size_bytes=parcel.size_bytes, max_timestamp=parcel.max_timestamp
+            destination,
+            count=parcel.count,
+            size_bytes=parcel.size_bytes,
+            max_timestamp=parcel.max_timestamp,
+            given=parcel.given,
         )
         self._register(lane, parcel, batch)
 
@@ -970,7 +978,9 @@ class Pump:
         data = parcel.data
         if data is None:
             raise AssertionError("A parcel that was just accepted has its bytes")
-        children = self._split_by_partition(parcel, codec.decode(data), partitions)
+        columns = codec.decode(data)
+        given = given_partitions(columns, parcel.given)
+        children = self._split_by_partition(parcel, columns, given, partitions)
         self._adopt_children(parcel, children)
         for child, _ in children:
             self._seal(lane, child)
@@ -988,9 +998,8 @@ class Pump:
             child.watcher = parcel.watcher
 
     def _split_by_partition(
-        self, parcel: Parcel, columns: codec.Columns, partitions: int
+        self, parcel: Parcel, columns: codec.Columns, given: Mapping[int, int], partitions: int
     ) -> list[tuple[Parcel, Indexes]]:
-        given = given_partitions(columns)
         rest = [i for i in range(columns.header.count) if i not in given]
         chosen = np.empty(columns.header.count, np.int64)
         if rest:
@@ -1076,7 +1085,9 @@ class Pump:
             )
         else:
             known = lane.journal.topic(parent.topic)
-            children = self._split_by_partition(parent, columns, known.partition_count if known else 1)
+            given = given_partitions(columns, divide.batch.given)
+            partitions = known.partition_count if known else 1
+            children = self._split_by_partition(parent, columns, given, partitions)
             bad = set()
         described = [
             (
@@ -1168,7 +1179,8 @@ class Pump:
             ]
             started = time.monotonic()
             try:
-                positions = lane.spool.write_group(persist.marks, data, atomic=persist.atomic)
+                for marks, part in _groups(persist, data):
+                    positions += lane.spool.write_group(marks, part, atomic=persist.atomic)
                 lane.spool.sync()
             finally:
                 # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
@@ -1975,7 +1987,7 @@ class Pump:
                     if used + size > self._config.rejected_max_bytes or (portion and size > _PORTION_BYTES):
                         break
                     data = bytearray(self._bytes(lane, lane.parcels[batch.handle], batch))
-                    portion.append(Refused(batch.position, data, batch.code, batch.message))
+                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
                     handles.append(batch.handle)
                 if not portion:
                     reason = (
@@ -2059,7 +2071,7 @@ class Pump:
             return
         columns = codec.decode(data)
         if partition == UNCHOSEN:
-            given_partitions(columns)
+            given_partitions(columns, batch.given)
         for index in range(columns.header.count):
             try:
                 handler(
@@ -2381,20 +2393,30 @@ class _Inquest:
         self._pump._timer(_SCAN_POLL_S, self._read)
 
 
-def given_partition(partition: int) -> tuple[str, bytes]:
-    """A header for a record that waits among others whose partition is not chosen yet, though its own is given."""
-    return _GIVEN, b"%d" % partition
+def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
+    """By record, the partition that was given with it, in a batch whose partitions are to be chosen.
 
-
-def given_partitions(columns: codec.Columns) -> dict[int, int]:
-    """By record, the partition that was given with it; takes those headers off."""
+    Args:
+        columns: The batch. What an earlier version added to it is taken off.
+        runs: See `journal.Batch.given`.
+    """
+    if runs is not None:
+        return {index: partition for first, count, partition in runs for index in range(first, first + count)}
     given = {}
     for index, headers in list(columns.headers.items()):
-        if headers and headers[-1][0] == _GIVEN:
-            given[index] = int(headers.pop()[1] or b"0")
+        if seems_given(headers):
+            given[index] = int(headers.pop()[1] or b"")
             if not headers:
                 del columns.headers[index]
     return given
+
+
+def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
+    """Whether an earlier version may have added the last of these headers, to say which partition was given."""
+    if not headers or headers[-1][0] != _GIVEN:
+        return False
+    value = headers[-1][1] or b""
+    return value.isdigit() and len(value) <= _INT32_DIGITS and int(value) < 2**31
 
 
 def _leaves(parcel: Parcel) -> list[Parcel]:
@@ -2439,6 +2461,23 @@ def _stamp(data: bytearray, identity: BatchId | None) -> None:
         codec.stamp_identity(data, -1, -1, -1)
     else:
         codec.stamp_identity(data, identity.producer_id, identity.producer_epoch, identity.base_sequence)
+
+
+def _groups(
+    persist: j.Persist, data: Sequence[tuple[int, bytearray]]
+) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]]]]:
+    """A batch among whose records some have a given partition is the first of its group, whose mark says which.
+
+    The spool writes what is too large as several groups, and marks with the first batch.
+    """
+    groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]]]] = [(list(persist.marks), [])]
+    for batch, content in zip(persist.batches, data, strict=True):
+        if batch.given is not None:
+            if groups[-1][1]:
+                groups.append(([], []))
+            groups[-1][0].append(m.Given(0, batch.given))
+        groups[-1][1].append(content)
+    return groups
 
 
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:

@@ -15,6 +15,7 @@ from kafkasafe._core.marks import (
     Committed,
     Decision,
     Destination,
+    Given,
     Granted,
     Group,
     Identified,
@@ -88,6 +89,14 @@ def groups(draw):
         draw(st.booleans()),
         tuple(dataclasses.replace(entry, position=entry.position + replaces) for entry in manifest),
     )
+    if manifest and draw(st.booleans()):
+        runs, at = [], 0
+        for _ in range(draw(st.integers(0, 3))):
+            at += draw(st.integers(0, 5))
+            runs.append((at, draw(st.integers(1, 9)), draw(st.integers(0, 2**31 - 1))))
+            at += runs[-1][1]
+        if written:
+            written[draw(st.integers(0, len(written) - 1))] = Given(0, tuple(runs))
     if replaces:
         first = draw(st.integers(0, len(manifest) - 1))
         children = draw(st.integers(1, len(manifest) - first))
@@ -125,7 +134,7 @@ def test_what_is_written_is_read(data):
 
 
 def test_the_bytes_are_those_of_the_format():
-    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(22, 3, 200, 0xDEADBEEF),))
+    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(23, 3, 200, 0xDEADBEEF),))
     written = [
         Topic("tö", TOPIC_ID, 6),
         Destination(3, "t", -1),
@@ -141,11 +150,12 @@ def test_the_bytes_are_those_of_the_format():
         Torn((4, 7)),
         Resent("lane-003", "7.log"),
         Cluster("c"),
+        Given(0, ((0, 2, 5), (4, 1, 0))),
     ]
     columns = batch.decode(marks.encode_group(group, written, NOW))
-    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(13), 14, 15)]
+    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(13), 14, 15, 16)]
     assert columns.values == [
-        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 22, 3, 200, 0xDEADBEEF),
+        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 23, 3, 200, 0xDEADBEEF),
         b"\0\3t\xc3\xb6" + TOPIC_ID + struct.pack(">i", 6),
         struct.pack(">i", 3) + b"\0\1t" + struct.pack(">i", -1),
         struct.pack(">iqqi", 3, 10, 11, 4) + TOPIC_ID,
@@ -160,6 +170,7 @@ def test_the_bytes_are_those_of_the_format():
         struct.pack(">iqq", 2, 4, 7),
         b"\0\x08lane-003\0\x057.log",
         b"\0\1c",
+        struct.pack(">iiiiiiii", 0, 2, 0, 2, 5, 4, 1, 0),
     ]
     assert set(columns.timestamps) == {NOW}
 
@@ -212,6 +223,7 @@ def test_free_text_is_made_to_fit(text, read):
         Revived(1, 50, (1, 100)),
         Torn(()),
         Torn((-1,)),
+        Given(0, ()),
         Topic("", TOPIC_ID, 1),
         Topic("t", b"", 1),
         Topic("t", TOPIC_ID, -2),
@@ -268,6 +280,15 @@ def test_children_are_in_the_manifest_and_parents_in_the_past(replaced):
         marks.encode_group(group, [replaced], NOW)
 
 
+@pytest.mark.parametrize("runs", [((0, 0, 1),), ((-1, 1, 1),), ((0, 1, -1),), ((0, 2, 1), (1, 1, 1))])
+def test_given_partitions_are_of_records_that_can_be(runs):
+    group = dataclasses.replace(GROUP, manifest=(ManifestEntry(102, 1, 100, 0),))
+    good = [Given(0, ((0, 2, 1), (2, 1, 0)))]
+    assert marks.decode_group(marks.encode_group(group, good, NOW)) == (group, good)
+    with pytest.raises(MarkError):
+        marks.encode_group(group, [Given(0, runs)], NOW)
+
+
 def test_a_timestamp_that_is_none():
     with pytest.raises(MarkError, match="does not fit"):
         marks.encode_group(GROUP, [], 2**63)
@@ -280,6 +301,7 @@ def test_a_timestamp_that_is_none():
         forge((0x4B00, group_body(version=3)[:2])),
         forge((0x4B00, group_body(flags=8))),
         forge((0x4B00, group_body()), (0x4B1F, b"")),
+        forge((0x4B00, group_body()), (0x4B0D, b"")),
         forge((0x4B00, group_body()), (0, b"")),
     ],
 )
@@ -372,7 +394,7 @@ def test_every_flipped_bit_and_every_truncation_is_noticed():
             marks.decode_group(buf[:size])
 
 
-@given(st.sampled_from(range(0x4B00, 0x4B10)), st.binary(max_size=60))
+@given(st.sampled_from(range(0x4B00, 0x4B11)), st.binary(max_size=60))
 def test_any_body(kind, body):
     buf = forge((0x4B00, group_body()), (kind, body))
     try:

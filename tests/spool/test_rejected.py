@@ -189,3 +189,15 @@ def test_a_directory_that_was_made_anew_does_not_hide_what_an_old_one_rejected()
     heir = Owner(disk.process())
     assert heir.accept(b"b") == [position]
     assert places(disk) == ([b"b"], [b"a"])
+
+
+def test_given_partitions_go_along():
+    owner = Owner(Disk().process())
+    position, other = owner.accept(b"1", b"2")
+    refused = [
+        Refused(other, owner.spool.read(other), 3, "no topic"),
+        Refused(position, owner.spool.read(position), 3, "no topic", ((0, 1, 7),)),
+    ]
+    owner.store.keep(refused, m.Destination(1, "orders", -1), cluster_id="", now_ms=NOW)
+    (file,) = read_rejected(owner.files, LANE, lane_id=owner.spool.lane_id, waits={})
+    assert [entry.given for entry in file.entries] == [None, ((0, 1, 7),)]
