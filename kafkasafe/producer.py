@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import kafka.errors as kafka_errors
@@ -23,6 +24,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
+from kafkasafe._core.patience import Patience
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
@@ -55,6 +57,9 @@ _NEVER: Final = float("inf")
 _SEALED_SIZE: Final = 1 << 40
 """Size of a chunk that takes no more records."""
 _CLOSE_IDLE_S: Final = 5.0
+"""How long `close` waits for the next delivery."""
+_CLOSE_PAUSES: Final = 2
+"""Request timeouts: how much of a pause whose end is known `close` waits for besides."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """How long a disk that takes nothing holds up `close`, at least: what is not on disk then is lost."""
@@ -62,6 +67,16 @@ _LOOK_EVERY_S: Final = 0.25
 _LOG_S: Final = 1.0
 
 Headers = Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """What became of a chunk's records: `_Chunk` has the same attributes."""
+
+    parcels: list[Parcel]
+    sizes: tuple[Any, Any]
+    parcel_of: Indexes | None = None
+    index_in: Indexes | None = None
 
 
 class _Chunk:
@@ -72,11 +87,12 @@ class _Chunk:
         keys, values: By record; None once sealed.
         special: (partition, headers, timestamp) of the records that have any of them, by index.
         count: Records.
+        sealed: How many of them are sealed, -1 while it takes records.
         size: Bytes of keys, values and headers.
         timestamp_ms: For records without a timestamp of their own: when the first of the chunk came.
         due: When it is sealed at the latest, monotonic seconds.
-        encoded: One parcel per partition, while it is being sealed.
-        parcels: The same, once sealed.
+        encoded: One parcel per partition, while it is being sealed, and where its records are in them.
+        parcels: The parcels, once sealed.
         parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
         sizes: (key, value) lengths, -1 for null.
         callbacks, errbacks: What was added and not looked at yet: record, function, record, function and so on. An
@@ -98,6 +114,7 @@ class _Chunk:
         "keys",
         "parcel_of",
         "parcels",
+        "sealed",
         "size",
         "sizes",
         "special",
@@ -114,10 +131,11 @@ class _Chunk:
         self.values: list[bytes | None] = []
         self.special: dict[int, tuple[int | None, Headers, int | None]] = {}
         self.count = 0
+        self.sealed = -1
         self.size = 0
         self.timestamp_ms = timestamp_ms
         self.due = due
-        self.encoded: list[Parcel] | None = None
+        self.encoded: _Encoded | None = None
         self.parcels: list[Parcel] | None = None
         self.parcel_of: Indexes | None = None
         self.index_in: Indexes | None = None
@@ -130,7 +148,9 @@ class _Chunk:
         self._sorted_calls = 0
 
     def cut(self, count: int) -> None:
-        """Forget what was added half."""
+        """Forget what was added half, unless it is sealed already."""
+        if self.sealed > count:
+            return
         del self.keys[count:], self.values[count:]
         self.special.pop(count, None)
         self.count = count
@@ -473,7 +493,9 @@ class SafeProducer:
         self._closed: BaseException | None = None
         config = self._config = validate(configs)
         self.config: Mapping[str, Any] = config.kafka
-        self._lock = threading.Lock()
+        # Taken by `with` only. A signal handler that calls this producer in the middle of one of its calls, on the same
+        # thread, takes it once more: see `_send_apart` and `_seal`.
+        self._lock = threading.RLock()
         self._chunks: dict[str, _Chunk] = {}
         self._partition_counts: dict[str, int] = {}
         self._unchosen: set[str] = set()
@@ -516,6 +538,7 @@ class SafeProducer:
                     choose=self._choose,
                     seal_due=self._seal_due,
                     on_topic=self._on_topic,
+                    let_go=self._let_go,
                 )
                 self._callbacks = self._callback_thread()
                 self._pump.start(lock)
@@ -600,6 +623,8 @@ class SafeProducer:
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
                 " It was not accepted"
             )
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            return self._send_apart(topic, key, value, special, size)
         deadline: float | None = None
         while True:
             # `with`: a signal handler that raises (Ctrl-C) right behind an acquire() would leave the lock taken.
@@ -620,9 +645,39 @@ class SafeProducer:
                         # Interrupted: the record is all there or not at all.
                         chunk.cut(index)
                         raise
+                    if 0 <= chunk.sealed <= index:
+                        # A signal handler in the middle of this had it sealed, without this record.
+                        continue
                     if index >= _MAX_RECORDS - 1:
                         self._seal(chunk)
                     return RecordFuture(self, chunk, index)
+            deadline = self._wait_for_room(deadline)
+
+    def _send_apart(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        special: tuple[int | None, Headers, int | None] | None,
+        size: int,
+    ) -> RecordFuture:
+        """`send` in a signal handler that came in the middle of another call of this thread.
+
+        What that call was doing to the open chunk is not known: it is sealed as it is, and the record gets a chunk of
+        its own after it, sealed at once. The other call notices (`_Chunk.sealed`).
+        """
+        deadline: float | None = None
+        while True:
+            with self._lock:
+                chunk = self._new_chunk(topic)
+                if chunk is not None:
+                    chunk.keys.append(key)
+                    chunk.values.append(value)
+                    if special is not None:
+                        chunk.special[0] = special
+                    chunk.size, chunk.count = size, 1
+                    self._seal(chunk)
+                    return RecordFuture(self, chunk, 0)
             deadline = self._wait_for_room(deadline)
 
     def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:
@@ -655,6 +710,18 @@ class SafeProducer:
 
     def _open_chunk(self, topic: str) -> _Chunk | None:
         """A chunk with room for one more record; None while there is no room. Called with the lock held."""
+        while (chunk := self._new_chunk(topic)) is not None:
+            # Unless a signal handler came just now, and while it waited another thread opened one: then after that.
+            if self._chunks.setdefault(topic, chunk) is chunk:
+                if self._closed is not None:
+                    self._seal(chunk)
+                    raise self._closed
+                self._pump.poke()
+                break
+        return chunk
+
+    def _new_chunk(self, topic: str) -> _Chunk | None:
+        """A chunk behind the one that is open, which is sealed; None while there is no room."""
         pump = self._pump
         if self._closed is not None:
             raise self._closed
@@ -679,11 +746,8 @@ class SafeProducer:
                 raise ValueError(
                     f"Topic {topic!r} cannot exist: 1 to 249 characters of a-z A-Z 0-9 . _ -, and not . or .."
                 )
-        now = time.monotonic()
-        due = now + self._config.linger_s
-        chunk = self._chunks[topic] = _Chunk(topic, time.time_ns() // 1_000_000, due, self._callbacks)
-        pump.poke()
-        return chunk
+        due = time.monotonic() + self._config.linger_s
+        return _Chunk(topic, time.time_ns() // 1_000_000, due, self._callbacks)
 
     def _needed(self) -> int:
         """Bytes that a new chunk and those that are open may need."""
@@ -728,13 +792,34 @@ class SafeProducer:
         try:
             due = _NEVER
             for chunk in list(self._chunks.values()):
-                if chunk.due <= now and chunk.count:
+                if chunk.due <= now:
+                    # Also one without a record, which a Ctrl-C left.
                     self._seal(chunk)
                 else:
                     due = min(due, chunk.due)
             return due
         finally:
             self._lock.release()
+
+    @contextlib.contextmanager
+    def _let_go(self) -> Iterator[None]:
+        """Without the locks that this thread has: in a signal handler, which came in the middle of another call.
+
+        What it waits for needs them. That call goes on where it was, so everything open is sealed before another thread
+        may look at it; it notices that (`_Chunk.sealed`).
+        """
+        held: list[Any] = []
+        for lock in (self._pump.lock, self._lock):
+            while lock._is_owned():  # type: ignore[attr-defined]
+                if not held:
+                    self._seal_all()
+                lock.release()
+                held.append(lock)
+        try:
+            yield
+        finally:
+            for lock in reversed(held):
+                lock.acquire()
 
     def _seal_chunk(self, chunk: _Chunk) -> None:
         if chunk.parcels is None:
@@ -751,65 +836,92 @@ class SafeProducer:
         """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
 
         A signal handler may raise anywhere in here (Ctrl-C). Then the chunk is still among the open ones, takes no
-        more records, and the next call goes on: nothing that was accepted is forgotten, and nothing submitted twice.
+        more records, and the next call goes on: nothing that was accepted is forgotten, and nothing submitted twice. It
+        may as well call this in the middle of itself, or of `send`: what was encoded first is what counts.
         """
-        if chunk.count and chunk.parcels is None:
+        if chunk.sealed < 0:
+            chunk.size, chunk.sealed = _SEALED_SIZE, chunk.count
+        if chunk.sealed and chunk.parcels is None:
+            encoded = chunk.encoded or self._encoded(chunk)
             if chunk.encoded is None:
-                chunk.size = _SEALED_SIZE
-                chunk.encoded = self._encoded(chunk)
+                chunk.encoded = encoded
+                chunk.sizes, chunk.parcel_of, chunk.index_in = (
+                    encoded.sizes,
+                    encoded.parcel_of,
+                    encoded.index_in,
+                )
             # Before anybody can wait for them.
-            self._pump.submit(chunk.encoded)
-            chunk.parcels = chunk.encoded
+            self._pump.submit(chunk.encoded.parcels)
+            chunk.parcels = chunk.encoded.parcels
             chunk.keys, chunk.values = [], []
         if chunk.parcels is not None and (chunk.callbacks or chunk.errbacks):
             chunk.watch(chunk.parcels)
         if self._chunks.get(chunk.topic) is chunk:
-            del self._chunks[chunk.topic]
+            other = self._chunks.pop(chunk.topic, None)
+            if (
+                other is not None
+                and other is not chunk
+                and self._chunks.setdefault(chunk.topic, other) is not other
+            ):
+                # A signal handler came just now, and while it waited another thread opened it.
+                self._seal(other)
 
-    def _encoded(self, chunk: _Chunk) -> list[Parcel]:
+    def _encoded(self, chunk: _Chunk) -> _Encoded:
+        count = chunk.sealed
         keys, values = chunk.keys, chunk.values
+        if chunk.encoded is not None:
+            return chunk.encoded
+        if len(keys) != count or len(values) != count or len(chunk.special) > count:
+            # `send` was interrupted: its record is not in this chunk.
+            keys, values = keys[:count], values[:count]
+        special_partitions = [s[0] for i, s in list(chunk.special.items()) if i < count]
         no_keys = keys.count(None) == len(keys)
         partitions = self._partition_counts.get(chunk.topic, 0)
-        chosen = sum(special[0] is not None for special in chunk.special.values())
-        if not partitions and chosen < chunk.count:
+        chosen = sum(partition is not None for partition in special_partitions)
+        if not partitions and chosen < count:
             self._unchosen.add(chunk.topic)
+        sizes = (
+            () if no_keys else np.fromiter((-1 if k is None else len(k) for k in keys), np.int32, count),
+            np.fromiter((-1 if v is None else len(v) for v in values), np.int32, count),
+        )
         if not partitions and chosen and chunk.topic in self._unchosen:
             # Some wait for their partition to be chosen. What goes to a given one must not overtake them.
             parcels = [self._parcel(chunk, UNCHOSEN, None if no_keys else keys, values, None)]
         elif chosen or (partitions > 1 and not (no_keys and not self._config.custom_partitioner)):
-            parcels = self._seal_scattered(chunk, partitions)
+            return self._encoded_scattered(chunk, keys, values, partitions, sizes)
         else:
             partition = UNCHOSEN
             if partitions:
                 self._rotation += 1
                 partition = self._rotation % partitions
             parcels = [self._parcel(chunk, partition, None if no_keys else keys, values, None)]
-        count = chunk.count
-        chunk.sizes = (
-            () if no_keys else np.fromiter((-1 if k is None else len(k) for k in keys), np.int32, count),
-            np.fromiter((-1 if v is None else len(v) for v in values), np.int32, count),
-        )
-        return parcels
+        return _Encoded(parcels, sizes)
 
-    def _seal_scattered(self, chunk: _Chunk, partitions: int) -> list[Parcel]:
-        keys, values = chunk.keys, chunk.values
+    def _encoded_scattered(
+        self,
+        chunk: _Chunk,
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        partitions: int,
+        sizes: tuple[Any, Any],
+    ) -> _Encoded:
         chosen = (
             self._choose(chunk.topic, partitions, keys, values)
             if partitions
-            else np.full(chunk.count, UNCHOSEN, np.int64)
+            else np.full(len(values), UNCHOSEN, np.int64)
         )
-        for index, special in chunk.special.items():
-            if special[0] is not None:
+        for index, special in list(chunk.special.items()):
+            if special[0] is not None and index < len(values):
                 chosen[index] = special[0]
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
         edges = np.flatnonzero(np.diff(ordered)) + 1
         parcels = []
-        chunk.parcel_of = np.empty(chunk.count, np.int64)
-        chunk.index_in = np.empty(chunk.count, np.int64)
+        parcel_of = np.empty(len(values), np.int64)
+        index_in = np.empty(len(values), np.int64)
         for number, indexes in enumerate(np.split(order, edges)):
-            chunk.parcel_of[indexes] = number
-            chunk.index_in[indexes] = np.arange(len(indexes))
+            parcel_of[indexes] = number
+            index_in[indexes] = np.arange(len(indexes))
             picked = indexes.tolist()
             parcels.append(
                 self._parcel(
@@ -820,7 +932,7 @@ class SafeProducer:
                     picked,
                 )
             )
-        return parcels
+        return _Encoded(parcels, sizes, parcel_of, index_in)
 
     def _parcel(
         self,
@@ -835,7 +947,7 @@ class SafeProducer:
         given: tuple[tuple[int, int, int], ...] | None = None
         if chunk.special:
             own = chunk.special
-            indexes: Sequence[int] = range(chunk.count) if picked is None else picked
+            indexes: Sequence[int] = range(len(values)) if picked is None else picked
             found = [(at, own[i]) for at, i in enumerate(indexes) if i in own]
             headers = {at: special[1] for at, special in found if special[1]}
             if partition == UNCHOSEN:
@@ -920,16 +1032,14 @@ class SafeProducer:
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + timeout
         self._seal_all()
-        with pump.lock:
-            number = pump.last_number()
+        number = pump.last_number()
         finished = pump.wait(
             lambda: pump.flushed(number) or pump.parked is not None or pump.wrong_cluster is not None,
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
         if pump.parked is not None:
             raise pump.parked
-        with pump.lock:
-            delivered = pump.flushed(number)
+        delivered = pump.flushed(number)
         if not delivered:
             self._raise_wrong_cluster()
         self._raise_loss()
@@ -957,8 +1067,7 @@ class SafeProducer:
         self._check_fork()
         pump = self._pump
         self._seal_all()
-        with pump.lock:
-            number = pump.last_undurable()
+        number = pump.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
         spooled = pump.wait(lambda: pump.spooled(number), timeout)
@@ -974,7 +1083,8 @@ class SafeProducer:
         does nothing.
 
         Args:
-            timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more.
+            timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more; where something
+                has to wait before it may be sent, and until when is known, until then, at most two request timeouts.
 
         Raises:
             SpoolError: Not everything that was accepted could be made durable, or the spool failed for good. It is
@@ -1000,26 +1110,35 @@ class SafeProducer:
             pump.stop(0.0)
             self._closed_down(0.0)
             return
-        try:
-            self._seal_all()
-            self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
-            while True:
-                now = time.monotonic()
-                end = pump.last_progress + _CLOSE_IDLE_S if deadline is None else deadline
-                if (
-                    pump.wait(pump.idle, max(0.0, end - now))
-                    or pump.failure is not None
-                    or pump.parked is not None
-                    or pump.wrong_cluster is not None
-                ):
-                    break
-                if time.monotonic() >= (pump.last_progress + _CLOSE_IDLE_S if deadline is None else deadline):
-                    break
-        finally:
-            pump.stop(10.0)
-            self._closed_down(deadline)
+        with self._let_go():
+            try:
+                self._seal_all()
+                self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
+                self._await_deliveries(timeout)
+            finally:
+                pump.stop(10.0)
+                self._closed_down(deadline)
         self._raise_failure()
         self._raise_wrong_cluster()
+
+    def _await_deliveries(self, timeout: float | None) -> None:
+        """Until everything is delivered, for `timeout` seconds, or for as long as there is something to hope for."""
+        pump = self._pump
+        began = time.monotonic()
+        patience = Patience(_CLOSE_IDLE_S, _CLOSE_PAUSES * self._config.request_timeout_s)
+
+        def end() -> float:
+            return pump.patience_ends(patience, began) if timeout is None else began + timeout
+
+        while True:
+            if (
+                pump.wait(pump.idle, max(0.0, end() - time.monotonic()))
+                or pump.failure is not None
+                or pump.parked is not None
+                or pump.wrong_cluster is not None
+                or time.monotonic() >= end()
+            ):
+                return
 
     def _closed_down(self, deadline: float | None) -> None:
         atexit.unregister(self._at_exit)
@@ -1042,8 +1161,7 @@ class SafeProducer:
 
     def _flush_disk(self, limit_s: float) -> None:
         pump = self._pump
-        with pump.lock:
-            number = pump.last_undurable()
+        number = pump.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
         if not pump.wait(lambda: pump.spooled(number), limit_s) and pump.failure is None:
@@ -1105,7 +1223,8 @@ class SafeProducer:
                 return True
         if self._pump.is_current_thread():
             return True
-        return self._callbacks.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        with self._let_go():
+            return self._callbacks.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -1140,11 +1259,10 @@ class SafeProducer:
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Counters since the start: {"kafkasafe": {name: value}}."""
         pump = self._pump
-        with pump.lock:
-            values: dict[str, Any] = dict(pump.counters)
-            values["spool_bytes"] = pump._used
-            values["unfinished_batches"] = len(pump._open)
-            values["batches_not_durable"] = len(pump._undurable)
+        values: dict[str, Any] = dict(pump.counters)
+        values["spool_bytes"] = pump._used
+        values["unfinished_batches"] = len(pump._open)
+        values["batches_not_durable"] = len(pump._undurable)
         return values if raw else {"kafkasafe": values}
 
     def _readings(self) -> Iterable[Reading]:
@@ -1281,7 +1399,7 @@ def _forked() -> None:
             "This producer was opened before os.fork(): the parent process owns it and delivers what it accepted. Open"
             " a new SafeProducer in the child"
         )
-        producer._lock = threading.Lock()
+        producer._lock = threading.RLock()
         producer._chunks = {}
         producer._pump.forked(producer._closed)
         producer._callbacks = producer._callback_thread()

@@ -17,7 +17,7 @@ import shlex
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Reversible, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +41,7 @@ from kafkasafe._core.identity import (
     judge_by_state,
 )
 from kafkasafe._core.loss import Cause, Survey
+from kafkasafe._core.patience import Patience
 from kafkasafe._core.rejected import Refused
 from kafkasafe._io import transport as t
 from kafkasafe._io.files import Files
@@ -78,6 +79,8 @@ _MEMORY_BYTES: Final = 64 * 1024 * 1024
 _BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
 _ADOPT_EVERY_S: Final = 2.0
+_LOOK_EVERY_S: Final = 5.0
+"""A caller who waits looks by itself this often, should nobody ring."""
 _LOOK_AROUND_EVERY_S: Final = 60.0
 _TOPIC_POLL_S: Final = 1.0
 _SPILL_EVERY_S: Final = 0.05
@@ -131,6 +134,42 @@ class _Bell:
     def wait(self, timeout_s: float) -> None:
         """Until it rings; silent again on return."""
         self._silent.acquire(timeout=timeout_s)
+
+
+class _Waiting:
+    """Callers who wait, each with a bell of its own: a Condition whose waiters hold no lock while they look.
+
+    A signal handler may run in the middle of any Python code of the main thread. In a Condition's waiter it would find
+    the lock taken by the very thread it runs on, and the pump could not get it before the handler returns.
+    """
+
+    def __init__(self) -> None:
+        self._bells: list[_Bell] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._bells)
+
+    def notify_all(self) -> None:
+        """What they wait for may have come."""
+        for bell in tuple(self._bells):
+            bell.set()
+
+    def wait_for(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Until `ready()`; False when the time ended first."""
+        end = None if timeout is None else time.monotonic() + timeout
+        bell = _Bell()
+        self._bells.append(bell)
+        try:
+            while True:
+                bell.clear()
+                if ready():
+                    return True
+                left = _LOOK_EVERY_S if end is None else end - time.monotonic()
+                if left <= 0:
+                    return False
+                bell.wait(min(left, _LOOK_EVERY_S))
+        finally:
+            self._bells.remove(bell)
 
 
 @dataclass(slots=True, eq=False)
@@ -252,6 +291,7 @@ class Pump:
             topic was known.
         seal_due: Called each turn with the time; seals what lingered long enough and returns when to be called next.
         on_topic: Called when a topic's partition count is known and nothing waits for it any more.
+        let_go: Entered by a caller that waits: without the locks that its own thread may have, in a signal handler.
     """
 
     def __init__(
@@ -264,6 +304,7 @@ class Pump:
         choose: Choose,
         seal_due: Callable[[float], float],
         on_topic: Callable[[str, int], None],
+        let_go: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._config = config
         self._transport = transport
@@ -272,6 +313,7 @@ class Pump:
         self._choose = choose
         self._seal_due = seal_due
         self._on_topic = on_topic
+        self._let_go = let_go
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._wake = _Bell()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -294,11 +336,12 @@ class Pump:
         self._memory = 0
         self._own: Lane
         self._lanes: list[Lane] = []
-        # Shared with callers, under `lock`: what they wait for. Never `with self.cond`: a signal handler that raises
-        # (Ctrl-C) may interrupt Condition.__enter__, which is Python, behind its acquire, and nobody would let go.
-        self.lock = threading.Lock()
-        self.cond = threading.Condition(self.lock)
-        self._waiters = 0
+        # Shared with callers, under `lock`. It is taken by `with` only: a signal handler that raises (Ctrl-C) right
+        # after an acquire() would leave it taken. Callers take it only while they have `SafeProducer._lock`: a signal
+        # handler that calls the producer then knows that it comes in the middle of something, takes both once more,
+        # and gives them up while it waits (`SafeProducer._let_go`).
+        self.lock = threading.RLock()
+        self.cond = self._waiters = _Waiting()
         self._numbers = itertools.count(1)
         self._open: OrderedDict[int, Parcel] = OrderedDict()
         self._undurable: OrderedDict[int, Parcel] = OrderedDict()
@@ -314,6 +357,9 @@ class Pump:
         self.refused_sends = 0
         self._reasons: dict[tuple[str, int], str] = {}
         self.last_progress = time.monotonic()
+        """When the fate of a batch came nearer: an answer that is not the same again, a grant, a topic's metadata."""
+        self.pause_until = 0.0
+        """The end of the longest pause whose end is known beforehand, monotonic seconds."""
         self._thread = threading.Thread(
             target=self._run, name=f"kafkasafe-pump-{config.client_id}", daemon=True
         )
@@ -377,60 +423,73 @@ class Pump:
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order. Never blocks; `room` was asked before.
 
-        A caller that was interrupted in here (Ctrl-C) calls again with the same ones: they are accepted once.
+        A caller that was interrupted in here (Ctrl-C) calls again with the same ones, and so does a signal handler that
+        comes in the middle: they are accepted once.
         """
         now = time.monotonic()
         with self.lock:
             failure = self.failure
-            waiting = [parcel for parcel in parcels if not parcel.taken]
-            for parcel in waiting if failure is None else ():
-                parcel.number = parcel.number or next(self._numbers)
-                parcel.sealed_at = now
+            waiting = failure is None and any(not parcel.taken for parcel in parcels)
+            for parcel in parcels if waiting else ():
+                if parcel.taken:
+                    continue
+                if not parcel.number:
+                    number = next(self._numbers)
+                    # Unless a signal handler came just now and gave it one.
+                    parcel.number = parcel.number or number  # type: ignore[redundant-expr]
+                    parcel.sealed_at = now
                 self._open[parcel.number] = parcel
                 if parcel.number not in self._undurable:
                     self._undurable[parcel.number] = parcel
                     self._backlog += parcel.size_bytes
-            if waiting and failure is None:
+            if waiting:
                 self._inbox.append(lambda: self._take(parcels))
+            # The same handler may have waited until they were on disk, or delivered.
+            for parcel in parcels:
+                if parcel.durable and self._undurable.pop(parcel.number, None) is not None:
+                    self._backlog -= parcel.size_bytes
+                if parcel.done:
+                    self._open.pop(parcel.number, None)
         if failure is not None:
             for parcel in parcels:
                 self._abort(parcel, failure)
         self._wake.set()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until `ready()`, which is evaluated with `lock` held; False when the time ended first."""
+        """Wait until `ready()`; False when the time ended first.
+
+        It is evaluated on the caller's thread, without `lock`: it only looks, at what changes in one step. On return
+        the pump has done with `lock` held all that it does together with what was waited for.
+        """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         if self.is_current_thread():
-            with self.lock:
-                if ready():
-                    return True
+            if ready():
+                return True
             raise UsageError(
                 "on_event and dead_letter are called on the producer's own thread: who waits there for its work waits"
                 " for himself. Nothing was changed; send() is possible, wait elsewhere"
             )
-        with self.lock:
-            self._waiters += 1
-            try:
-                return self.cond.wait_for(lambda: ready() or self.failure is not None, timeout) and ready()
-            finally:
-                self._waiters -= 1
+        with self._let_go():
+            done = self.cond.wait_for(lambda: ready() or self.failure is not None, timeout) and ready()
+            with self.lock:
+                return done
 
     def flushed(self, number: int) -> bool:
-        """Every parcel up to this number has its fate. Call with `lock` held."""
-        return all(first > number for first in itertools.islice(self._open, 1))
+        """Every parcel up to this number has its fate."""
+        return _first(self._open, number + 1) > number
 
     def spooled(self, number: int) -> bool:
-        """Every parcel up to this number is durable. Call with `lock` held."""
-        return all(first > number for first in itertools.islice(self._undurable, 1))
+        """Every parcel up to this number is durable."""
+        return _first(self._undurable, number + 1) > number
 
     def last_number(self) -> int:
-        """Number of the newest parcel. Call with `lock` held."""
-        return next(reversed(self._open), 0)
+        """Number of the newest parcel that has no fate."""
+        return _last(self._open)
 
     def last_undurable(self) -> int:
-        """Number of the newest parcel that is not durable. Call with `lock` held."""
-        return next(reversed(self._undurable), 0)
+        """Number of the newest parcel that is not durable."""
+        return _last(self._undurable)
 
     def spill_all(self) -> None:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""
@@ -438,8 +497,7 @@ class Pump:
 
     def refused(self) -> None:
         """A send found no room."""
-        with self.lock:
-            self.refused_sends += 1
+        self.refused_sends += 1
 
     def refresh_topic(self, topic: str) -> None:
         """Ask for a topic's metadata."""
@@ -450,21 +508,20 @@ class Pump:
         lanes = list(self._lanes)
         journals = [lane.journal for lane in lanes]
         now_ms = _now_ms()
-        with self.lock:
-            oldest = next(iter(self._open.values()), None)
-            age_s = 0.0
-            if oldest is not None:
-                age_s = time.monotonic() - oldest.sealed_at
-                if not oldest.sealed_at:
-                    # Of an earlier life: when it was sealed is not known.
-                    age_s = (now_ms - oldest.max_timestamp) / 1000
-            gauges: dict[str, float] = {
-                "spool_bytes": self._used,
-                "spool_capacity_bytes": self._config.spool_max_bytes,
-                "unfinished_batches": len(self._open),
-                "undurable_batches": len(self._undurable),
-                "spool_oldest_record_age_seconds": max(0.0, age_s),
-            }
+        oldest = self._open.get(_first(self._open, 0))
+        age_s = 0.0
+        if oldest is not None:
+            age_s = time.monotonic() - oldest.sealed_at
+            if not oldest.sealed_at:
+                # Of an earlier life: when it was sealed is not known.
+                age_s = (now_ms - oldest.max_timestamp) / 1000
+        gauges: dict[str, float] = {
+            "spool_bytes": self._used,
+            "spool_capacity_bytes": self._config.spool_max_bytes,
+            "unfinished_batches": len(self._open),
+            "undurable_batches": len(self._undurable),
+            "spool_oldest_record_age_seconds": max(0.0, age_s),
+        }
         identified = [stamp for journal in journals for stamp in journal.identified_since_ms()]
         gauges["producer_id_age_seconds"] = max((max(0, now_ms - s) / 1000 for s in identified), default=0.0)
         gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
@@ -478,8 +535,15 @@ class Pump:
         offsets = dict(self._own.journal.last_acked_offsets())
         return PumpState(gauges, offsets)
 
+    def patience_ends(self, patience: Patience, began: float) -> float:
+        """When somebody who waits for deliveries since `began` gives up, monotonic seconds."""
+        return patience.ends_at(began, self.last_progress, self.pause_until)
+
+    def _progressed(self) -> None:
+        self.last_progress = time.monotonic()
+
     def idle(self) -> bool:
-        """Nothing unfinished, in any lane. Call with `lock` held; exact only for the own lane's parcels."""
+        """Nothing unfinished, in any lane; exact only for the own lane's parcels."""
         return not self._open
 
     def resume_parked(self, *, resend: bool) -> None:
@@ -503,11 +567,12 @@ class Pump:
         self._wake.set()
         if self.is_current_thread():
             return False
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            self._abandon = True
-            self._wake.set()
-            self._thread.join(5.0)
+        with self._let_go():
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self._abandon = True
+                self._wake.set()
+                self._thread.join(5.0)
         return not self._thread.is_alive()
 
     def is_current_thread(self) -> bool:
@@ -520,15 +585,12 @@ class Pump:
 
     def nudge(self) -> None:
         """Have callers who wait look again."""
-        if self._waiters:
-            with self.lock:
-                self.cond.notify_all()
+        self.cond.notify_all()
 
     def forked(self, error: BaseException) -> None:
         """In a forked child: nobody works here, and whoever held the lock is gone."""
-        self.lock = threading.Lock()
-        self.cond = threading.Condition(self.lock)
-        self._waiters = 0
+        self.lock = threading.RLock()
+        self.cond = self._waiters = _Waiting()
         self.failure = error
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -1099,6 +1161,7 @@ class Pump:
             )
             for child, indexes in children
         ]
+        self._progressed()
         made = lane.journal.replaced(divide.batch, described)
         self._adopt_children(parent, children)
         for (child, _), batch in zip(children, made, strict=True):
@@ -1366,7 +1429,10 @@ class Pump:
                 log_start_offset=reply.log_start_offset,
                 now=now,
             )
+            if batch.state is j.State.REFUSED:
+                self._progressed()
         else:
+            self._progressed()
             parcel = lane.parcels.get(batch.handle)
             if parcel is not None:
                 parcel.log_append_time = reply.log_append_time
@@ -1406,6 +1472,8 @@ class Pump:
         topic, partition = lane.journal.address(wait.destination)
         backoff_s = self._backoff.pause_s(wait.attempt)
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
+        if wait.at_least_s > backoff_s:
+            self.pause_until = max(self.pause_until, time.monotonic() + pause_s)
         self.counters["retries"] += 1
         self.stats.backoff_s["produce"] += pause_s
         self._log.seldom(
@@ -1442,6 +1510,7 @@ class Pump:
         if isinstance(result, t.ProducerIdGranted):
             lane.producer_id_wanted = False
             lane.producer_id_failures = 0
+            self._progressed()
             lane.journal.granted(result.producer_id, result.epoch)
             return
         lane.producer_id_failures += 1
@@ -1479,10 +1548,12 @@ class Pump:
         topic, _ = lane.journal.address(ask.destination)
         info = self._transport.topic(topic)
         topic_id = info.topic_id if info is not None else bytes(16)
+        self._progressed()
         lane.journal.baseline(ask.destination, result.offset, topic_id)
 
     def _on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._cluster_id:
+            self._progressed()
             self._bind(refreshed.cluster_id)
         for name in refreshed.topics:
             self._learn(name)
@@ -1612,7 +1683,8 @@ class Pump:
                     name, info.error_code, f"{reason}: the cluster says so of the topic", now
                 )
             elif info.partitions and not info.error_code and (lane.own or lane.journal.waiting(name)):
-                lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1)
+                if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
+                    self._progressed()
                 self._drive(lane)
         if info.partitions and not info.error_code and not self._own.journal.waiting(name):
             self._on_topic(name, max(info.partitions) + 1)
@@ -2239,6 +2311,7 @@ class _Question:
             log_start_offset=result.log_start_offset,
         )
         if scan.next_offset > before:
+            self._pump._progressed()
             self._read()
             return
         # Nothing new: replicas have not confirmed the rest yet.
@@ -2251,6 +2324,8 @@ class _Question:
         self._pump._timer(_SCAN_POLL_S, self._read)
 
     def _count(self, judgement: Judgement, method: str) -> None:
+        if judgement.present:
+            self._pump._progressed()
         stats = self._pump.stats
         stats.in_doubt_resolved["present", method] += judgement.present
         absent = len(self._ask.doubt) - judgement.present
@@ -2384,6 +2459,7 @@ class _Inquest:
             log_start_offset=result.log_start_offset,
         )
         if survey.next_offset > before:
+            self._pump._progressed()
             self._read()
             return
         self._polls += 1
@@ -2424,6 +2500,20 @@ def _leaves(parcel: Parcel) -> list[Parcel]:
     if parcel.children is None:
         return [parcel]
     return [leaf for child, _ in parcel.children for leaf in _leaves(child)]
+
+
+def _first(numbers: Iterable[int], default: int) -> int:
+    """The first key of a dict that another thread may change meanwhile."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # it was changed between two steps
+            return next(iter(numbers), default)
+
+
+def _last(numbers: Reversible[int]) -> int:
+    """The last key of a dict that another thread may change meanwhile; 0 if there is none."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return next(reversed(numbers), 0)
 
 
 def _now_ms() -> int:
