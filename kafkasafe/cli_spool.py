@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import dataclasses
 import json
@@ -26,6 +27,7 @@ from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import given_partitions
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
+from kafkasafe._io.resend import bring_back, find_rejected
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
@@ -35,6 +37,7 @@ from kafkasafe.cli_common import (
     Directory,
     Json,
     Servers,
+    address_of,
     connection,
     counted,
     duration_s,
@@ -53,7 +56,7 @@ _pa: Any = pa  # it ships no types
 spool_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into spool directories, and bring them in order. Only repair and drain change anything.",
+    help="Look into spool directories, and bring them in order. Only repair, drain and resend change anything.",
 )
 
 _DAMAGED: Final = CODES.format(broken="something is damaged")
@@ -499,11 +502,76 @@ def spool_drain(
     options = connection(servers, config)
     directory = directory.absolute()
     lanes = open_directory(directory)
+    done = _deliver(lanes, options, limit_s, on_undecidable)
+    if as_json:
+        print(json.dumps(done.fields, indent=1))
+    else:
+        done.print()
+    if done.broken:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Delivery:
+    """What a drain did, and what is there after it."""
+
+    delivered: int
+    left: int
+    rejected: list[Inspected]
+    foreign: list[str]
+    trouble: str
+    seconds: float
+
+    @property
+    def rejected_records(self) -> int:
+        """In rejected/ of all lanes."""
+        return sum(each.records for found in self.rejected for each in found.rejected)
+
+    @property
+    def broken(self) -> bool:
+        """Whether something is left."""
+        return bool(self.left or self.trouble or self.rejected)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "delivered_records": self.delivered,
+            "left_records": self.left,
+            "rejected_records": self.rejected_records,
+            "lanes_of_others": self.foreign,
+            "trouble": self.trouble,
+            "seconds": round(self.seconds, 1),
+        }
+
+    def print(self) -> None:
+        """For people."""
+        print(
+            f"{counted(self.delivered, 'record')} delivered, {self.left:,} left"
+            + (f": {self.trouble}" if self.trouble else "")
+        )
+        if self.rejected:
+            print(f"{counted(self.rejected_records, 'record')} in rejected/, not delivered:")
+        for found in self.rejected:
+            print_rejected(found.rejected, found.rejected_unreadable)
+        if self.rejected_records:
+            print(RESEND_HINT)
+        for name in self.foreign:
+            print(f"{name} belongs to a living process, which delivers it")
+
+
+def _deliver(
+    lanes: SpoolDirectory, options: dict[str, Any], limit_s: float, on_undecidable: str
+) -> _Delivery:
     before, _, _ = _left(lanes, set())
+    refused_before = _rejected(lanes)
     began = time.monotonic()
     deadline = began + limit_s
     trouble = ""
-    with SafeDrain(options, directory, on_undecidable) as producer, progress("delivering", "records") as told:
+    with (
+        SafeDrain(options, lanes.path, on_undecidable) as producer,
+        progress("delivering", "records") as told,
+    ):
         while True:
             try:
                 producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
@@ -527,38 +595,17 @@ def spool_drain(
                 break
             time.sleep(0.1 if flushed else 0)
     left, damaged, foreign = _left(lanes, set())
-    rejected = [found for _, _, found in _inspected(directory) if found.rejected or found.rejected_unreadable]
-    rejected_records = sum(each.records for found in rejected for each in found.rejected)
-    delivered = max(0, before - left)
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "delivered_records": delivered,
-                    "left_records": left,
-                    "rejected_records": rejected_records,
-                    "lanes_of_others": foreign,
-                    "trouble": trouble or damaged,
-                    "seconds": round(time.monotonic() - began, 1),
-                },
-                indent=1,
-            )
-        )
-    else:
-        print(
-            f"{counted(delivered, 'record')} delivered, {left:,} left"
-            + (f": {trouble or damaged}" if left or trouble else "")
-        )
-        if rejected:
-            print(f"{counted(rejected_records, 'record')} in rejected/, not delivered:")
-        for found in rejected:
-            print_rejected(found.rejected, found.rejected_unreadable)
-        if rejected_records:
-            print(RESEND_HINT)
-        for name in foreign:
-            print(f"{name} belongs to a living process, which delivers it")
-    if left or trouble or damaged or rejected:
-        raise typer.Exit(EXIT_BROKEN)
+    rejected = [
+        found for _, _, found in _inspected(lanes.path) if found.rejected or found.rejected_unreadable
+    ]
+    refused = max(0, _rejected(lanes) - refused_before)
+    delivered = max(0, before - left - refused)
+    return _Delivery(delivered, left, rejected, foreign, trouble or damaged, time.monotonic() - began)
+
+
+def _rejected(lanes: SpoolDirectory) -> int:
+    """Records in rejected/ of all lanes."""
+    return sum(each.records for _, _, found in _inspected(lanes.path) for each in found.rejected)
 
 
 class SafeDrain(SafeProducer):
@@ -577,6 +624,83 @@ class SafeDrain(SafeProducer):
     def unfinished_records(self) -> int:
         """In those lanes."""
         return sum(lane.journal.spooled_records for lane in list(self._pump._lanes))
+
+
+# -- rejected ----------------------------------------------------------------------------------------------------------
+
+
+@spool_app.command(
+    "resend",
+    epilog=CODES.format(broken="something is left: not resent, not delivered in time, or rejected again"),
+)
+def spool_resend(
+    directory: Directory,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="TOPIC", help="Only records of this topic. May be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; say what would be resent.")
+    ] = False,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="When to give up: 90s, 10m, 1h.")] = "5m",
+    as_json: Json = False,
+) -> None:
+    """Send rejected records again: after a right was granted, a topic created, a limit raised.
+
+    They are put back into the spool in the order in which they were rejected, and are not in rejected/ any more:
+    exactly once, also if this is killed and called again. With --bootstrap-servers (or --config) they are then
+    delivered, as kafkasafe spool drain does it; without, by the next producer on the directory. Producers may be at
+    work meanwhile.
+    """
+    limit_s = duration_s(timeout, "--timeout")
+    options = None if servers is None and config is None else connection(servers, config)
+    directory = directory.absolute()
+    lanes = open_directory(directory)
+    topics = topic or ()
+    done = None
+    if dry_run:
+        found = find_rejected(lanes, topics)
+    else:
+        with progress("putting back", "files") as told:
+            found = bring_back(lanes, topics, told=told)
+        if options is not None:
+            # Also where nothing is to be put back: the one before may have died in delivering.
+            done = _deliver(lanes, options, limit_s, "raise")
+            if topics:
+                mine = [found for found in done.rejected if any(r.topic in topics for r in found.rejected)]
+                done = dataclasses.replace(done, rejected=mine)
+    counts: dict[tuple[str, int], int] = collections.Counter()
+    for each in found.files:
+        counts[each.topic, each.partition] += each.kept.records
+    if as_json:
+        told_fields: dict[str, Any] = {
+            "dry_run": dry_run,
+            "resent_records": found.records,
+            "resent": [
+                {"topic": name, "partition": partition, "records": records}
+                for (name, partition), records in counts.items()
+            ],
+            "lane": found.lane or None,
+            "not_resent": found.left,
+        }
+        print(json.dumps(told_fields | ({} if done is None else done.fields), indent=1))
+    else:
+        for (name, partition), records in counts.items():
+            print(f"  {address_of(name, partition)}: {counted(records, 'record')}")
+        verb = "would be" if dry_run else "were" if found.records != 1 else "was"
+        print(
+            f"{counted(found.records, 'record')} {verb} put back into the spool{found.lane and f' ({found.lane})'}"
+        )
+        for text in found.left:
+            print(f"NOT RESENT {text}")
+        if done is not None:
+            done.print()
+        elif found.files and not dry_run:
+            print("They are delivered by the next producer on this directory, or by kafkasafe spool drain")
+    if found.left or (done is not None and done.broken):
+        raise typer.Exit(EXIT_BROKEN)
 
 
 def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:

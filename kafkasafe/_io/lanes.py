@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -255,6 +255,28 @@ class SpoolDirectory:
                 f"No lane of {self.path} can be used: {error}. No record was accepted, none was lost"
             ) from error
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
+
+    @contextlib.contextmanager
+    def resending(self) -> Iterator[None]:
+        """While rejected records are put back into lanes: one process at a time.
+
+        Raises:
+            LaneBusyError: Another one does.
+            SpoolError: It cannot be locked.
+        """
+        path = self.path / "RESEND"
+        try:
+            handle = _open_lockable(self._files, path, create=True)
+        except OSError as error:
+            raise SpoolError(f"{path} cannot be made: {error}. Nothing was changed") from error
+        try:
+            if not self._files.lock(handle):
+                raise LaneBusyError(
+                    f"Another process resends rejected records of {self.path}. Nothing was changed"
+                )
+            yield
+        finally:
+            _close_lockable(self._files, handle)
 
     def dead_lanes(self) -> list[LaneLock]:
         """Lanes with content that nobody owns; they are ours on return.

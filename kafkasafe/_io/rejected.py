@@ -25,6 +25,7 @@ __all__ = [
     "RejectedStore",
     "data_of",
     "read_rejected",
+    "rejected_names",
     "retire",
     "summed_up",
     "waits_of",
@@ -170,6 +171,14 @@ def _read(files: Files, path: Path, lane_id: bytes | None, waits: pure.Waits) ->
     except (OSError, ValueError) as error:
         return KeptFile(path, size, error=_why(error))
     return KeptFile(path, size, content, pure.still_rejected(content, lane_id, waits))
+
+
+def rejected_names(files: Files, lane: Path) -> list[str]:
+    """Names of the files in a lane's `rejected/`, in the order of rejection; none where it cannot be listed."""
+    try:
+        return sorted(name for name in files.list(lane / _FOLDER) if _NAME.fullmatch(name))
+    except OSError:
+        return []
 
 
 def data_of(files: Files, path: Path, position: int) -> bytearray:

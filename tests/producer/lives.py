@@ -25,6 +25,9 @@ from pathlib import Path
 
 import kafka.errors as kafka_errors
 
+from kafkasafe import cli, cli_common
+from kafkasafe import producer as producer_module
+from kafkasafe._io.files import OsFiles
 from kafkasafe._io.transport import Transport
 from kafkasafe.producer import SafeProducer
 from kafkasafe.testing.demo import Ledger
@@ -212,7 +215,48 @@ def unwritable(*, spool: str, result: str) -> None:
     Path(result).write_text(text)
 
 
-LIVES = {life.__name__: life for life in (stream, burst, full_disk, unwritable)}
+class Mortal(OsFiles):
+    """The operating system's files; kill -9 at the call after so many that change what is durable."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def _count(self) -> None:
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+
+    def writev(self, handle, buffers, offset):
+        self._count()
+        return super().writev(handle, buffers, offset)
+
+    def sync_data(self, handle):
+        self._count()
+        super().sync_data(handle)
+
+    def sync_directory(self, path):
+        self._count()
+        super().sync_directory(path)
+
+    def unlink(self, path):
+        self._count()
+        super().unlink(path)
+
+
+def command(*, arguments: list[str], calls: int) -> None:
+    """A command line that has to end well; it dies when it has done so much to the disk."""
+    files = Mortal(calls)
+    cli_common.OsFiles = producer_module.OsFiles = lambda: files
+    try:
+        cli.main(arguments)
+    except SystemExit as ended:
+        if ended.code:
+            raise RuntimeError(f"exit code {ended.code}") from ended
+
+
+LIVES = {life.__name__: life for life in (stream, burst, full_disk, unwritable, command)}
 
 
 def _live(order: dict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import threading
@@ -12,7 +13,7 @@ import harness
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-from kafkasafe import RejectedError, SafeProducer, events
+from kafkasafe import RejectedError, SafeProducer, cli, events
 from kafkasafe._core import batch as codec
 from kafkasafe._io.files import OsFiles
 from kafkasafe.testing.broker import KafkaCluster
@@ -409,4 +410,78 @@ def test_where_rejected_is_full_what_is_refused_waits(kafka, producers, caplog):
     producer.flush(60)
     assert [value[:1] for value in kept_aside(producer)] == [b"%d" % number for number in range(6)]
     assert producer._pump.state().gauges["rejected_kept_records"] == 6
+    producer.close()
+
+
+# -- and back ----------------------------------------------------------------------------------------------------------
+
+
+def run(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def test_rejected_records_are_resent_once_and_in_order_also_after_kill_9(
+    kafka, producers, zygote, tmp_path, capsys
+):
+    """The operator raises the limit, and kafkasafe spool resend is killed at one call to the disk after the other."""
+    topic = harness.new_topic(kafka, 2, config={"max.message.bytes": 3000})
+    other = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
+    spool, servers = producers.spool, ",".join(kafka.bootstrap_servers)
+    with producers(kafka.bootstrap_servers, request_timeout_ms=1000) as producer:
+        futures = []
+        for number in range(1, 41):
+            value = b"%0*d" % (harness.lives.DIGITS, number) + b"." * (4000 if number % 2 else 0)
+            futures.append(producer.send(topic, value, partition=number % 4 // 2))
+            futures[-1].durable(10)
+        futures.append(producer.send(other, value=harness.record_value(1)))
+        producer.flush(60)
+    code, out, _ = run(capsys, "spool", "ls", spool)
+    assert (code, "21 records REJECTED" in out, "MESSAGE_TOO_LARGE" in out) == (1, True, True)
+    code, out, _ = run(capsys, "spool", "drain", spool, "-b", servers)
+    assert (code, "21 records in rejected/, not delivered" in out) == (1, True)
+    code, out, _ = run(capsys, "spool", "resend", spool, "--dry-run", "--topic", topic)
+    assert (code, "20 records would be put back" in out) == (0, True)
+    kafka.alter_topic(topic, {"max.message.bytes": 100_000})
+    config = tmp_path / "kafka.json"
+    config.write_text('{"request_timeout_ms": 1000}', encoding="utf-8")
+    command = ["spool", "resend", str(spool), "-b", servers, "--config", str(config), "--topic", topic]
+    killed = 0
+    for calls in range(0, 200, 7):
+        life = zygote.fork(harness.lives.command, tmp_path / "lives.log", arguments=command, calls=calls)
+        if (code := life.wait()) == 0:
+            break
+        assert code == -9, life.tail()
+        killed += 1
+    assert (code, killed > 5) == (0, True), (killed, life.tail())
+    log = harness.read_log(kafka.bootstrap_servers, topic)
+    for partition, records in log.items():
+        numbers = harness.numbers_of(records)
+        mine = [number for number in range(1, 41) if number % 4 // 2 == partition]
+        assert sorted(numbers) == mine
+        assert [number for number in numbers if number % 2] == [number for number in mine if number % 2]
+    code, out, _ = run(capsys, "spool", "ls", spool)
+    assert (code, "1 record REJECTED" in out) == (1, True)  # the other topic's
+
+
+def test_records_are_resent_beside_a_living_producer(kafka, producers, capsys):
+    """It need not be stopped; what is rejected again is in rejected/ again, and said."""
+    topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
+    producer = producers(kafka.bootstrap_servers)
+    for number in range(3):
+        with pytest.raises(RejectedError):
+            producer.send(topic, value=harness.record_value(number)).get(30)
+    servers = ",".join(kafka.bootstrap_servers)
+    code, out, _ = run(capsys, "spool", "resend", producers.spool, "-b", servers, "--json")
+    told = json.loads(out)
+    assert (code, told["resent_records"], told["delivered_records"], told["rejected_records"]) == (1, 3, 0, 3)
+    kafka.alter_topic(topic, {"cleanup.policy": "delete"})
+    harness.until(lambda: producer._pump.state().gauges["rejected_kept_records"] == 0)
+    code, out, _ = run(capsys, "spool", "resend", producers.spool, "-b", servers)
+    assert (code, "belongs to a living process, which delivers it" in out) == (0, True)
+    harness.until(lambda: harness.end_offset(kafka, topic) == 3)
+    harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(3), contents=False)
     producer.close()

@@ -1,0 +1,235 @@
+"""Brings rejected records back into the spool, and sets a batch aside that stands in the way.
+
+A file of `rejected/` is written into a lane in one atomic group with a mark that names it, and deleted when that group
+is durable: a crash at any moment leaves its records in one of the two places (docs/spool-format.md, Rejected batches).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+from kafkasafe._core.journal import Journal
+from kafkasafe._io.files import Files, read_file
+from kafkasafe._io.inspection import read_lane, resent_in
+from kafkasafe._io.lanes import LaneLock, SpoolDirectory
+from kafkasafe._io.recovery import Log, replay
+from kafkasafe._io.rejected import KeptFile, read_rejected, rejected_names, retire, waits_of
+from kafkasafe._io.spool import Spool, was_told
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+
+__all__ = ["Resendable", "Resent", "bring_back", "find_rejected"]
+
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Resendable:
+    """A file of `rejected/` that can be resent.
+
+    Attributes:
+        lane: Name of the lane.
+        kept: The file.
+        topic: Of all records in it.
+        partition: -1 when it was never chosen.
+    """
+
+    lane: str
+    kept: KeptFile
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class Resent:
+    """What was, or would be, brought back.
+
+    Attributes:
+        files: In the order in which they are resent.
+        left: One sentence for each that cannot be.
+        lane: Name of the lane that has them now; empty when nothing was written.
+    """
+
+    files: list[Resendable] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    lane: str = ""
+
+    @property
+    def records(self) -> int:
+        """How many."""
+        return sum(each.kept.records for each in self.files)
+
+
+def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Resent:
+    """What a resend would bring back. Changes nothing.
+
+    Args:
+        directory: The spool directory; producers may be at work in it.
+        topics: Only these; empty: all.
+
+    Raises:
+        SpoolCorruptError: Damage may hide that something was resent already.
+        SpoolError: Something cannot be read.
+    """
+    files = directory.files
+    numbers = directory.lanes()
+    cluster_id = directory.cluster_id()
+    try:
+        # In this order: what is listed was in its lane's log before, so the log read next knows what became of it;
+        # and a file whose mark is gone from the logs by then is gone when it is read.
+        names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
+        logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
+        resent = [mark for log in logs.values() for mark in resent_in(log)]
+        found = Resent()
+        for number in numbers:
+            lane = directory.lane_path(number)
+            _refuse_blind(files, lane, logs[number])
+            if names[number]:
+                _make_durable(files, logs[number])
+            journal = _journal(logs[number])
+            for kept in read_rejected(
+                files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
+            ):
+                if kept.path.name not in names[number]:
+                    continue  # rejected since
+                topic, partition = kept.address(journal)
+                if kept.error:
+                    found.left.append(f"{kept.path}: it cannot be read: {kept.error}")
+                elif topics and topic not in topics:
+                    continue
+                elif kept.content is not None and kept.content.cluster_id not in {"", cluster_id}:
+                    found.left.append(
+                        f"{kept.path}: its records are for cluster {kept.content.cluster_id}, not {cluster_id}"
+                    )
+                elif topic == "?":
+                    found.left.append(f"{kept.path}: for which topic it is, the spool does not know any more")
+                else:
+                    found.files.append(Resendable(lane.name, kept, topic, partition))
+    except OSError as error:
+        raise SpoolError(f"{directory.path} cannot be read: {error}. Nothing was changed") from error
+    return found
+
+
+def bring_back(
+    directory: SpoolDirectory,
+    topics: Collection[str] = (),
+    *,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Resent:
+    """Put rejected records back into a lane that nobody owns, in the order in which they were rejected.
+
+    On return they are durable there, and not in `rejected/` any more; whoever adopts or drains the lane delivers them.
+
+    Args:
+        directory: The spool directory; producers may be at work in it.
+        topics: Only these; empty: all.
+        told: Called with (files done, files) on the way.
+        clock_ms: Ms since the epoch.
+
+    Raises:
+        LaneBusyError: Another resend is under way, or no lane is free.
+        SpoolCorruptError: Damage may hide that something was resent already, or is in the lane.
+        SpoolError: Something cannot be read or written. Nothing is lost; what was brought back stays so.
+    """
+    with directory.resending():
+        found = find_rejected(directory, topics)
+        if not found.files:
+            return found
+        with own_lane(directory, directory.take_lane(), clock_ms) as (lane, spool, journal):
+            found.lane = lane.name
+            for done, each in enumerate(found.files):
+                told(done, len(found.files))
+                _write(directory, spool, journal, each)
+    return found
+
+
+class own_lane:  # noqa: N801 - used like a function
+    """Opens a lane whose lock one has, and closes it in order."""
+
+    def __init__(self, directory: SpoolDirectory, lock: LaneLock, clock_ms: Callable[[], int]) -> None:
+        self._directory = directory
+        self._lock = lock
+        self._clock_ms = clock_ms
+
+    def __enter__(self) -> tuple[Path, Spool, Journal]:
+        """(directory, log, journal) of the lane."""
+        journal = Journal()
+        try:
+            self._spool, entries = Spool.open(
+                self._lock.path,
+                files=self._directory.files,
+                segment_bytes=SEGMENT_BYTES,
+                sync="group",
+                snapshot=journal.snapshot,
+                clock_ms=self._clock_ms,
+            )
+        except BaseException:
+            self._lock.release()
+            raise
+        replay(entries, journal)
+        journal.recovered(0.0)
+        return self._lock.path, self._spool, journal
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._spool.close()
+        finally:
+            self._lock.release()
+
+
+def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Resendable) -> None:
+    path = each.kept.path
+    mark = m.Resent(each.lane, path.name)
+    try:
+        raw = read_file(directory.files, path)
+        marks: list[m.Mark] = []
+        known = (each.topic, each.partition) in {journal.address(n) for n in journal.destinations}
+        number = journal.destination(each.topic, each.partition)
+        if not known:
+            marks.append(m.Destination(number, each.topic, each.partition))
+        batches = []
+        for entry in each.kept.entries:
+            data = bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
+            # A new id: what became of the old one does not matter any more.
+            codec.stamp_identity(data, -1, -1, -1)
+            batches.append((number, data))
+        spool.write_group([*marks, mark], batches, atomic=True)
+        spool.sync()
+        retire(directory.files, directory.path, mark)
+    except (OSError, SpoolWriteError) as error:
+        raise SpoolError(
+            f"{path} could not be resent: {error}. Nothing is lost or there twice: resend again"
+        ) from error
+
+
+def _journal(log: Log) -> Journal:
+    journal = Journal()
+    replay(log.entries, journal)
+    journal.recovered(0.0)
+    return journal
+
+
+def _make_durable(files: Files, log: Log) -> None:
+    """A mark that was read may be in the page cache only; before it is relied on it goes to disk."""
+    if log.segments:
+        handle = files.open(log.segments[-1].path)
+        try:
+            files.sync_data(handle)
+        finally:
+            files.close(handle)
+
+
+def _refuse_blind(files: Files, lane: Path, log: Log) -> None:
+    lost = [damage for damage in log.damage if not damage.destination and not was_told(files, lane, damage)]
+    if lost:
+        raise SpoolCorruptError(
+            f"{lane} is damaged, and a mark that something was resent may be lost with it: {lost[0]}. Nothing was"
+            " changed; see kafkasafe spool repair",
+            damage=tuple(map(str, lost)),
+        )

@@ -1,0 +1,194 @@
+"""Rejected records come back once, in order, whatever a crash does."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
+from kafkasafe._core.rejected import Refused
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.rejected import data_of, read_rejected, retire
+from kafkasafe._io.resend import bring_back, find_rejected
+from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError
+from kafkasafe.testing.disk import Disk, ProcessKilled
+
+from .test_rejected import ROOT, Owner, encoded
+
+ORDERS, OTHER = m.Destination(1, "orders", 0), m.Destination(2, "other", -1)
+WAITING = [b"w"]
+REJECTED = [b"a", b"b", b"x", b"c", b"z"]
+
+
+def prepared() -> Disk:
+    """Two lanes that nobody owns: one record waits, two topics have rejected ones."""
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    directory.bind_cluster("c1", drained=lambda: True)
+    for number, batches in enumerate(([(1, b"a"), (1, b"b"), (2, b"x"), (1, b"w"), (1, b"c")], [(1, b"z")])):
+        lock = directory.take_lane(number)
+        owner = Owner(directory.files, lock.path)
+        positions = owner.spool.write_group([ORDERS, OTHER], [(to, encoded(v)) for to, v in batches])
+        owner.spool.sync()
+        for count, which in ((2, [0, 1]), (1, [2]), (1, [4])) if number == 0 else ((1, [0]),):
+            kept = [Refused(positions[i], owner.spool.read(positions[i]), 29, "no") for i in which]
+            assert len(kept) == count
+            to = ORDERS if batches[which[0]][0] == 1 else OTHER
+            owner.store.keep(kept, to, cluster_id="c1", now_ms=1)
+            owner.spool.write_group([m.Rejected(positions[i], 29, "no") for i in which], ())
+            owner.spool.sync()
+        owner.spool.close()
+        lock.release()
+    return disk
+
+
+def life(disk: Disk) -> tuple[list[bytes], list[bytes]]:
+    """The next owner of every lane: what it would deliver, in the order of its lanes, and what stays rejected."""
+    files = disk.process()
+    directory = SpoolDirectory.open(ROOT, files=files)
+    waiting, rejected = [], []
+    owners = []
+    for number in directory.lanes():
+        lock = directory.take_lane(number)
+        owner = Owner(files, lock.path)
+        owners.append(owner)
+        for mark in owner.journal.resent:
+            retire(files, ROOT, mark)
+            owner.journal.retired(mark)
+        for position in sorted(owner.waits):
+            waiting += codec.decode(owner.spool.read(position)).values
+    for owner in owners:
+        for kept in read_rejected(files, owner.spool._lane, lane_id=owner.spool.lane_id, waits=owner.waits):
+            assert not kept.error
+            rejected += [codec.decode(data_of(files, kept.path, e.position)).values[0] for e in kept.entries]
+        owner.spool.close()
+    files.kill()
+    return waiting, rejected
+
+
+def resend(disk: Disk, **of):
+    return bring_back(SpoolDirectory.look(ROOT, files=disk.process()), clock_ms=lambda: 5, **of)
+
+
+def test_what_was_rejected_comes_back_in_order():
+    disk = prepared()
+    assert life(disk) == (WAITING, REJECTED)
+    directory = SpoolDirectory.look(ROOT, files=disk.process())
+    dry = find_rejected(directory)
+    assert [(each.lane, each.topic, each.partition, each.kept.records) for each in dry.files] == [
+        ("lane-000", "orders", 0, 2),
+        ("lane-000", "other", -1, 1),
+        ("lane-000", "orders", 0, 1),
+        ("lane-001", "orders", 0, 1),
+    ]
+    some = resend(disk, topics=["other"])
+    assert (some.lane, some.records, some.left) == ("lane-000", 1, [])
+    assert life(disk) == ([b"w", b"x"], [b"a", b"b", b"c", b"z"])
+    assert resend(disk).records == 4
+    assert life(disk) == ([b"w", b"x", b"a", b"b", b"c", b"z"], [])
+    assert resend(disk).files == []
+
+
+def test_a_crash_at_any_moment_leaves_each_record_in_one_place():
+    disk = prepared()
+    before = len(disk.operations)
+    resend(disk)
+    states = 0
+    for state in disk.crash_states(start=before, samples=3):
+        states += 1
+        again = state.disk.copy()
+        waiting, rejected = life(state.disk)
+        assert sorted(waiting + rejected) == sorted(WAITING + REJECTED), state
+        assert life(state.disk) == (waiting, rejected), state
+        # The operator tries again, also before anybody opened the lane.
+        resend(again)
+        waiting, rejected = life(again)
+        assert (sorted(waiting), rejected) == (sorted(WAITING + REJECTED), []), state
+        assert [v for v in waiting if v in {b"a", b"b", b"c"}] == [b"a", b"b", b"c"], state
+    assert states > 60
+
+
+def test_killed_at_any_call_it_goes_on_where_it_was():
+    call = 0
+    while True:
+        disk = prepared()
+        disk.fail(call=call, kill=True)
+        files = disk.process()
+        try:
+            bring_back(SpoolDirectory.look(ROOT, files=files))
+        except ProcessKilled:
+            pass
+        else:
+            break
+        disk.heal()
+        files.kill()
+        resend(disk)
+        waiting, rejected = life(disk)
+        assert (sorted(waiting), rejected) == (sorted(WAITING + REJECTED), []), call
+        call += 1
+    assert call > 50
+
+
+@pytest.mark.parametrize("operation", ["writev", "sync_data", "unlink", "sync_directory", "create", "read"])
+def test_a_disk_that_fails_loses_and_doubles_nothing(operation):
+    for call in range(6):
+        disk = prepared()
+        disk.fail(operation, call=call)
+        with contextlib.suppress(SpoolError):  # not every call has a fault to meet
+            resend(disk)
+        disk.heal()
+        resend(disk)
+        waiting, rejected = life(disk)
+        assert (sorted(waiting), rejected) == (sorted(WAITING + REJECTED), []), call
+
+
+def test_what_is_not_rejected_yet_is_not_resent():
+    """Between the copy and its mark the owner may die, and deliver it after all."""
+    disk = prepared()
+    directory = SpoolDirectory.look(ROOT, files=disk.process())
+    lock = directory.take_lane(1)
+    owner = Owner(directory.files, lock.path)
+    (position,) = owner.accept(b"n")
+    owner.store.keep(
+        [Refused(position, owner.spool.read(position), 29, "no")], ORDERS, cluster_id="c1", now_ms=1
+    )
+    found = resend(disk)
+    assert (found.lane, found.records) == ("lane-000", 5)
+    directory.files.kill()
+    waiting, rejected = life(disk)
+    assert (sorted(waiting), rejected) == (sorted([*WAITING, *REJECTED, b"n"]), [])
+
+
+def test_records_for_another_cluster_stay_where_they_are():
+    disk = prepared()
+    directory = SpoolDirectory.look(ROOT, files=disk.process())
+    assert directory.bind_cluster("c2", drained=lambda: True) == ("c1", True)
+    found = resend(disk)
+    assert (found.files, len(found.left)) == ([], 4)
+    assert "for cluster c1, not c2" in found.left[0]
+
+
+def test_one_at_a_time():
+    disk = prepared()
+    with SpoolDirectory.look(ROOT, files=disk.process()).resending(), pytest.raises(LaneBusyError):
+        resend(disk)
+
+
+def test_where_a_mark_may_be_lost_nothing_is_resent():
+    disk = prepared()
+    (segment,) = [path for path in disk.files() if path.parent.name == "lane-001" and path.suffix == ".log"]
+    disk.flip(segment, 70)
+    with pytest.raises(SpoolCorruptError, match="Nothing was changed"):
+        resend(disk)
+
+
+def test_what_is_not_whole_stays_and_is_named():
+    disk = prepared()
+    name = next(path for path in sorted(disk.files()) if path.parent.name == "rejected")
+    disk.put(name, disk.files()[name][:-1])
+    found = resend(disk)
+    assert (found.records, len(found.left)) == (3, 1)
+    assert str(Path(name)) in found.left[0]
