@@ -318,7 +318,8 @@ def _classify_exception(
     kind: type[BaseException], error: BaseException | None, api: str | None, context: ErrorContext
 ) -> Verdict:
     code = getattr(kind if error is None else error, "errno", None)
-    if issubclass(kind, kafka_errors.BrokerResponseError) and type(code) is int:
+    own_kind = issubclass(kind, errors.KafkaSafeError)
+    if issubclass(kind, kafka_errors.BrokerResponseError) and type(code) is int and not own_kind:
         return codes.classify_code(code, api, context)
     row: _Row | None = None
     if issubclass(kind, OSError) and not issubclass(kind, ssl.SSLError | socket.gaierror | socket.herror):

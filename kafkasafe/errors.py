@@ -6,9 +6,18 @@ catches its own.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Self
 
-from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from kafka.errors import (
+    BrokerResponseError,
+    IllegalStateError,
+    KafkaConfigurationError,
+    KafkaError,
+    KafkaTimeoutError,
+    RetriableError,
+    for_code,
+)
 
 __all__ = [
     "CheckpointMismatchError",
@@ -42,7 +51,7 @@ class UsageError(KafkaSafeError):
     """The call is wrong; nothing was accepted, nothing changed."""
 
 
-class ConfigError(UsageError, ValueError):
+class ConfigError(UsageError, KafkaConfigurationError, ValueError):
     """An option is unknown or has a value that cannot work. Nothing was opened."""
 
 
@@ -61,15 +70,49 @@ class ForkedProcessError(UsageError):
 class RejectedError(KafkaSafeError):
     """The cluster refused this record for good.
 
+    One with a code is also a `kafka.errors.BrokerResponseError` with its `errno`, and kafka-python's own exception for
+    the code (`MessageSizeTooLargeError` for 10), but never a `RetriableError`.
+
     Attributes:
         code: Kafka's error code.
         reason: Kafka's name of the error and what the broker said.
     """
 
+    retriable = False
+    invalid_metadata = False
+
+    def __new__(cls, message: str, *, code: int = -1, reason: str = "") -> Self:  # noqa: ARG004
+        """Of a class of its own for each code."""
+        kind: Any = cls
+        return super().__new__(_refusal(kind, code) if code > 0 else cls)
+
     def __init__(self, message: str, *, code: int = -1, reason: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The class for the code is made, not found by its name."""
+        return _rejected, (self.args[0], self.code, self.reason)
+
+    def __str__(self) -> str:
+        """As of every other error, and not with `[Error …]` in front."""
+        return str(KafkaError.__str__(self))
+
+
+@functools.cache
+def _refusal(kind: type[Any], code: int) -> type[Any]:
+    theirs = for_code(code)
+    # What was refused for good must not be taken for what may be sent again.
+    base = BrokerResponseError if issubclass(theirs, RetriableError) else theirs
+    if issubclass(kind, BrokerResponseError):
+        return kind
+    names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind, base), {**names, "errno": code, "message": theirs.message})
+
+
+def _rejected(message: str, code: int, reason: str) -> RejectedError:
+    return RejectedError(message, code=code, reason=reason)
 
 
 class DataLossError(KafkaSafeError):
@@ -110,11 +153,11 @@ class UndecidableError(KafkaSafeError):
         self.evidence = evidence
 
 
-class DeliveryTimeoutError(KafkaSafeError, KafkaTimeoutError):
+class DeliveryTimeoutError(KafkaSafeError):
     """`delivery_timeout_ms` ended before the cluster acknowledged the record.
 
     The record is not dropped: it stays in the spool and is delivered when the cluster takes it, in this life of
-    the process or the next. Do not send it again.
+    the process or the next. Do not send it again. So, other than kafka-python's KafkaTimeoutError, it is not retriable.
     """
 
 
