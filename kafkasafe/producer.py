@@ -30,7 +30,7 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, seems_given
 from kafkasafe._io.stats import Reading
-from kafkasafe._io.transport import Transport
+from kafkasafe._io.transport import Transport, in_words
 from kafkasafe.config import validate, volatile_reason
 from kafkasafe.errors import (
     ForkedProcessError,
@@ -380,7 +380,8 @@ class RecordFuture(FutureRecordMetadata):
         if not self.is_done:
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
-            raise kafka_errors.KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
+            cause = self._producer._network_cause()
+            raise kafka_errors.KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.{cause}")
         self._producer._called(self._chunk, deadline)
         error = self.exception
         if error is not None:
@@ -770,7 +771,8 @@ class SafeProducer:
             raise SpoolFullError(
                 f"No room in the spool {self._config.spool_dir} within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
-                " kept. Raise spool_max_bytes, make room on the disk, or wait for the cluster"
+                " kept. Raise spool_max_bytes, make room on the disk, or wait for the cluster."
+                f"{self._network_cause()}"
             )
         pump = self._pump
         # What lingers takes room as well.
@@ -1047,7 +1049,8 @@ class SafeProducer:
         self._raise_failure()
         if not finished:
             raise kafka_errors.KafkaTimeoutError(
-                f"Not every record was acknowledged within {timeout} s; they are in the spool and will be delivered"
+                f"Not every record was acknowledged within {timeout} s; they are in the spool and will be delivered."
+                f"{self._network_cause()}"
             )
         if not self._called(None, deadline):
             raise kafka_errors.KafkaTimeoutError(
@@ -1247,14 +1250,31 @@ class SafeProducer:
 
             if not self._pump.wait(answered, self._config.max_block_s):
                 raise kafka_errors.KafkaTimeoutError(
-                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs."
+                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self._network_cause()}"
                 )
             known = self._transport.topic(topic)
         return set(known.partitions) if known is not None else set()
 
     def bootstrap_connected(self) -> bool:
-        """Whether the cluster answers."""
+        """Whether the cluster answers: use it as readiness probe.
+
+        The constructor does not fail where no broker can be used, since records wait on disk; with a wrong password, CA
+        or address this stays False, and `last_network_error` says why.
+        """
         return self._transport.connected
+
+    @property
+    def last_network_error(self) -> BaseException | None:
+        """Why no broker can be used (wrong password, certificate, address …), as of the latest try.
+
+        None while the cluster answers, and before the first try.
+        """
+        return self._transport.last_error
+
+    def _network_cause(self) -> str:
+        """For the end of a message."""
+        error = self._transport.last_error
+        return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Counters since the start: {"kafkasafe": {name: value}}."""

@@ -1775,9 +1775,11 @@ class Pump:
         for parcel in late:
             self.stats.records[parcel.topic, "timed_out"] += parcel.count
             self.stats.exhausted["produce"] += 1
+            network = self._transport.last_error
             parcel.error = DeliveryTimeoutError(
                 f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is safe in the spool and"
                 " is delivered when the cluster takes it: do not send it again"
+                + ("" if network is None else f". Brokers cannot be used yet ({t.in_words(network)})")
             )
             self._finish(parcel)
         self._timer(_SPILL_EVERY_S, self._expire)

@@ -618,6 +618,18 @@ class _Manager(KafkaConnectionManager):
         return result
 
 
+# How a TLS alert begins, taken for the length of a frame: 0x15, 0x03, a minor version, 0x00.
+_TLS_ALERTS: Final = tuple(f"Invalid frame length: {0x15030000 + (minor << 8)}" for minor in range(5))
+
+
+def in_words(error: BaseException) -> str:
+    """An error with its name: kafka-python's have it in their text, others do not."""
+    name, text = type(error).__name__, str(error)
+    if text.endswith(_TLS_ALERTS):
+        text += "; it answers in TLS, so security_protocol must be SSL or SASL_SSL"
+    return text if text.startswith(name) else f"{name}: {text}" if text else name
+
+
 class _suppress_closed:  # noqa: N801  # reads as contextlib.suppress
     """Swallows what a closed or crashed event loop raises."""
 
@@ -1394,6 +1406,7 @@ class Transport:
         self._bad_refreshes = 0
         self._failed_refreshes = 0
         self._connected = False
+        self._last_error: BaseException | None = None
         self._known = False
         self._logged_at = -1e9
         self._ticking = False
@@ -1443,6 +1456,11 @@ class Transport:
     def connected(self) -> bool:
         """Whether the cluster answered the latest metadata request."""
         return self._connected
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """Why no broker can be used, as of the latest try; None while the cluster answers, and before any try."""
+        return self._last_error
 
     @property
     def closed(self) -> bool:
@@ -2343,6 +2361,7 @@ class Transport:
             self._failed_refreshes += 1
             if not any(link.alive(now) for link in self._links.values()):
                 self._connected = False
+                self._last_error = result.error
                 self._log_unreachable(result.error, now)
             for reply in attempt.waiters:
                 _safely(reply, result)
@@ -2356,6 +2375,7 @@ class Transport:
             self._logged_at = -1e9
         self._failed_refreshes = 0
         self._connected = True
+        self._last_error = None
         self._known = True
         for reply in attempt.waiters:
             _safely(reply, result)
@@ -2391,8 +2411,8 @@ class Transport:
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             self._log.warning(
-                "No broker answers (%s); trying again until one does",
-                error,
+                "Brokers cannot be used yet (%s); trying again until they can",
+                in_words(error),
                 error=type(error).__name__,
                 event="cluster_unreachable",
             )

@@ -47,13 +47,13 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from kafka import KafkaAdminClient, TopicPartition
-from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.admin import ConfigResource, ConfigResourceType, UserScramCredentialUpsertion
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from kafkasafe._core.batch import iter_headers
 from kafkasafe._io.admin import tidy_client as _tidy_client
 from kafkasafe.errors import ConfigError, KafkaSafeError, UsageError
-from kafkasafe.testing import jars
+from kafkasafe.testing import jars, secure
 
 __all__ = [
     "CONTROLLER",
@@ -74,6 +74,7 @@ CONTROLLER = 1000
 DEFAULT_JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For a quick start: the optimising compiler is off. For throughput, pass options without the last one."""
 
+_USERS = {"alice": "alice-secret"}
 _SESSION_TIMEOUT_MS = 2000
 _POLL_S = 0.05
 _UNCLEAN = "unclean.leader.election.enable"
@@ -209,6 +210,10 @@ class KafkaCluster:
             this version does not know is refused, unless the settings name a plug-in's class (`….class`, `….classes`,
             `….class.name`, `….reporters`), which takes what it likes.
         broker_config: `{node: settings}`: what differs from that for single brokers, as `broker.rack`.
+        listeners: `{name: protocol}`: more listeners of each broker, beside the plain one, with SSL, SASL_PLAINTEXT,
+            SASL_SSL or PLAINTEXT: `{"SECURE": "SASL_SSL"}`. Their certificate is made with openssl or keytool; see
+            `address` and `client_options`.
+        users: `{name: password}` of listeners with SASL, by PLAIN and SCRAM. Default: alice, with a password.
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: clients are told (in metadata and by `bootstrap_servers`) to reach that broker
             at 127.0.0.1:`port`, where a proxy of yours listens and passes on to `client_address(node)`. Brokers
@@ -229,6 +234,8 @@ class KafkaCluster:
         config: Mapping[str, object] | None = None,
         *,
         broker_config: Mapping[int, Mapping[str, object]] | None = None,
+        listeners: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
         java_options: Sequence[str] = DEFAULT_JAVA_OPTIONS,
         proxy_ports: Mapping[int, int] | None = None,
         extra_artifacts: Sequence[str] = (),
@@ -248,6 +255,9 @@ class KafkaCluster:
             raise ConfigError(f"proxy_ports names {sorted(unknown)}; the brokers are 1 to {brokers}")
         if unknown := set(broker_config or ()) - set(range(1, brokers + 1)):
             raise ConfigError(f"broker_config names {sorted(unknown)}; the brokers are 1 to {brokers}")
+        self._more_listeners = dict(listeners or {})
+        self._users = dict(_USERS if users is None else users)
+        secure.check_listeners(self._more_listeners, self._users, number)
         self.version = version
         self.brokers = tuple(range(1, brokers + 1))
         """Node ids of the brokers."""
@@ -282,6 +292,13 @@ class KafkaCluster:
             if self._proxy_ports
             else dict(self._client_ports)
         )
+        self._more_ports = {
+            (name, node): self._resources.reserve_port()
+            for name in self._more_listeners
+            for node in self.brokers
+        }
+        self._ca_file: Path | None = None
+        self._store = Path()
         self._controller_port = self._resources.reserve_port()
 
     def __repr__(self) -> str:
@@ -318,11 +335,15 @@ class KafkaCluster:
         (self._directory / "logs").mkdir()
         self._resources.logs = self._directory / "logs"
         try:
+            if any(protocol.endswith("SSL") for protocol in self._more_listeners.values()):
+                self._ca_file, self._store = secure.make_certificate(self._directory / "tls", self._java)
             if self._zookeeper:
                 self._define_zookeeper()
             else:
                 self._define_kraft(_boot_files(directory, self._java))
             self.start_all(timeout_s=self._start_timeout_s)
+            if any(protocol.startswith("SASL") for protocol in self._more_listeners.values()):
+                self._create_users()
         except BaseException as error:
             self.keep_logs(f"{type(error).__name__}: {error}")
             self.close()
@@ -377,6 +398,53 @@ class KafkaCluster:
         """
         self._check_broker(node)
         return "127.0.0.1", self._client_ports[node]
+
+    def address(self, listener: str, node: int = 1) -> str:
+        """Where a broker's listener of that name is, "127.0.0.1:port". Known before the cluster is started."""
+        self._check_broker(node)
+        if (listener, node) not in self._more_ports:
+            raise UsageError(f"there is no listener {listener!r}; there are {sorted(self._more_listeners)}")
+        return f"127.0.0.1:{self._more_ports[listener, node]}"
+
+    def client_options(
+        self, listener: str, user: str | None = None, mechanism: str | None = None
+    ) -> dict[str, Any]:
+        """Options of kafka-python's clients, and so of SafeProducer's and SafeConsumer's, for a listener.
+
+        Args:
+            listener: One of `listeners`.
+            user: One of `users`; default: the first.
+            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-256, PLAIN where this version has no
+                API to make users (before 3.5, apart from 2.7 and 2.8).
+
+        Returns:
+            bootstrap_servers, security_protocol, and as needed ssl_cafile, sasl_mechanism, sasl_plain_username and
+            sasl_plain_password.
+
+        Raises:
+            UsageError: There is no such listener, user or mechanism, or the cluster is not open.
+        """
+        self._work_dir  # noqa: B018 - raises when not open
+        options: dict[str, Any] = {
+            "bootstrap_servers": [self.address(listener, node) for node in self.brokers],
+            "security_protocol": self._more_listeners[listener],
+        }
+        if self._more_listeners[listener].endswith("SSL"):
+            options["ssl_cafile"] = str(self._ca_file)
+        if self._more_listeners[listener].startswith("SASL"):
+            name = next(iter(self._users)) if user is None else user
+            known = secure.mechanisms_of(self._number)
+            chosen = known[min(1, len(known) - 1)] if mechanism is None else mechanism
+            if name not in self._users or chosen not in known:
+                raise UsageError(
+                    f"there is no user {name!r} with {chosen}; there are {sorted(self._users)} with {', '.join(known)}"
+                )
+            options |= {
+                "sasl_mechanism": chosen,
+                "sasl_plain_username": name,
+                "sasl_plain_password": self._users[name],
+            }
+        return options
 
     @property
     def log_dir(self) -> Path:
@@ -872,13 +940,15 @@ class KafkaCluster:
         """Runs one of Kafka's own tools with this cluster's jars; returns what it wrote to standard output.
 
         About a second each. For example `org.apache.kafka.tools.DumpLogSegments` with `--files`, or
-        `org.apache.kafka.tools.consumer.ConsoleConsumer` (`kafka.tools.…` before 3.x).
+        `org.apache.kafka.tools.consumer.ConsoleConsumer` (`kafka.tools.…` before 3.x). The first tool of
+        `org.apache.kafka.tools` fetches their jar (which a broker does not need) into the cache of jars.
 
         Raises:
             ClusterError: Its exit code was not 0, or it took longer than `timeout_s` (it is killed then).
+            JarError: The tools' jar is not in the cache and could not be resolved.
         """
         self._work_dir  # noqa: B018 - raises when not open
-        command = [*self._java_command("warn"), main_class, *(os.fspath(arg) for arg in args)]
+        command = [*self._tool_command(main_class), main_class, *(os.fspath(arg) for arg in args)]
         try:
             done = subprocess.run(
                 command,
@@ -907,18 +977,26 @@ class KafkaCluster:
             raise UsageError("the cluster is not open")
         return self._directory
 
-    def _java_command(self, level: str) -> list[str]:
+    def _tool_command(self, main_class: str) -> list[str]:
+        tools = f"org.apache.kafka:kafka-tools:{self.version}"
+        if not main_class.startswith("org.apache.kafka.tools.") or tools in self._extra:
+            return self._java_command("warn")
+        directory = jars.resolve(self.version, extra=(*self._extra, tools))
+        # Without the class data archive, which is bound to the brokers' class path.
+        return self._java_command("warn", jars.classpath(directory), boot=False)
+
+    def _java_command(self, level: str, classpath: str | None = None, *, boot: bool = True) -> list[str]:
         return [
             str(self._java),
             *self._java_options,
-            *self._boot_options,
+            *(self._boot_options if boot else ()),
             f"-Dorg.slf4j.simpleLogger.defaultLogLevel={level}",
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             # ZooKeeper 3.4 registers JMX beans of a log4j that is not the one in use.
             "-Dzookeeper.jmx.log4j.disable=true",
             "-cp",
-            self._classpath,
+            self._classpath if classpath is None else classpath,
         ]
 
     def _settings(self) -> dict[str, str]:
@@ -960,14 +1038,49 @@ class KafkaCluster:
             listeners.append(f"INNER://127.0.0.1:{inner}")
             advertised.append(f"INNER://127.0.0.1:{inner}")
             protocols.append("INNER:PLAINTEXT")
+        more: dict[str, str] = {}
+        for name, protocol in self._more_listeners.items():
+            listeners.append(f"{name}://{self.address(name, node)}")
+            advertised.append(f"{name}://{self.address(name, node)}")
+            protocols.append(f"{name}:{protocol}")
+            known = secure.mechanisms_of(self._number)
+            more |= secure.listener_settings(name, protocol, self._store, self._users, known)
         if self._combined:
             listeners.append(f"CONTROLLER://127.0.0.1:{self._controller_port}")
         return {
+            **more,
             "listeners": ",".join(listeners),
             "advertised.listeners": ",".join(advertised),
             "listener.security.protocol.map": ",".join(protocols),
             "inter.broker.listener.name": "INNER" if inner != client else "CLIENT",
         }
+
+    def _create_users(self) -> None:
+        """For SCRAM; those of PLAIN are in the brokers' settings. Returns when every broker lets them in."""
+        scram = [name for name in secure.mechanisms_of(self._number) if name.startswith("SCRAM")]
+        wanted = [
+            UserScramCredentialUpsertion(user, mechanism, password)
+            for user, password in self._users.items()
+            for mechanism in scram
+        ]
+        if wanted:
+            with self.admin() as admin:
+                # One change of a user per request.
+                for each in wanted:
+                    if error := admin.alter_user_scram_credentials([each])[each.user]:
+                        raise self._error(f"the user {each.user} could not be made: {error}", [])
+        deadline = time.monotonic() + 30
+        listener = next(n for n, protocol in self._more_listeners.items() if protocol.startswith("SASL"))
+        for node in self.brokers:
+            options = {**self.client_options(listener), "bootstrap_servers": [self.address(listener, node)]}
+            while True:
+                try:
+                    _open_admin(**options, timeout_ms=5000).close()
+                    break
+                except KafkaError as error:
+                    if time.monotonic() > deadline:
+                        raise self._error(f"listener {listener} lets nobody in: {error!r}", []) from error
+                    time.sleep(0.1)
 
     def _define_kraft(self, boot: _BootFiles) -> None:
         self._cluster_id = _random_id()
@@ -986,6 +1099,7 @@ class KafkaCluster:
         for node in self.brokers:
             roles = {"process.roles": "broker,controller" if self._combined else "broker"}
             ports = {self._inner_ports[node]: 0, self._client_ports[node]: 0}
+            ports |= {self._more_ports[name, node]: 0 for name in self._more_listeners}
             if self._combined:
                 ports[self._controller_port] = 0
             self._define(
@@ -1037,7 +1151,8 @@ class KafkaCluster:
         self._nodes[CONTROLLER] = _Node(CONTROLLER, "zookeeper", directory, command, (self._controller_port,))
         for node in self.brokers:
             own = {"zookeeper.connect": f"127.0.0.1:{self._controller_port}"} | self._listeners(node)
-            ports = dict.fromkeys((self._inner_ports[node], self._client_ports[node]))
+            more = [self._more_ports[name, node] for name in self._more_listeners]
+            ports = dict.fromkeys((self._inner_ports[node], self._client_ports[node], *more))
             self._define(node, "broker", own, tuple(ports), None)
 
     def _check_settings(self, jar_dir: Path) -> None:
@@ -1517,12 +1632,13 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
 # --- small things ---------------------------------------------------------------------------------------------------
 
 
-def _open_admin(servers: Sequence[str], timeout_ms: int) -> KafkaAdminClient:
+def _open_admin(bootstrap_servers: Sequence[str], timeout_ms: int, **options: Any) -> KafkaAdminClient:
     """An admin client; one that cannot connect leaves no thread or socket behind, as its constructor would."""
     client: KafkaAdminClient = KafkaAdminClient.__new__(KafkaAdminClient)
     try:
         client.__init__(  # type: ignore[misc]
-            bootstrap_servers=list(servers),
+            **options,
+            bootstrap_servers=list(bootstrap_servers),
             bootstrap_timeout_ms=timeout_ms,
             request_timeout_ms=timeout_ms,
             reconnect_backoff_max_ms=500,

@@ -8,11 +8,8 @@ import gc
 import os
 import queue
 import random
-import shlex
-import shutil
 import socket
 import struct
-import subprocess
 import threading
 import time
 import warnings
@@ -1035,47 +1032,17 @@ def test_an_old_broker(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_tls_and_sasl_and_authentication_again(tmp_path: Path, free_port: int) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        shlex.split(
-            f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2"
-            " -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1,DNS:localhost"
-        ),
-        check=True,
-        capture_output=True,
-    )
-    store = tmp_path / "store.pem"
-    store.write_text(key.read_text() + certificate.read_text())
-    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="secret";'
+def test_tls_and_sasl_and_authentication_again() -> None:
     cluster = KafkaCluster(
         1,
-        config={
-            "listener.name.secure.ssl.keystore.type": "PEM",
-            "listener.name.secure.ssl.keystore.location": store,
-            "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.secure.plain.sasl.jaas.config": login,
-            "listener.name.secure.plain.connections.max.reauth.ms": 2000,
-        },
+        listeners={"SECURE": "SASL_SSL"},
+        users={"alice": "secret"},
+        config={"listener.name.secure.plain.connections.max.reauth.ms": 2000},
     )
-    # One more listener beside those the cluster makes for itself.
-    plain = cluster._listeners(1)
-    secure = f",SECURE://127.0.0.1:{free_port}"
-    cluster._user_config |= {
-        "listeners": plain["listeners"] + secure,
-        "advertised.listeners": plain["advertised.listeners"] + secure,
-        "listener.security.protocol.map": plain["listener.security.protocol.map"] + ",SECURE:SASL_SSL",
-    }
-    options = {
-        "security_protocol": "SASL_SSL",
-        "ssl_cafile": str(certificate),
-        "sasl_mechanism": "PLAIN",
-        "sasl_plain_username": "alice",
-        "sasl_plain_password": "secret",
-    }
-    servers = f"127.0.0.1:{free_port}"
+    servers = cluster.address("SECURE")
     with cluster:
+        options = cluster.client_options("SECURE", mechanism="PLAIN")
+        del options["bootstrap_servers"]
         cluster.create_topic("t")
         with opened(servers, **options) as transport:
             producer = Producer(transport, "t")
