@@ -3,16 +3,20 @@
 See docs/promises.md for the conditions under which that holds.
 """
 
+from typing import TYPE_CHECKING
+
 from kafkasafe._io.retry import RetryEvent, RetryPolicy
 from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import (
+    CheckpointMismatchError,
     ConfigError,
     DataLossError,
     DeliveryTimeoutError,
     ForkedProcessError,
     KafkaSafeError,
     LaneBusyError,
+    LineageFileError,
     LogDivergedError,
     ProducerClosedError,
     RejectedError,
@@ -26,7 +30,30 @@ from kafkasafe.errors import (
     UsageError,
     WrongClusterError,
 )
+from kafkasafe.events import (
+    AckedDataLost,
+    BatchCommitted,
+    BatchParked,
+    BatchRejected,
+    DeliveryRetried,
+    Healed,
+    LaneAdopted,
+    LogDiverged,
+    OffsetHeld,
+    OffsetLowered,
+    PartitionNotReady,
+    PartitionReady,
+    PositionReset,
+    SourceDataLost,
+    SpoolLeftBehind,
+    SpoolRecovered,
+    SpoolWriteFailed,
+)
+from kafkasafe.offsets import BaselineError
 from kafkasafe.producer import RecordFuture, SafeProducer
+
+if TYPE_CHECKING:
+    __version__: str
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
     # producer
@@ -41,13 +68,34 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "RetryPolicy",
     "Verdict",
     "classify",
+    # events
+    "AckedDataLost",
+    "BatchCommitted",
+    "BatchParked",
+    "BatchRejected",
+    "DeliveryRetried",
+    "Healed",
+    "LaneAdopted",
+    "LogDiverged",
+    "OffsetHeld",
+    "OffsetLowered",
+    "PartitionNotReady",
+    "PartitionReady",
+    "PositionReset",
+    "SourceDataLost",
+    "SpoolLeftBehind",
+    "SpoolRecovered",
+    "SpoolWriteFailed",
     # errors
+    "BaselineError",
+    "CheckpointMismatchError",
     "ConfigError",
     "DataLossError",
     "DeliveryTimeoutError",
     "ForkedProcessError",
     "KafkaSafeError",
     "LaneBusyError",
+    "LineageFileError",
     "LogDivergedError",
     "ProducerClosedError",
     "RejectedError",
@@ -60,4 +108,15 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "UndecidableError",
     "UsageError",
     "WrongClusterError",
+    # of the package
+    "__version__",
 ]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        # Reading it takes a millisecond or two: only for those who ask.
+        from importlib.metadata import version
+
+        return version("kafkasafe")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

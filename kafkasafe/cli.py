@@ -51,6 +51,22 @@ app.command("doctor", epilog=DOCTOR_CODES)(doctor)
 app.command("offsets", epilog=OFFSETS_CODES)(offsets)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kafkasafe {importlib.metadata.version('kafkasafe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end."),
+    ] = False,
+) -> None:
+    """Lossless Kafka producers: durable before promised, exactly once and in order."""
+
+
 @app.command()
 def version(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

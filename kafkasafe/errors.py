@@ -46,6 +46,10 @@ __all__ = [
 class KafkaSafeError(KafkaError):
     """Root of every error kafkasafe raises."""
 
+    def __str__(self) -> str:
+        # kafka-python's begin with the name of the class, which a traceback has in front of it already.
+        return Exception.__str__(self) if self.args else type(self).__name__
+
 
 class UsageError(KafkaSafeError):
     """The call is wrong; nothing was accepted, nothing changed."""

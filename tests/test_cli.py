@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from importlib.metadata import version
 
 import pytest
 
+import kafkasafe
 from kafkasafe import cli
 from kafkasafe._core import batch, marks
 from kafkasafe._io.files import OsFiles
@@ -28,7 +30,7 @@ def run(capsys, *arguments):
 
 def test_the_installed_command_prints_its_version():
     done = subprocess.run(
-        [sys.executable, "-m", "kafkasafe.cli", "version"],
+        [sys.executable, "-m", "kafkasafe", "version"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -36,6 +38,24 @@ def test_the_installed_command_prints_its_version():
     )
     assert done.stdout.splitlines()[0] == f"kafkasafe {version('kafkasafe')}"
     assert done.stderr == ""
+
+
+def test_the_version_alone(capsys):
+    assert run(capsys, "--version") == (0, f"kafkasafe {version('kafkasafe')}\n", "")
+    assert kafkasafe.__version__ == version("kafkasafe")
+
+
+def test_what_applications_name_is_at_the_top_level():
+    for module, root in ((kafkasafe.errors, BaseException), (kafkasafe.events, object)):
+        names = {name for name in module.__all__ if isinstance(getattr(module, name), type)}
+        assert names <= set(kafkasafe.__all__)
+        assert all(issubclass(getattr(kafkasafe, name), root) for name in names)
+    assert issubclass(kafkasafe.BaselineError, ValueError)
+
+
+def test_an_error_does_not_say_its_name_twice():
+    error = kafkasafe.ConfigError("it cannot be")
+    assert traceback.format_exception_only(error) == ["kafkasafe.errors.ConfigError: it cannot be\n"]
 
 
 def test_without_arguments_the_commands_are_listed(capsys):
