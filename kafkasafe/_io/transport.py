@@ -111,6 +111,8 @@ _TICK_S: Final = 0.5
 _PAUSE_POLL_S: Final = 0.02
 _LEADERLESS_POLL_MAX_S: Final = 1.0
 _MISSING_TOPIC_POLL_MAX_S: Final = 5.0
+_CALM_S: Final = 60.0  # a network thread that lived so long had no lasting reason to crash
+_CRASH_PAUSE_MAX_S: Final = 5.0
 _LOG_EVERY_S: Final = 30.0
 
 
@@ -651,7 +653,7 @@ class _Loop(NetworkSelector):
             super().run_forever()  # type: ignore[no-untyped-call]
         except Exception:
             log.exception(
-                "The network thread ended by an error: this producer can send nothing any more",
+                "The network thread ended by an error; another one takes its place",
                 event="network_thread_ended",
             )
         finally:
@@ -1351,16 +1353,16 @@ class Transport:
             if options.get(key) is not None:
                 sockets.append((socket.SOL_SOCKET, option, options[key]))
         settings["socket_options"] = sockets
-        loop_settings = {key: value for key, value in settings.items() if key in _LOOP_OPTIONS}
+        self._settings = settings
 
         self._client_id: str = settings["client_id"]
         self._log = log.bind(client_id=self._client_id)
         limit_foreign()
-        make_loop: Any = _Loop
-        make_manager: Any = _Manager
-        self._net: Any = make_loop(**loop_settings)
-        self._net.on_exit = self._on_loop_exit
-        self._manager: Any = make_manager(self._net, **settings)
+        self._net: Any
+        self._manager: Any
+        self._make_loop()
+        self._born_at = 0.0
+        self._crashes = 0
         config: dict[str, Any] = self._manager.config
         self._request_timeout_s: float = config["request_timeout_ms"] / 1000
         self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
@@ -1372,6 +1374,7 @@ class Transport:
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
+        self._stopped = threading.Event()
 
         # Jobs from other threads: (run on the network thread, fail instead).
         self._inbox: collections.deque[tuple[Callable[[], None], Callable[[BaseException], None]]] = (
@@ -1411,6 +1414,13 @@ class Transport:
         self._logged_at = -1e9
         self._ticking = False
 
+    def _make_loop(self) -> None:
+        make_loop: Any = _Loop
+        make_manager: Any = _Manager
+        self._net = make_loop(**{k: v for k, v in self._settings.items() if k in _LOOP_OPTIONS})
+        self._net.on_exit = self._on_loop_exit
+        self._manager = make_manager(self._net, **self._settings)
+
     def __repr__(self) -> str:
         state = "closed" if self._ended else "connected" if self._connected else "not connected"
         return f"<Transport {self._client_id} {state} topics={len(self._topics)}>"
@@ -1423,6 +1433,7 @@ class Transport:
             if self._thread is not None or self._ended:
                 return
             self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
+            self._born_at = time.monotonic()
             self._net.start()
             self._thread = self._net._io_thread
 
@@ -1448,9 +1459,15 @@ class Transport:
         if threading.current_thread() is self._thread:
             self._shut_down()
             return False
+        self._stopped.set()
         self._post(self._shut_down, lambda _: None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # It may be that one that takes the place of a crashed one.
+            thread = self._thread
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is self._thread or thread.is_alive():
+                return not thread.is_alive()
 
     @property
     def connected(self) -> bool:
@@ -1464,7 +1481,7 @@ class Transport:
 
     @property
     def closed(self) -> bool:
-        """Whether the network thread has ended: by `close`, or by an error it logged."""
+        """Whether it was closed: every request fails from then on."""
         return self._ended
 
     @property
@@ -2032,9 +2049,9 @@ class Transport:
 
     def _on_loop_exit(self) -> None:
         """The loop has ended, by `close` or by a crash: nobody may be left without an answer."""
-        self._closing = True
+        crashed, self._closing = not self._closing, True
         self._connected = False
-        error = _closed_error()
+        error = _closed_error() if not crashed else _crashed_error()
         self._fail_aside(error)
         for link in list(self._links.values()):
             link._drop(error)
@@ -2043,8 +2060,35 @@ class Transport:
                 call.fail(error, sent=True)
             with _suppress_closed():
                 link.hang_up()
+        if crashed:
+            self._crashes = 0 if time.monotonic() - self._born_at > _CALM_S else self._crashes + 1
+            if not self._stopped.wait(min(_CRASH_PAUSE_MAX_S, 0.1 * 2.0 ** min(self._crashes, 20))):
+                self._begin_anew()
+                return
         self._ended = True
         self._empty_inbox(error)
+
+    def _begin_anew(self) -> None:
+        """On the thread that crashed: another loop, with connections of its own. What was asked for has failed.
+
+        What is known of the cluster stays, and so does what callers posted meanwhile.
+        """
+        self._links = {}
+        self._pending = {}
+        self._asked = set()
+        self._refresh_timer = None
+        self._attempted_at = -1e9
+        self._wanted = self._ticking = False
+        with self._start_lock:
+            self._make_loop()
+            # A caller that found the flag set, or woke the loop that crashed, did so before this: its job is seen.
+            self._woken = False
+            self._closing = False
+            self._born_at = time.monotonic()
+            self._net._add_ready_task(Task(self._look))
+            self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
+            self._net.start()
+            self._thread = self._net._io_thread
 
     # -- Routing -------------------------------------------------------------------------------------------------
 
@@ -2538,6 +2582,13 @@ def _next_offset(records: Buffer, offset: int) -> int:
 
 def _closed_error() -> BaseException:
     error: BaseException = kafka_errors.KafkaConnectionError("The transport is closed")
+    return error
+
+
+def _crashed_error() -> BaseException:
+    error: BaseException = kafka_errors.KafkaConnectionError(
+        "The network thread ended by an error, see the log"
+    )
     return error
 
 

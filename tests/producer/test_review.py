@@ -347,3 +347,22 @@ def test_a_hook_that_waits_for_the_producer(kafka, producers):
     producer.close()
     assert "own thread" in seen[0]
     assert values_of(kafka.bootstrap_servers, letters) == [111]
+
+
+def test_the_network_thread_crashes_while_records_are_sent(kafka, producers):
+    """The producer was a silent zombie from then on: it accepted, retried and delivered nothing."""
+    topic = harness.new_topic(kafka, 1)
+    producer = producers(kafka.bootstrap_servers, linger_ms=1)
+    futures = []
+    for number in range(3000):
+        futures.append(producer.send(topic, b"%d" % number))
+        if number % 1000 == 500:
+            crashed = producer._transport._net
+            crashed._schedule_tasks = lambda: 1 / 0
+            crashed.wakeup()
+            harness.until(lambda crashed=crashed: producer._transport._net is not crashed, 60)
+    producer.flush(120)
+    assert producer.bootstrap_connected()
+    assert [future.get(0).offset for future in futures] == list(range(3000))
+    producer.close()
+    assert values_of(kafka.bootstrap_servers, topic) == list(range(3000))

@@ -407,8 +407,8 @@ def test_names_are_looked_up_beside_the_network_thread(
         transport.init_producer_id(replies)  # closing while a look-up is under way
 
 
-def test_a_crash_of_the_network_thread_leaves_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
+def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_its_place(
+    free_port: int,
 ) -> None:
     with opened(
         f"127.0.0.1:{free_port}", reconnect_backoff_ms=60000, reconnect_backoff_max_ms=60000
@@ -417,13 +417,34 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting(
         replies = Replies()
         transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
         replies.nothing_more(0.1)
-        monkeypatch.setattr(transport._net, "_schedule_tasks", lambda: 1 / 0)
-        transport.init_producer_id(replies)
-        assert all(isinstance(result, Failure) and not result.sent for _, result in replies.take(2))
-        until(lambda: transport.closed)
-        transport.init_producer_id(replies)
-        assert isinstance(replies.get(), Failure)
-        replies.nothing_more(0.05)
+        failed, crashed = transport._failed_refreshes, transport._net
+        crashed._schedule_tasks = lambda: 1 / 0
+        transport.produce([ProduceRequest("b", "t", 0, plain_batch())], -1, 1000, replies.produced)
+        (first, result), *_ = replies.take(1)
+        assert (first, isinstance(result, Failure), result.sent) == ("a", True, False)
+        until(lambda: transport._net is not crashed)
+        assert not transport.closed
+        # It looks for a broker again, with connections of its own.
+        until(lambda: transport._failed_refreshes > failed)
+        thread = transport._thread
+    assert transport.closed
+    assert not thread.is_alive()
+
+
+def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_can_be_closed(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    born = []
+    start = module._Loop.start
+    monkeypatch.setattr(module._Loop, "_schedule_tasks", lambda _: 1 / 0)
+    monkeypatch.setattr(module._Loop, "start", lambda loop: born.append(loop) or start(loop))
+    transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
+    transport.start()
+    until(lambda: len(born) >= 3)
+    time.sleep(0.5)
+    assert len(born) < 10
+    until(lambda: transport.close(5.0))
+    assert transport.closed
 
 
 def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
