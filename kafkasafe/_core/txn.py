@@ -34,6 +34,7 @@ __all__ = [
     "Grant",
     "IllegalEventError",
     "Marker",
+    "MarkerLog",
     "MarkerVerdict",
     "MicroBatch",
     "Report",
@@ -236,6 +237,44 @@ class Marker:
         ):
             raise ValueError(f"Not a marker that this version can read: {text!r}")
         return cls(following, query, rows, plan)
+
+
+class MarkerLog:
+    """Finds one id's newest committed marker in the log of its partition, which is read whole, `read_uncommitted`.
+
+    `read_committed` ends where another id's transaction is open. Those say nothing about this id, and its own were
+    ended by the fence.
+
+    Args:
+        key: Of the id's records.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._open: dict[int, str] = {}
+        self.content: str | None = None
+
+    def record(
+        self, producer_id: int, key: bytes | None, value: bytes | None, *, transactional: bool
+    ) -> None:
+        """The next record."""
+        if key != self._key or value is None:
+            return
+        if transactional:
+            self._open[producer_id] = value.decode()
+        else:
+            self.content = value.decode()
+
+    def outcome(self, producer_id: int, *, committed: bool) -> None:
+        """The next control record: the end of a producer's transaction."""
+        content = self._open.pop(producer_id, None)
+        if committed and content is not None:
+            self.content = content
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a transaction of the id itself has no outcome yet."""
+        return bool(self._open)
 
 
 def plan_digest(entry: str) -> str:

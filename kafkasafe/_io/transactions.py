@@ -53,7 +53,35 @@ _CONCURRENT: Final = 51
 _SOON_S: Final = 0.005
 
 
+# Which right a request needs: error code → (what it is a right on, by request, otherwise).
+_RIGHTS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
+    29: (
+        "the topic",
+        {
+            "AddPartitionsToTxn": "WRITE",
+            "CreateTopics": "CREATE",
+            "DescribeProducers": "READ",
+            "TxnOffsetCommit": "READ",
+        },
+        "DESCRIBE",
+    ),
+    30: ("the group", {"FindCoordinator": "DESCRIBE", "OffsetFetch": "DESCRIBE"}, "READ"),
+    31: ("the cluster", {"CreateTopics": "CREATE"}, "IDEMPOTENT_WRITE"),
+    53: (
+        "the transactional id",
+        {"FindCoordinator": "DESCRIBE", "DescribeTransactions": "DESCRIBE"},
+        "WRITE",
+    ),
+}
+
+
 def _error(code: int, message: str) -> Exception:
+    """An error of an answer; `message` begins with the request's name."""
+    if code in _RIGHTS:
+        what, rights, otherwise = _RIGHTS[code]
+        message += (
+            f": this user needs the right {rights.get(message.split(maxsplit=1)[0], otherwise)} on {what}"
+        )
     error: Any = for_code(code)(message)
     error.errno = code  # codes that kafka-python has no class for keep their number
     told: Exception = error
@@ -387,7 +415,7 @@ class Coordinator:
                 if info is None:
                     raise _error(3, name)
                 if info.error_code:
-                    raise _error(info.error_code, name)
+                    raise _error(info.error_code, f"Metadata of {name}")
             return {name: told.topics[name] for name in names}
 
         deadline = time.monotonic() + self._timeout_s
@@ -399,7 +427,7 @@ class Coordinator:
         def parse(response: Any) -> None:
             answer = response.topics[0]
             if answer.error_code not in (0, _TOPIC_ALREADY_EXISTS):
-                raise _error(answer.error_code, f"{name}: {answer.error_message or 'CreateTopics'}")
+                raise _error(answer.error_code, f"CreateTopics of {name}: {answer.error_message or ''}")
 
         def attempt(left_s: float) -> None:
             request = CreateTopicsRequest

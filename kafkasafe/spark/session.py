@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from kafka import KafkaConsumer
-from kafka import TopicPartition as KafkaPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, for_code
 
 from kafkasafe._core import batch
@@ -23,6 +21,7 @@ from kafkasafe._core.txn import (
     Event,
     Grant,
     Marker,
+    MarkerLog,
     MarkerVerdict,
     MicroBatch,
     Report,
@@ -33,7 +32,14 @@ from kafkasafe._core.txn import (
 )
 from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe._io.transactions import Coordinator, call, insist
-from kafkasafe._io.transport import Failure, OffsetListed, ProduceReply, ProduceRequest, Transport
+from kafkasafe._io.transport import (
+    Failure,
+    OffsetListed,
+    ProduceReply,
+    ProduceRequest,
+    RecordsFetched,
+    Transport,
+)
 from kafkasafe.classification import classify
 from kafkasafe.errors import CheckpointMismatchError, ConfigError
 from kafkasafe.spark.options import error
@@ -50,6 +56,10 @@ _MARKER_PARTITIONS: Final = 8
 _FENCED: Final = frozenset({47, 90})
 _SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
 _BRIEF_S: Final = 5.0
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+_NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the high watermark is not there yet
+_FETCH_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +198,13 @@ class Session:
                 event = self._event(step, raised)
                 if event is Event.REFUSED and step in _OPEN and grant is not None and not _is_fenced(raised):
                     self.abort(grant)
+                if event is Event.BROKEN and _is_fenced(raised):
+                    failure = FencedError(
+                        f"Batch {batch_id} of {self._app_id} took longer than kafka.transaction.timeout.ms="
+                        f"{self._options.transaction_timeout_ms}, so the cluster ended its transaction: raise that (the"
+                        " brokers' transaction.max.timeout.ms is the bound), or make micro-batches smaller."
+                    )
+                    failure.__cause__ = raised
             if machine.on(event) is Step.FENCE:
                 log.warning("Batch %d of %s is begun again: %r", batch_id, self._app_id, failure)
         if machine.step is Step.FAILED:
@@ -443,46 +460,54 @@ class Session:
 
     def _from_topic(self) -> str | None:
         """The newest committed marker in the marker topic."""
-        topic, key, number = self._options.marker_topic, self._id.encode(), self._marker_partition
-        end = self._end_of_markers()
-        if not end:
-            return None
-        options: Mapping[str, Any] = {
-            name: value
-            for name, value in self._options.connection.items()
-            if name in KafkaConsumer.DEFAULT_CONFIG
-        }
-        make: Any = KafkaConsumer
-        consumer = make(
-            **options,
-            enable_auto_commit=False,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-        )
-        content: str | None = None
-        deadline = time.monotonic() + self._options.api_timeout_s
-        try:
-            place = KafkaPartition(topic, number)
-            consumer.assign([place])
-            consumer.seek_to_beginning(place)
-            while consumer.position(place) < end:
-                for record in consumer.poll(timeout_ms=200).get(place, ()):
-                    if record.key == key and record.value is not None:
-                        content = record.value.decode()
-                if time.monotonic() > deadline:
-                    raise KafkaTimeoutError(
-                        f"{topic}-{number} could not be read to its end within {self._options.api_timeout_s:g} s:"
-                        " another query's transaction is open on it. Try again when that is over."
-                    )
-        finally:
-            consumer.close()
-        return content
+        topic, number = self._options.marker_topic, self._marker_partition
+        found = MarkerLog(self._id.encode())
+        end, at = self._bound_of_markers(_LATEST), self._bound_of_markers(_EARLIEST)
+        while at < end:
+            answer = self._fetch_markers(at)
+            records = bytes(answer.records)
+            for begin, header in batch.iter_headers(records):
+                if header.base_offset >= end:
+                    break
+                columns = batch.decode(records, begin)
+                if header.is_control:
+                    kind = columns.keys[0]
+                    found.outcome(header.producer_id, committed=kind is not None and kind[2:4] == b"\0\1")
+                    continue
+                for key, value in zip(columns.keys, columns.values, strict=True):
+                    found.record(header.producer_id, key, value, transactional=header.is_transactional)
+            at = answer.next_offset
+        if found.undecided:
+            raise KafkaTimeoutError(
+                f"{topic}-{number} holds a marker of {self._id} whose transaction has no outcome, though it was ended:"
+                " another process uses this txnAppId. Try again when that is over."
+            )
+        return found.content
 
-    def _end_of_markers(self) -> int:
+    def _fetch_markers(self, at: int) -> RecordsFetched:
+        topic, number = self._options.marker_topic, self._marker_partition
+
+        def attempt(left_s: float) -> RecordsFetched:
+            answer: RecordsFetched = call(
+                lambda reply: self._transport.fetch_records(
+                    topic, number, at, _FETCH_BYTES, reply, max_wait_ms=100
+                ),
+                left_s,
+            )
+            if answer.error_code:
+                raise _coded(answer.error_code, f"Fetch of {topic}-{number}")
+            if answer.next_offset <= at:
+                raise _coded(_NOT_YET, f"{topic}-{number} gave nothing at {at}")
+            return answer
+
+        deadline = time.monotonic() + self._options.api_timeout_s
+        return insist(attempt, deadline=deadline, what=f"The markers in {topic}-{number}", api="fetch")
+
+    def _bound_of_markers(self, which: int) -> int:
         def attempt(left_s: float) -> int:
             answer: OffsetListed = call(
                 lambda reply: self._transport.list_offset(
-                    self._options.marker_topic, self._marker_partition, -1, reply
+                    self._options.marker_topic, self._marker_partition, which, reply
                 ),
                 left_s,
             )
@@ -491,7 +516,7 @@ class Session:
             return answer.offset
 
         deadline = time.monotonic() + self._options.api_timeout_s
-        return insist(attempt, deadline=deadline, what="The end of the marker topic", api="ListOffsets")
+        return insist(attempt, deadline=deadline, what="The bounds of the marker topic", api="ListOffsets")
 
     def _start(self) -> None:
         """Finds the cluster and the marker topic, once."""

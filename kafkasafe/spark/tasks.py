@@ -16,7 +16,7 @@ import itertools
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -110,20 +110,28 @@ class _Sender:
             buffer_bytes=options.buffer_bytes,
         )
 
-    def added(self, transport: Transport, places: set[tuple[str, int]], place: tuple[str, int]) -> None:
-        if place in places:
-            return
-        if self.add:
+    def added(
+        self, transport: Transport, places: set[tuple[str, int]], wanted: Iterable[tuple[str, int]]
+    ) -> None:
+        """Makes the places part of the transaction, in one request."""
+        new = set(wanted) - places
+        if new and self.add:
             Coordinator(
                 transport, self.grant.transactional_id, timeout_s=self.options.api_timeout_s
-            ).add_partitions(self.grant, [place])
-        places.add(place)
+            ).add_partitions(self.grant, sorted(new))
+        places |= new
 
-    def send(self, encoded: Iterable[tuple[tuple[str, int], bytearray]], *, alone: bool) -> Iterator[Any]:
+    def send(
+        self,
+        encoded: Iterable[tuple[Sequence[tuple[str, int]], Iterable[tuple[tuple[str, int], bytearray]]]],
+        *,
+        alone: bool,
+    ) -> Iterator[Any]:
         """Sends batches and yields the report.
 
         Args:
-            encoded: (topic, partition) and batch, in order; the first of a place is a claim.
+            encoded: Some places, and batches for them with (topic, partition), in order; the first of a place is a
+                claim.
             alone: The task writes to one partition at most, whatever it reads.
         """
         spare_collections()
@@ -135,9 +143,10 @@ class _Sender:
             if context.attemptNumber() and not alone:
                 # An earlier attempt may still write to partitions that this one has no rows for.
                 raise RestartError("A task that writes to several partitions was begun again")  # noqa: TRY301
-            for place, data in encoded:
-                self.added(transport, places, place)
-                appender.append(*place, data)
+            for wanted, batches in encoded:
+                self.added(transport, places, wanted)
+                for place, data in batches:
+                    appender.append(*place, data)
             reports = appender.finish()
             if context.attemptNumber() and not reports:
                 # The same, where this one has no rows at all and so cannot claim its partition.
@@ -201,7 +210,14 @@ def _rows(options: SinkOptions, part: Any) -> Rows:
     """Keys, values and headers of an Arrow batch."""
     names = part.schema.names
     columns = [part.column(name) if name in names else None for name in ("key", "value", "headers")]
-    rows = Rows.of(*columns)
+    try:
+        rows = Rows.of(*columns)
+    except ValueError as wrong:
+        raise error(
+            "INVALID_ROW",
+            f"A row cannot be written: {wrong}. Headers are array<struct<key:string,value:binary>> without null"
+            " entries, each with a key; correct the column, or leave such rows out.",
+        ) from wrong
     if (largest := int(rows.sizes().max(initial=0))) > options.max_record_bytes:
         raise error(
             "RECORD_TOO_LARGE",
@@ -239,7 +255,7 @@ class DirectWrite(_Sender):
             for packed in packer.rest():
                 yield place, packed.data
 
-        yield from self.send(encoded(), alone=True)
+        yield from self.send([([place], encoded())], alone=True)
 
 
 def partition_count(options: SinkOptions, topic: str) -> int:
@@ -355,20 +371,27 @@ class SendEncoded(_Sender):
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Sends all batches of the task, yields its report."""
+        claimed: set[tuple[str, int]] = set()
 
-        def encoded() -> Iterator[tuple[tuple[str, int], bytearray]]:
-            claimed: set[tuple[str, int]] = set()
+        def encoded() -> Iterator[
+            tuple[Sequence[tuple[str, int]], Iterator[tuple[tuple[str, int], bytearray]]]
+        ]:
             for part in rows:
                 topics = part.column("topic").to_pylist()
-                partitions = part.column("partition").to_pylist()
-                for index, place in enumerate(zip(topics, partitions, strict=True)):
-                    data = bytearray(memoryview(part.column("data")[index].as_buffer()))
-                    if place in claimed:
-                        yield place, data
-                    else:
-                        claimed.add(place)
-                        for piece in self._claimed(data):
-                            yield place, piece
+                places = list(zip(topics, part.column("partition").to_pylist(), strict=True))
+                yield places, of_part(part, places)
+
+        def of_part(
+            part: Any, places: Sequence[tuple[str, int]]
+        ) -> Iterator[tuple[tuple[str, int], bytearray]]:
+            for index, place in enumerate(places):
+                data = bytearray(memoryview(part.column("data")[index].as_buffer()))
+                if place in claimed:
+                    yield place, data
+                else:
+                    claimed.add(place)
+                    for piece in self._claimed(data):
+                        yield place, piece
 
         yield from self.send(encoded(), alone=self.alone)
 

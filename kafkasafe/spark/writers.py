@@ -325,6 +325,13 @@ def parts_of_rows(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
 
 def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
     told = [message for message in messages if isinstance(message, Message)]
+    if messages and not told and all(message is None for message in messages):
+        # Seen with Spark 4.2 only there: it calls no Python writer's `write` then, and `commit` all the same.
+        raise UsageError(
+            "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch of which it gave no rows to the tasks, as it does"
+            " with trigger(continuous=...), which does not work with Python data sources: nothing is written. Use"
+            " trigger(processingTime=...)."
+        )
     if not told or len(told) < len(messages):
         raise UsageError(
             f"[KAFKASAFE.NO_MESSAGE] {len(messages) - len(told)} of {len(messages)} tasks said nothing of what they"

@@ -15,6 +15,7 @@ from kafkasafe._core.txn import (
     Grant,
     IllegalEventError,
     Marker,
+    MarkerLog,
     MarkerVerdict,
     MicroBatch,
     Report,
@@ -443,6 +444,35 @@ def test_a_marker_of_version_1_is_read():
 def test_what_is_no_marker_is_never_guessed(text):
     with pytest.raises(ValueError, match="marker"):
         Marker.decode(text)
+
+
+@pytest.mark.parametrize(
+    ("log", "content", "undecided"),
+    [
+        ("", None, False),
+        ("a1 a+", "1", False),
+        ("a1 a+ a2 a-", "1", False),
+        ("a1 a-", None, False),
+        ("a1 a+ a2", "1", True),
+        ("x9 a1 a+", "1", False),  # another id's transaction is open, or ends later
+        ("x9 a1 a+ x+", "1", False),
+        ("a1 x9 x- a+", "1", False),
+        ("a1 a+ b2 b+", "2", False),  # a new producer id
+        ("a1 a+ a2 b3 a- b+", "3", False),
+        ("a1 a+ n5", "5", False),  # not in a transaction
+        ("a1 a+ a0 a+", "1", False),  # a tombstone
+    ],
+)
+def test_the_newest_committed_marker_of_a_log(log, content, undecided):
+    """A letter: whose producer id (x: of another key, n: no transaction); then a value, 0 for null, or an outcome."""
+    found = MarkerLog(b"mine")
+    for who, what in log.split():
+        if what in "+-":
+            found.outcome(ord(who), committed=what == "+")
+        else:
+            value = None if what == "0" else what.encode()
+            found.record(ord(who), b"other" if who == "x" else b"mine", value, transactional=who != "n")
+    assert (found.content, found.undecided) == (content, undecided)
 
 
 GRANT = Grant("app", 7, 3)

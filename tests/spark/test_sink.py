@@ -543,6 +543,13 @@ def test_two_writes_of_one_micro_batch_need_two_names(spark, kafka, topic, make,
         (["'x' AS value", "CAST(7 AS INT) AS partition"], "has 0 to 2"),
         (["'x' AS value", "CAST(-1 AS INT) AS partition"], "A row's partition is -1"),
         (["REPEAT('x', 2000000) AS value"], "kafka.max.request.size=1048576"),
+        (
+            [
+                "'x' AS value",
+                "array(struct(CAST(NULL AS STRING) AS key, CAST('v' AS BINARY) AS value)) AS headers",
+            ],
+            r"\[KAFKASAFE\.INVALID_ROW\] A row cannot be written: A header without a key",
+        ),
     ],
 )
 def test_rows_that_cannot_be_written_are_named(spark, make, columns, says):

@@ -436,6 +436,8 @@ def test_results_of_another_batch_or_query_or_of_nobody_are_refused(kafka, topic
     for messages in ([*zero, None], []):
         with pytest.raises(UsageError, match="NO_MESSAGE"):
             steps.commit(messages, 0)
+    with pytest.raises(UsageError, match=r"trigger\(continuous="):
+        steps.commit([None, None], 0)
     assert values(kafka, topic, committed=False) == numbers()
     del steps.options["txnAppId"]
     with pytest.raises(ConfigError, match="give txnAppId"):
