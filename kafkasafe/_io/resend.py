@@ -194,7 +194,9 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
         if not known:
             marks.append(m.Destination(number, each.topic, each.partition))
         batches = []
-        for entry in each.kept.entries:
+        for index, entry in enumerate(each.kept.entries):
+            if entry.given is not None:
+                marks.append(m.Given(index, entry.given))
             data = bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
             # A new id: what became of the old one does not matter any more.
             codec.stamp_identity(data, -1, -1, -1)

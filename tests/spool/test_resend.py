@@ -162,6 +162,27 @@ def test_what_is_not_rejected_yet_is_not_resent():
     assert (sorted(waiting), rejected) == (sorted([*WAITING, *REJECTED, b"n"]), [])
 
 
+def test_partitions_that_were_given_come_back_with_the_records():
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    lock = directory.take_lane(3)
+    owner = Owner(directory.files, lock.path)
+    to = m.Destination(1, "orders", -1)
+    data = [encoded(b"1", b"2"), encoded(b"3")]
+    positions = owner.spool.write_group([to], [(1, each) for each in data])
+    refused = [
+        Refused(p, owner.spool.read(p), 3, "no topic", given)
+        for p, given in zip(positions, [None, ((0, 1, 7),)], strict=True)
+    ]
+    owner.store.keep(refused, to, cluster_id="", now_ms=1)
+    owner.spool.write_group([m.Rejected(p, 3, "no topic") for p in positions], ())
+    owner.spool.sync()
+    directory.files.kill()
+    assert resend(disk).lane == "lane-000"
+    heir = Owner(disk.process())
+    assert [batch.given for _, _, batch in heir.journal.batches()] == [None, ((0, 1, 7),)]
+
+
 def test_records_for_another_cluster_stay_where_they_are():
     disk = prepared()
     directory = SpoolDirectory.look(ROOT, files=disk.process())
