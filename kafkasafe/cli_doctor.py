@@ -38,7 +38,7 @@ from kafkasafe.cli_common import (
 )
 from kafkasafe.errors import SpoolError, WrongClusterError
 
-__all__ = ["DOCTOR_CODES", "doctor"]
+__all__ = ["DOCTOR_CODES", "ask", "doctor"]
 
 DOCTOR_CODES: Final = CODES.format(
     broken="something is wrong: damage, rejected records, a batch of which nobody can know, or a setting that breaks"
@@ -95,7 +95,7 @@ def doctor(
         found = examine(contents, None, timeout_s=timeout_s)
     else:
         deadline = time.monotonic() + timeout_s
-        found, cluster_id = _ask(contents, options, timeout_s, bound, directory)
+        found, cluster_id = ask(contents, options, timeout_s, bound, directory)
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
     damage = [(content.name, str(each)) for content in contents for each in content.damage]
     counts = collections.Counter(examined.verdict.finding for examined in found)
@@ -125,13 +125,14 @@ def _read(lanes: SpoolDirectory) -> list[LaneContent]:
     return [content.without(resent) for content in contents]
 
 
-def _ask(
+def ask(
     contents: Sequence[LaneContent],
     options: dict[str, Any],
     timeout_s: float,
     bound: str | None,
     directory: Path,
 ) -> tuple[list[Examined], str | None]:
+    """(what became of each undelivered batch, id of the cluster)."""
     # Asking about a topic must not make one.
     transport = Transport({**options, "allow_auto_create_topics": False})
     transport.start()

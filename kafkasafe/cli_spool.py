@@ -20,14 +20,14 @@ import typer
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe._core import batch as codec
-from kafkasafe._core.examine import Fate
+from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
 from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import given_partitions
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
-from kafkasafe._io.resend import bring_back, find_rejected
+from kafkasafe._io.resend import bring_back, find_rejected, set_aside
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
@@ -46,7 +46,9 @@ from kafkasafe.cli_common import (
     print_rejected,
     progress,
 )
-from kafkasafe.errors import LaneBusyError, SpoolError, UndecidableError
+from kafkasafe.cli_doctor import ask
+from kafkasafe.config import validate
+from kafkasafe.errors import LaneBusyError, SpoolError, UndecidableError, UsageError
 from kafkasafe.producer import SafeProducer
 
 __all__ = ["spool_app"]
@@ -56,7 +58,8 @@ _pa: Any = pa  # it ships no types
 spool_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into spool directories, and bring them in order. Only repair, drain and resend change anything.",
+    help="Look into spool directories, and bring them in order. Only repair, drain, resend and set-aside change"
+    " anything.",
 )
 
 _DAMAGED: Final = CODES.format(broken="something is damaged")
@@ -701,6 +704,64 @@ def spool_resend(
             print("They are delivered by the next producer on this directory, or by kafkasafe spool drain")
     if found.left or (done is not None and done.broken):
         raise typer.Exit(EXIT_BROKEN)
+
+
+@spool_app.command(
+    "set-aside",
+    epilog="Exit codes: 0 all is well; 2 the command line is wrong; 3 it could not be carried out: a process owns the"
+    " lane, or the batch may be in the cluster's log, and stays where it is.",
+)
+def spool_set_aside(
+    directory: Directory,
+    position: Annotated[
+        int, typer.Option(min=0, help="Where the batch begins; kafkasafe spool show says it.")
+    ],
+    lane: Annotated[str, typer.Option("--lane", metavar="LANE", help="Its lane: lane-003, or 3.")],
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="For all questions to the cluster.")] = "60s",
+    as_json: Json = False,
+) -> None:
+    """Move one batch into rejected/ that holds up those after it, since a broker fails on it each time.
+
+    Only in a lane that no process owns. A batch that has an id may have been sent: then --bootstrap-servers (or
+    --config) is needed, and it is moved only if it is proven not to be in the cluster's log. For that no request of its
+    last owner may be on its way, so request_timeout_ms (30 s) pass first. kafkasafe spool resend brings it back.
+    """
+    timeout_s = duration_s(timeout, "--timeout")
+    options = None if servers is None and config is None else connection(servers, config)
+    directory = directory.absolute()
+    ((lanes, number),) = _lanes(directory, lane)
+
+    def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
+        if options is None:
+            raise typer.BadParameter(
+                "the batch may have been sent: say where the brokers are, to ask them",
+                param_hint="--bootstrap-servers",
+            )
+        pause_s = validate(options).request_timeout_s
+        print(f"Waiting {pause_s:g} s, for requests of the lane's last owner to be over", file=sys.stderr)
+        time.sleep(pause_s)
+        content = read_content(lanes.lane_path(number), files=lanes.files)
+        found, _ = ask([content], options, timeout_s, lanes.cluster_id(), directory)
+        mine = [each for each in found if each.batch.position in positions]
+        for each in mine:
+            print(
+                f"  {address_of(topic, partition)}, position {each.batch.position}: {each.verdict.evidence}",
+                file=sys.stderr,
+            )
+        return {each.batch.position for each in mine if each.verdict.finding is Finding.ABSENT}
+
+    try:
+        path, topic, partition, records = set_aside(lanes, number, position, absent)
+    except UsageError as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint="--position") from None
+    if as_json:
+        fields = {"file": str(path), "topic": topic, "partition": partition, "records": records}
+        print(json.dumps(fields, indent=1))
+    else:
+        print(f"{address_of(topic, partition)}: {counted(records, 'record')} set aside into {path}")
+        print(RESEND_HINT)
 
 
 def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:

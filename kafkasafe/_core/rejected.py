@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._core.journal import Batch
 
-__all__ = ["OPERATOR", "Content", "Entry", "Refused", "Waits", "decode", "encode", "still_rejected"]
+__all__ = [
+    "OPERATOR",
+    "SET_ASIDE",
+    "Content",
+    "Entry",
+    "Refused",
+    "Waits",
+    "decode",
+    "encode",
+    "marks_to_set_aside",
+    "still_rejected",
+]
 
 OPERATOR = -2
 """The code of a batch that an operator set aside: none of Kafka's."""
+
+SET_ASIDE: Final = "set aside by an operator"
 
 Waits = Mapping[int, tuple[int, int, int]]
 """Of the unfinished batches of a lane, by position: records, size in bytes, newest timestamp."""
@@ -149,6 +164,36 @@ def decode(content: codec.Buffer, name_position: int) -> Content:
         group.lane_id,
         header.max_timestamp,
     )
+
+
+def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection[int]) -> list[m.Mark] | str:
+    """The marks that end an unfinished batch and give those after it new ids; or why that is not possible.
+
+    Args:
+        queue: The unfinished batches of its destination, in order.
+        position: Of the batch.
+        absent: Positions of those that are proven not to be in the cluster's log, and not to get there any more.
+    """
+    index = next(i for i, batch in enumerate(queue) if batch.position == position)
+    for batch in queue[index:]:
+        if batch.identity is not None and batch.position not in absent:
+            what = (
+                "it" if batch.position == position else f"the batch after it, at position {batch.position},"
+            )
+            return f"{what} may be in the cluster's log"
+    batch = queue[index]
+    marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
+    if batch.identity is not None:
+        # The leader would miss its sequences.
+        kept = tuple(
+            m.Identity(
+                b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence
+            )
+            for b in queue[:index]
+            if b.identity is not None
+        )
+        marks.append(m.Identified(batch.destination, m.IdentityReason.REIDENTIFIED, 0, kept))
+    return marks
 
 
 def still_rejected(content: Content, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:

@@ -7,7 +7,7 @@ is durable: a crash at any moment leaves its records in one of the two places (d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,15 +15,16 @@ from typing import Final
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal import Journal
+from kafkasafe._core.rejected import OPERATOR, SET_ASIDE, Refused, marks_to_set_aside
 from kafkasafe._io.files import Files, read_file
 from kafkasafe._io.inspection import read_lane, resent_in
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import Log, replay
-from kafkasafe._io.rejected import KeptFile, read_rejected, rejected_names, retire, waits_of
+from kafkasafe._io.rejected import KeptFile, RejectedStore, read_rejected, rejected_names, retire, waits_of
 from kafkasafe._io.spool import Spool, was_told
-from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError, UsageError
 
-__all__ = ["Resendable", "Resent", "bring_back", "find_rejected"]
+__all__ = ["Resendable", "Resent", "bring_back", "find_rejected", "set_aside"]
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 
@@ -147,6 +148,65 @@ def bring_back(
                 told(done, len(found.files))
                 _write(directory, spool, journal, each)
     return found
+
+
+def set_aside(
+    directory: SpoolDirectory,
+    number: int,
+    position: int,
+    absent: Callable[[str, int, Sequence[int]], Collection[int]],
+    *,
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> tuple[Path, str, int, int]:
+    """Move an unfinished batch into `rejected/`, so that those after it can be delivered. Durable on return.
+
+    Args:
+        directory: The spool directory.
+        number: Of the lane; nobody must own it.
+        position: Of the batch.
+        absent: Called with topic, partition and positions if the batch has an id, and so may have been sent: those of
+            the positions that are not in the cluster's log, and can not get there any more.
+        clock_ms: Ms since the epoch.
+
+    Returns:
+        (file, topic, partition, records).
+
+    Raises:
+        LaneBusyError: A process owns the lane.
+        UsageError: No unfinished batch is there.
+        SpoolError: It may be in the cluster's log, or the lane cannot be read or written. It stays where it is.
+    """
+    files = directory.files
+    with own_lane(directory, directory.take_lane(number), clock_ms) as (lane, spool, journal):
+        places = [(topic, partition, batch) for topic, partition, batch in journal.batches()]
+        place = next((place for place in places if place[2].position == position), None)
+        if place is None:
+            raise UsageError(
+                f"{lane.name} has no unfinished batch at position {position}; kafkasafe spool show lists them"
+            )
+        topic, partition, batch = place
+        queue = [other for _, _, other in places if other.destination == batch.destination]
+        sent = [other.position for other in queue if other.identity is not None]
+        proven = absent(topic, partition, sent) if batch.identity is not None else ()
+        marks = marks_to_set_aside(queue, position, proven)
+        if isinstance(marks, str):
+            raise SpoolError(
+                f"The batch at position {position} of {lane.name} stays where it is: {marks}. A producer, or kafkasafe"
+                " spool drain, finds out and finishes it; see kafkasafe doctor"
+            )
+        store = RejectedStore(files, lane, spool.lane_id)
+        refused = Refused(position, spool.read(position), OPERATOR, SET_ASIDE, batch.given)
+        to = m.Destination(batch.destination, topic, partition)
+        try:
+            store.open(waits_of(journal))
+            path = store.keep([refused], to, cluster_id=directory.cluster_id() or "", now_ms=clock_ms())
+        except OSError as error:
+            raise SpoolError(
+                f"{lane.name}/rejected cannot be written: {error}. Nothing was changed"
+            ) from error
+        spool.write_group(marks, ())
+        spool.sync()
+        return path, topic, partition, batch.count
 
 
 class own_lane:  # noqa: N801 - used like a function

@@ -485,3 +485,48 @@ def test_records_are_resent_beside_a_living_producer(kafka, producers, capsys):
     harness.until(lambda: harness.end_offset(kafka, topic) == 3)
     harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(3), contents=False)
     producer.close()
+
+
+def test_a_batch_that_stands_in_the_way_is_set_aside(broker, zygote, tmp_path, capsys):
+    """The others are delivered without a hole in their sequences; it comes back when the operator says so."""
+    topic = harness.new_topic(broker.cluster, 1)
+    life = zygote.fork(
+        harness.lives.burst,
+        tmp_path / "lives.log",
+        servers=broker.servers,
+        topic=topic,
+        spool=str(tmp_path / "spool"),
+        ready=str(tmp_path / "ready"),
+        numbers=[0, 20],
+        options={},
+        partition=0,
+        go=str(tmp_path / "go"),
+        first=5,
+    )
+    life.until(tmp_path / "ready.first")
+    broker.proxy.refuse()
+    (tmp_path / "go").touch()
+    life.until(tmp_path / "ready")
+    spool, servers = tmp_path / "spool", ",".join(broker.servers)
+    first, second, *_ = json.loads(run(capsys, "spool", "show", spool, "--json")[1])
+    where = ("--lane", "0", "--position", first["position"])
+    code, _, err = run(capsys, "spool", "set-aside", spool, *where)
+    assert (code, "belongs to process" in err) == (3, True)
+    life.kill()
+    broker.proxy.restore()
+    assert (first["status"], first["records"]) == ("in_doubt", 5)
+    code, _, err = run(capsys, "spool", "set-aside", spool, *where)
+    assert (code, "may have been sent" in err) == (2, True)
+    config = tmp_path / "kafka.json"
+    config.write_text('{"request_timeout_ms": 1000}', encoding="utf-8")
+    code, out, _ = run(capsys, "spool", "set-aside", spool, *where, "-b", servers, "--config", config)
+    assert (code, "5 records set aside into" in out) == (0, True)
+    code, out, _ = run(capsys, "spool", "drain", spool, "-b", servers, "--config", config)
+    assert (code, "set aside by an operator" in out) == (1, True)
+    late = set(range(5, 10))
+    harness.audit(harness.read_log(broker.servers, topic), set(range(20)) - late)
+    assert late.isdisjoint(harness.numbers_of(harness.read_log(broker.servers, topic)[0]))
+    code, out, _ = run(capsys, "spool", "resend", spool, "-b", servers, "--config", config)
+    assert code == 0, out
+    harness.audit(harness.read_log(broker.servers, topic), range(20), ordered=False)
+    assert second["position"] > first["position"]

@@ -12,8 +12,8 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.rejected import Refused
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.rejected import data_of, read_rejected, retire
-from kafkasafe._io.resend import bring_back, find_rejected
-from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError
+from kafkasafe._io.resend import bring_back, find_rejected, set_aside
+from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError, UsageError
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
 from .test_rejected import ROOT, Owner, encoded
@@ -213,3 +213,91 @@ def test_what_is_not_whole_stays_and_is_named():
     found = resend(disk)
     assert (found.records, len(found.left)) == (3, 1)
     assert str(Path(name)) in found.left[0]
+
+
+# -- setting a batch aside ---------------------------------------------------------------------------------------------
+
+
+def stuck() -> tuple[Disk, list[int]]:
+    """Three batches with ids, which may have been sent."""
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    lock = directory.take_lane()
+    owner = Owner(directory.files, lock.path)
+    batches = [encoded(b"a"), encoded(b"b"), encoded(b"c")]
+    for number, data in enumerate(batches):
+        codec.stamp_identity(data, 7, 0, number)
+    declared = [ORDERS, m.State(1, 0, -1, -1, bytes(16))]
+    positions = owner.spool.write_group(declared, [(1, data) for data in batches])
+    owner.spool.sync()
+    directory.files.kill()
+    return disk, positions
+
+
+def found_in(disk: Disk) -> tuple[list[tuple[bytes, int]], list[bytes]]:
+    """(value, base sequence of its id or -1) of what waits; and what is rejected."""
+    owner = Owner(disk.process())
+    waiting = [
+        (
+            codec.decode(owner.spool.read(b.position)).values[0],
+            -1 if b.identity is None else b.identity.base_sequence,
+        )
+        for _, _, b in owner.journal.batches()
+    ]
+    lane = ROOT / "lane-000"
+    kept = read_rejected(owner.files, lane, lane_id=owner.spool.lane_id, waits=owner.waits)
+    assert {entry.reason for file in kept for entry in file.entries} <= {"set aside by an operator"}
+    rejected = [
+        codec.decode(data_of(owner.files, file.path, entry.position)).values[0]
+        for file in kept
+        for entry in file.entries
+    ]
+    owner.files.kill()
+    return waiting, rejected
+
+
+def aside(disk: Disk, position: int, absent: list[int]):
+    directory = SpoolDirectory.look(ROOT, files=disk.process())
+    return set_aside(
+        directory, 0, position, lambda _t, _p, sent: [p for p in sent if p in absent], clock_ms=lambda: 5
+    )
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_batch_is_set_aside_and_those_after_it_get_new_ids(which):
+    """Or not, after a crash: at each moment it is in one place, and no sequence is missing before the next one."""
+    disk, positions = stuck()
+    before = len(disk.operations)
+    path, topic, partition, records = aside(disk, positions[which], positions[which:])
+    assert (path.parent.name, topic, partition, records) == ("rejected", "orders", 0, 1)
+    values = [b"a", b"b", b"c"]
+    untouched = ([(b"a", 0), (b"b", 1), (b"c", 2)], [])
+    done = (
+        [(v, n if n < which else -1) for n, v in enumerate(values) if n != which],
+        [values[which]],
+    )
+    assert found_in(disk) == done
+    seen = []
+    for state in disk.crash_states(start=before, samples=3):
+        seen.append(found_in(state.disk))
+        assert seen[-1] in (untouched, done), state
+    assert untouched in seen
+    assert done in seen
+    assert resend(disk).records == 1
+
+
+def test_what_may_be_in_the_log_is_not_set_aside():
+    disk, positions = stuck()
+    for absent, why in (
+        ([], "it may be in the cluster's log"),
+        (positions[:2], f"the batch after it, at position {positions[2]}, may be"),
+    ):
+        with pytest.raises(SpoolError, match=f"stays where it is: {why}"):
+            aside(disk, positions[0], absent)
+    with pytest.raises(UsageError, match="no unfinished batch at position 77"):
+        aside(disk, 77, positions)
+    assert found_in(disk) == ([(b"a", 0), (b"b", 1), (b"c", 2)], [])
+    lock = SpoolDirectory.look(ROOT, files=disk.process()).take_lane(0)
+    with pytest.raises(LaneBusyError):
+        aside(disk, positions[0], positions)
+    lock.release()
