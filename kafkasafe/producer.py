@@ -726,8 +726,7 @@ class SafeProducer:
         pump = self._pump
         if self._closed is not None:
             raise self._closed
-        if pump.parked is not None:
-            raise pump.parked
+        pump.raise_parked()
         self._raise_wrong_cluster()
         self._raise_loss()
         self._raise_failure()
@@ -1036,11 +1035,10 @@ class SafeProducer:
         self._seal_all()
         number = pump.last_number()
         finished = pump.wait(
-            lambda: pump.flushed(number) or pump.parked is not None or pump.wrong_cluster is not None,
+            lambda: pump.flushed(number) or pump.parked or pump.wrong_cluster is not None,
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
-        if pump.parked is not None:
-            raise pump.parked
+        pump.raise_parked()
         delivered = pump.flushed(number)
         if not delivered:
             self._raise_wrong_cluster()
@@ -1137,7 +1135,7 @@ class SafeProducer:
             if (
                 pump.wait(pump.idle, max(0.0, end() - time.monotonic()))
                 or pump.failure is not None
-                or pump.parked is not None
+                or pump.parked
                 or pump.wrong_cluster is not None
                 or time.monotonic() >= end()
             ):
@@ -1176,7 +1174,9 @@ class SafeProducer:
             )
 
     def resume_parked(self, *, resend: bool) -> None:
-        """Decide about every undecidable batch.
+        """Decide about the undecidable batches that the last UndecidableError spoke of; about all, if none was raised.
+
+        What is parked after that error is for another decision: the next `send` or `flush` raises it.
 
         Args:
             resend: True: send it under a new id; it may then be in the log twice. False: take it as delivered.
@@ -1200,7 +1200,7 @@ class SafeProducer:
 
     def _raise_loss(self) -> None:
         """`on_acked_loss="raise"`: once for each loss."""
-        loss, self._pump.acked_loss = self._pump.acked_loss, None
+        loss = self._pump.next_loss()
         if loss is not None:
             raise loss
 

@@ -350,8 +350,10 @@ class Pump:
         self.failure: BaseException | None = None
         self.wrong_cluster: WrongClusterError | None = None
         """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
-        self.parked: UndecidableError | None = None
-        self.acked_loss: DataLossError | None = None
+        self._parked: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
+        self._shown: list[tuple[Lane, int]] = []
+        """Of them, those that the caller has been told of."""
+        self._losses: collections.deque[DataLossError] = collections.deque()
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
         self.refused_sends = 0
@@ -547,18 +549,52 @@ class Pump:
         return not self._open
 
     def resume_parked(self, *, resend: bool) -> None:
-        """Decide every undecidable batch: send it again (it may be twice in the log), or take it as delivered."""
+        """Decide undecidable batches: send them again (they may be twice in the log), or take them as delivered.
+
+        Those that the last error spoke of; where none was raised, all that are there. A batch that was parked since is
+        for the next decision.
+        """
+        # Forgotten at once: the caller's next `send` must not raise what was just decided.
+        with self.lock:
+            decided = [
+                (key[0], self._parked.pop(key)[0])
+                for key in self._shown or list(self._parked)
+                if key in self._parked
+            ]
+            self._shown = []
 
         def decide() -> None:
-            for lane in self._lanes:
-                for _, _, batch in list(lane.journal.batches()):
-                    if batch.state is j.State.UNDECIDABLE:
-                        lane.journal.decide(batch, resend=resend)
-            self.parked = None
+            for lane, batch in decided:
+                if batch.state is j.State.UNDECIDABLE:
+                    lane.journal.decide(batch, resend=resend)
 
-        # At once: the caller's next `send` must not raise what was just decided.
-        self.parked = None
         self._post(decide)
+
+    @property
+    def parked(self) -> bool:
+        """Whether a batch waits for a decision."""
+        return bool(self._parked)
+
+    def raise_parked(self) -> None:
+        """Raise the error about all batches that wait for a decision, if there are any."""
+        if not self._parked:
+            return
+        with self.lock:
+            self._shown = list(self._parked)
+            errors = [error for _, error in self._parked.values()]
+        if len(errors) > 1:
+            more = "; ".join(error.evidence for error in errors[1:4])
+            note = f" The same of {len(errors) - 1} more batches: {more}{'; …' if len(errors) > 4 else ''}"
+            raise UndecidableError(f"{errors[0].args[0]}.{note}", evidence=errors[0].evidence)
+        if errors:
+            raise UndecidableError(*errors[0].args, evidence=errors[0].evidence)
+
+    def next_loss(self) -> DataLossError | None:
+        """A loss that was not raised yet, the oldest first; each is given once."""
+        if not self._losses:
+            return None
+        with self.lock:
+            return self._losses.popleft() if self._losses else None  # another caller may have taken it
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread, close lanes and network. What is on disk stays there for the next owner."""
@@ -1855,7 +1891,7 @@ class Pump:
                 last_offset=loss.last_offset,
             )
             with self.lock:
-                self.acked_loss = error
+                self._losses.append(error)
                 self.cond.notify_all()
 
     def _heals(self, lane: Lane, batch: j.Batch) -> None:
@@ -2027,7 +2063,7 @@ class Pump:
             )
             error = UndecidableError(message, evidence=evidence)
             with self.lock:
-                self.parked = error
+                self._parked[lane, batch.handle] = batch, error
                 self.cond.notify_all()
             return
         self._log.warning(
