@@ -99,8 +99,8 @@ def text() -> str:
     lines = [HEAD + "\n".join(f"| `{action.value}` | {MEANING[action]} |" for action in ErrorAction)]
     lines += [
         "\n## What more is known decides\n",
-        "59 as in KAFKA-5793 without its hole (with nothing ever acknowledged, no log start is an excuse), 45 after the",
-        "broker was asked, 1 and 9 of a tiered topic (KIP-1007).\n",
+        "59 as in KAFKA-5793 (with nothing acknowledged, nothing acknowledged can be lost), 45 after the broker was asked, 1",
+        "and 9 of a tiered topic (KIP-1007).\n",
         "| code | request | known | action | fix |\n|---|---|---|---|---|",
     ]
     for code, api, context in CONTEXTS:

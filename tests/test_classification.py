@@ -156,7 +156,7 @@ def test_context_comes_as_a_mapping_or_an_object():
     assert classify(59, "Produce", known) == classify(
         59, "produce", ErrorContext(last_acked_offset=1000, log_start_offset=1001)
     )
-    assert classify(59, "produce", {"last_acked_offset": None, "log_start_offset": 3}).data_at_risk
+    assert classify(59, "produce", {"last_acked_offset": 9, "log_start_offset": 3}).data_at_risk
 
 
 @pytest.mark.parametrize(

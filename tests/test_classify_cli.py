@@ -110,7 +110,7 @@ def test_lines_are_answered_line_by_line(capsys, monkeypatch):
     assert [json.loads(line)["action"] for line in out.splitlines()] == [
         "reset_sequence",
         "fatal",
-        "fatal",
+        "reset_sequence",
         "retry",
         "ask_broker",
         "retry",

@@ -1042,8 +1042,8 @@ def _out_of_order(context: ErrorContext) -> _Cell | None:
 def _unknown_producer(context: ErrorContext) -> _Cell | None:
     """59, KAFKA-5793: has retention removed the producer's records, or were they lost? (brokers before 2.5)
 
-    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry` without its hole: with nothing ever acknowledged no
-    log start is an excuse, the first records themselves may be what is lost.
+    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. With nothing ever acknowledged nothing that was
+    acknowledged can be lost: whatever this producer sent is still its own to send.
     """
     start, acked = context.log_start_offset, context.last_acked_offset
     if start is None:
@@ -1057,10 +1057,10 @@ def _unknown_producer(context: ErrorContext) -> _Cell | None:
         )
     if acked is None or acked < 0:
         return _Cell(
-            _FATAL,
-            "Data loss: this producer's first records are gone, and with nothing acknowledged retention is no"
-            f" excuse for a log that starts at {start}; compare the topic with what was sent.",
-            at_risk=True,
+            _RESET,
+            "Send all that is unacknowledged again, in order, under a new epoch from sequence 0, once no older request"
+            " can still arrive: nothing was acknowledged, so nothing acknowledged can be lost.",
+            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
         )
     if start > acked:
         return _Cell(

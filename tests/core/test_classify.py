@@ -256,12 +256,12 @@ def test_old_brokers_without_describe_producers_have_their_log_read():
         (1000, 999, FATAL),
         (1000, 0, FATAL),
         (0, 0, FATAL),
-        # Hole 3 of the rule: with nothing acknowledged every log start looks like retention.
-        (None, 0, FATAL),
-        (None, 1, FATAL),
-        (None, 999, FATAL),
-        (-1, 0, FATAL),
-        (-1, 999, FATAL),
+        # With nothing acknowledged nothing that was can be lost: as the journal does, all is sent again.
+        (None, 0, RESET),
+        (None, 1, RESET),
+        (None, 999, RESET),
+        (-1, 0, RESET),
+        (-1, 999, RESET),
         # Produce before v5 does not say where the log starts.
         (1000, -1, RETRY),
         (None, -1, RETRY),
@@ -291,7 +291,7 @@ def test_an_unknown_producer_is_retention_only_beyond_what_was_acknowledged(
 @given(acked=st.none() | st.integers(-10, 2**64), start=st.none() | st.integers(-10, 2**64))
 def test_a_new_sequence_needs_proof(acked, start):
     verdict = classify_code(59, "produce", ErrorContext(last_acked_offset=acked, log_start_offset=start))
-    proven = acked is not None and start is not None and 0 <= acked < start < 2**63
+    proven = start is not None and 0 <= start < 2**63 and (acked is None or acked < 0 or acked < start)
     assert (verdict.action is RESET) == proven
 
 
