@@ -76,7 +76,8 @@ _SPOOL: Final[dict[str, Any]] = {
     "dead_letter": None,
     "on_event": None,
     "metrics": False,
-    "missing_topic_timeout_ms": 60_000,
+    "refused_timeout_ms": 7 * 86_400_000,
+    "on_refused_topic": "raise",
     "producer_id_expiration_ms": 86_400_000,
 }
 _DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
@@ -142,7 +143,8 @@ class ProducerConfig:
     dead_letter: DeadLetter | None
     on_event: Callable[[Any], object] | None
     metrics: bool
-    missing_topic_s: float
+    refused_timeout_s: float | None
+    on_refused_topic: Literal["raise", "accept"]
     state_age_s: float
 
 
@@ -232,6 +234,11 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     Raises:
         ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
     """
+    if "missing_topic_timeout_ms" in options:
+        raise ConfigError(
+            "missing_topic_timeout_ms is now refused_timeout_ms, which is also about topics that are forbidden or"
+            " invalid; its default is a week, None is for ever"
+        )
     _check_names(options, _DEFAULTS)
     merged = {**_DEFAULTS, **options}
     acks = {"all": -1, "-1": -1, "1": 1}.get(str(merged["acks"]), merged["acks"])
@@ -328,7 +335,10 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         dead_letter=_hook(merged, "dead_letter"),
         on_event=_hook(merged, "on_event"),
         metrics=bool(merged["metrics"]),
-        missing_topic_s=_number(merged, "missing_topic_timeout_ms", least=0) / 1000,
+        refused_timeout_s=None
+        if merged["refused_timeout_ms"] is None
+        else _number(merged, "refused_timeout_ms", least=0) / 1000,
+        on_refused_topic=_choice(merged, "on_refused_topic", ("raise", "accept")),
         state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
     )
 

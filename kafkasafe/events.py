@@ -28,6 +28,8 @@ __all__ = [
     "SpoolLeftBehind",
     "SpoolRecovered",
     "SpoolWriteFailed",
+    "TopicAccepted",
+    "TopicRefused",
 ]
 
 
@@ -51,6 +53,47 @@ class BatchRejected:
     code: int
     reason: str
     kept_in: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRefused:
+    """The cluster refuses a topic, a partition or a batch for a reason that may pass; what waits goes on waiting.
+
+    Told when the answer was confirmed: after a second, after a minute where the topic is missing (it may be new).
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition, -1 while none is chosen.
+        code: 29: no right to write. 3, 100: missing. 17: takes no writes. 32: timestamps too far ahead. 2, -1: the
+            broker fails on this batch.
+        reason: What the cluster said.
+        batches: How many wait.
+        records: In them.
+    """
+
+    topic: str
+    partition: int
+    code: int
+    reason: str
+    batches: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAccepted:
+    """What `TopicRefused` told of is over: the cluster takes what waited.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition, -1 while none is chosen.
+        code: What it was refused for last.
+        after_s: Seconds since the first such answer.
+    """
+
+    topic: str
+    partition: int
+    code: int
+    after_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +221,8 @@ Event = (
     | LaneAdopted
     | SpoolLeftBehind
     | SpoolWriteFailed
+    | TopicRefused
+    | TopicAccepted
 )
 
 

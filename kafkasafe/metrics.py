@@ -512,5 +512,9 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
     state = pump.state()
     for name, gauge in state.gauges.items():
         yield PRODUCER[name], (), gauge
+    for refused in state.refused:
+        yield PRODUCER["refused_destinations"], (refused.topic, refused.error), 1
+        yield PRODUCER["refused_records"], (refused.topic, refused.error), refused.records
+        yield PRODUCER["refused_age_seconds"], (refused.topic, refused.error), refused.age_s
     for (topic, partition), offset in state.last_acked_offsets.items():
         yield PRODUCER["last_acked_offset"], (topic, str(partition)), offset

@@ -29,6 +29,7 @@ from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, seems_given
+from kafkasafe._io.refusals import because, error_for_send
 from kafkasafe._io.stats import Reading
 from kafkasafe._io.transport import Transport, in_words
 from kafkasafe.config import validate, volatile_reason
@@ -353,7 +354,9 @@ class RecordFuture(FutureRecordMetadata):
             error = self.exception
             if error is not None:
                 raise error
-            raise kafka_errors.KafkaTimeoutError(f"The record was not durable after {timeout} s")
+            raise kafka_errors.KafkaTimeoutError(
+                f"The record was not durable after {timeout} s.{self._because()}"
+            )
         return self
 
     def _is_durable(self) -> bool:
@@ -381,12 +384,17 @@ class RecordFuture(FutureRecordMetadata):
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
             cause = self._producer._network_cause()
-            raise kafka_errors.KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.{cause}")
+            raise kafka_errors.KafkaTimeoutError(
+                f"Timeout after waiting for {timeout} secs.{cause}{self._because()}"
+            )
         self._producer._called(self._chunk, deadline)
         error = self.exception
         if error is not None:
             raise error
         return self._metadata()
+
+    def _because(self) -> str:
+        return because(self._producer._pump.refused(self._chunk.topic))
 
     def _metadata(self) -> RecordMetadata:
         return self._chunk.metadata(self._index)
@@ -482,7 +490,11 @@ class SafeProducer:
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
         metrics (bool): Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
             others. Default: no.
-        missing_topic_timeout_ms (int): How long a topic may be missing before its records are rejected.
+        refused_timeout_ms (int): How long the cluster may refuse a topic that is missing, forbidden or invalid, or
+            timestamps that are too far ahead, or fail on one batch, before what waits for it is rejected. Counted in
+            this life of the producer, without a break. None: for ever. Default: seven days.
+        on_refused_topic (str): What `send` does meanwhile for a topic that is missing, forbidden or invalid: "raise"
+            kafka-python's exception for the code (the record is not accepted), or "accept" more records, which wait.
         producer_id_expiration_ms (int): As on the brokers. Default: 86400000.
 
     Raises:
@@ -588,6 +600,9 @@ class SafeProducer:
             SpoolFullError: No room within `max_block_ms`. The record was not accepted.
             KafkaTimeoutError: Callbacks of earlier records were not called within `max_block_ms`, because they are too
                 slow. The record was not accepted.
+            TopicAuthorizationFailedError, UnknownTopicOrPartitionError, InvalidTopicError: The cluster refuses the
+                topic, confirmed (a missing one for a minute: it may be new), and records wait for it. This one was not
+                accepted; those are delivered when the cluster takes them (`on_refused_topic="raise"`).
             ProducerClosedError: After `close`.
             TypeError: Key or value is not bytes and there is no serializer for it; headers of another shape.
             ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
@@ -730,6 +745,9 @@ class SafeProducer:
         self._raise_wrong_cluster()
         self._raise_loss()
         self._raise_failure()
+        refused = pump.refused_topics.get(topic)
+        if refused is not None and self._config.on_refused_topic == "raise":
+            raise error_for_send(refused, self._config.spool_dir)
         chunk = self._chunks.get(topic)
         if chunk is not None:
             self._seal(chunk)
@@ -760,7 +778,7 @@ class SafeProducer:
         if deadline is None:
             deadline = now + self._config.max_block_s
         if now >= deadline or self._pump.is_current_thread():
-            self._pump.refused()
+            self._pump.no_room()
             if self._callbacks.full():
                 raise kafka_errors.KafkaTimeoutError(
                     f"{self._callbacks.due()} callbacks are due and have not run within max_block_ms="
@@ -1048,7 +1066,7 @@ class SafeProducer:
         if not finished:
             raise kafka_errors.KafkaTimeoutError(
                 f"Not every record was acknowledged within {timeout} s; they are in the spool and will be delivered."
-                f"{self._network_cause()}"
+                f"{self._network_cause()}{because(pump.refused())}"
             )
         if not self._called(None, deadline):
             raise kafka_errors.KafkaTimeoutError(

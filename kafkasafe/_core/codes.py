@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -34,6 +34,7 @@ __all__ = [
     "ErrorAction",
     "ErrorContext",
     "ProduceVerdict",
+    "Scope",
     "Verdict",
     "all_codes",
     "api_name",
@@ -41,6 +42,7 @@ __all__ = [
     "classify_code",
     "classify_produce",
     "code_of_name",
+    "latest_timestamp",
     "names",
 ]
 
@@ -161,7 +163,17 @@ class Action(enum.Enum):
     RETRY = "retry"
     ASK_BROKER = "ask_broker"
     REJECT_BATCH = "reject_batch"
-    REJECT_DESTINATION = "reject_destination"
+
+
+class Scope(enum.Enum):
+    """What is given up if the same answer comes for longer than `refused_timeout_ms`; until then it is waited for."""
+
+    NONE = "none"
+    """Nothing: the cluster is not ready, and that is all."""
+    DESTINATION = "destination"
+    """All that waits for the topic or partition: it is missing, forbidden or invalid, which somebody may mend."""
+    BATCH = "batch"
+    """This one batch: the broker fails on it each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +188,7 @@ class ProduceVerdict:
         refresh_metadata: The leader may have moved.
         splittable: A batch of several records may hold good ones: divide it before rejecting.
         explanation: For people.
+        scope: What is given up if RETRY does not help for long.
     """
 
     code: int
@@ -185,6 +198,7 @@ class ProduceVerdict:
     refresh_metadata: bool
     splittable: bool
     explanation: str
+    scope: Scope = Scope.NONE
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -199,6 +213,7 @@ class _Produce:
     absent: bool
     refresh: bool
     split: bool
+    scope: Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +249,15 @@ def _row(
 
 
 def _produce(
-    action: Action, meaning: str, *, absent: bool = False, refresh: bool = False, split: bool = False
+    action: Action,
+    meaning: str,
+    *,
+    absent: bool = False,
+    refresh: bool = False,
+    split: bool = False,
+    scope: Scope = Scope.NONE,
 ) -> _Produce:
-    return _Produce(action, meaning, absent, refresh, split)
+    return _Produce(action, meaning, absent, refresh, split, scope)
 
 
 _OK: Final = ErrorAction.SUCCESS
@@ -264,7 +285,7 @@ _ROWS: Final = (
             "Kafka: not retriable. Brokers answer it while they start and while remote storage is not"
             " ready (KIP-1007), and a bounded retry of the same request loses nothing."
         ),
-        produce=_produce(Action.RETRY, "the broker failed for a reason it does not name"),
+        produce=_produce(Action.RETRY, "the broker failed for a reason it does not name", scope=Scope.BATCH),
     ),
     _row(0, "NONE", _OK, "Nothing to do.", produce=_produce(Action.ACK, "appended and acknowledged")),
     _row(
@@ -281,7 +302,7 @@ _ROWS: Final = (
         _RETRY,
         "Send it again: the bytes were damaged on the way; if it stays, look for a key that a"
         " compacted topic misses or a faulty network.",
-        produce=_produce(Action.RETRY, "the bytes were damaged on the way", absent=True),
+        produce=_produce(Action.RETRY, "the bytes were damaged on the way", absent=True, scope=Scope.BATCH),
     ),
     _row(
         3,
@@ -289,7 +310,13 @@ _ROWS: Final = (
         _REFRESH,
         "Refresh metadata and retry for a while, new topics take time to spread; if it stays, create"
         " the topic or correct its name.",
-        produce=_produce(Action.RETRY, "the broker does not host it", absent=True, refresh=True),
+        produce=_produce(
+            Action.RETRY,
+            "the broker does not host it",
+            absent=True,
+            refresh=True,
+            scope=Scope.DESTINATION,
+        ),
     ),
     _row(4, "INVALID_FETCH_SIZE", _FATAL, "Set the fetch sizes to at least 0 bytes."),
     _row(
@@ -372,9 +399,10 @@ _ROWS: Final = (
         _FATAL,
         "Correct the topic's name: it is illegal, or the topic takes no writes from clients.",
         produce=_produce(
-            Action.REJECT_DESTINATION,
+            Action.RETRY,
             "a topic of this name cannot exist or takes no writes from clients",
             absent=True,
+            scope=Scope.DESTINATION,
         ),
     ),
     _row(
@@ -443,7 +471,12 @@ _ROWS: Final = (
         "TOPIC_AUTHORIZATION_FAILED",
         _FATAL,
         "Grant this user the right (ACL) on the topic.",
-        produce=_produce(Action.REJECT_DESTINATION, "this user may not write to the topic", absent=True),
+        produce=_produce(
+            Action.RETRY,
+            "this user may not write to the topic",
+            absent=True,
+            scope=Scope.DESTINATION,
+        ),
     ),
     _row(30, "GROUP_AUTHORIZATION_FAILED", _FATAL, "Grant this user READ on the group."),
     _row(
@@ -752,7 +785,13 @@ _ROWS: Final = (
         _REFRESH,
         "Refresh metadata and retry for a while: the broker does not know this topic id yet, or the"
         " topic was deleted or re-created.",
-        produce=_produce(Action.RETRY, "the broker does not know this topic id", absent=True, refresh=True),
+        produce=_produce(
+            Action.RETRY,
+            "the broker does not know this topic id",
+            absent=True,
+            refresh=True,
+            scope=Scope.DESTINATION,
+        ),
     ),
     _row(101, "DUPLICATE_BROKER_REGISTRATION", _FATAL, _INTERNAL),
     _row(102, "BROKER_ID_NOT_REGISTERED", _FATAL, _INTERNAL),
@@ -982,7 +1021,7 @@ def _in_produce(cell: _Cell, produce: _Produce) -> _Cell:
         case Action.ASK_BROKER:
             # 46, 47 and 90 say themselves what they mean. That the journal asks first is its caution.
             return cell
-        case Action.REJECT_BATCH | Action.REJECT_DESTINATION:  # pragma: no branch - the last
+        case Action.REJECT_BATCH:  # pragma: no branch - the last
             return _Cell(_REJECT, cell.fix, cell.at_risk, "" if cell.action is _REJECT else _JOURNAL)
 
 
@@ -1118,11 +1157,29 @@ _PRODUCE: Final[Mapping[int, ProduceVerdict]] = MappingProxyType(
             row.produce.refresh,
             row.produce.split,
             row.produce.meaning,
+            row.produce.scope,
         )
         for row in _ROWS
         if row.produce is not None
     }
 )
+
+
+_RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
+
+
+def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
+    """The latest timestamp that a broker that answered 32 takes now, ms since the epoch.
+
+    Args:
+        messages: What the broker said of the records. From 3.6 on it names the range that it takes, by its own clock.
+        now_ms: Our own clock: what counts where the broker names no range.
+    """
+    for message in messages:
+        named = _RANGE.search(message)
+        if named is not None:
+            return int(named[2])
+    return now_ms
 
 
 def classify_produce(code: int) -> ProduceVerdict:

@@ -34,7 +34,7 @@ from itertools import islice
 from typing import Final
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.codes import Action, classify_produce
+from kafkasafe._core.codes import Action, Scope, classify_produce, latest_timestamp
 from kafkasafe._core.identity import BatchId, Judgement, Verdict, add_sequence, sequence_distance
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
@@ -45,6 +45,8 @@ __all__ = [
     "AckedLoss",
     "Ask",
     "Batch",
+    "Denial",
+    "Denied",
     "Divide",
     "EpochCheck",
     "Fate",
@@ -55,6 +57,7 @@ __all__ = [
     "Persist",
     "Ready",
     "Refusal",
+    "Relented",
     "Resolution",
     "State",
     "SurveyAsk",
@@ -77,6 +80,18 @@ _REMEMBERED: Final = 64
 """Acknowledged batches of a partition that are remembered at least."""
 
 _MAX_EPOCH: Final = 2**15 - 2
+
+_MISSING: Final = frozenset({3, 100})
+_DESTINATION_CODES: Final = frozenset({3, 17, 29, 100})
+"""What metadata and questions may say of a destination, that may pass."""
+
+_INVALID_TIMESTAMP: Final = 32
+
+_SILENCE_S: Final = 300.0
+"""Two refusals further apart than this are not one that lasts: what was in between nobody heard."""
+
+_CONFIRMED_S: Final = 1.0
+"""A refusal that lasts for so long is no stray answer."""
 
 
 class State(enum.Enum):
@@ -102,7 +117,10 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     # Prepared again: the answer proves that it was not appended.
     State.SENT: frozenset({State.ACKED, State.PREPARED, State.IN_DOUBT, State.REFUSED}),
     # Sent: as a probe, under the same id, of what the leader says it has.
-    State.IN_DOUBT: frozenset({State.ACKED, State.PREPARED, State.UNDECIDABLE, State.SENT, State.REJECTED}),
+    # Refused: the broker failed on it for too long, and it is not in the log.
+    State.IN_DOUBT: frozenset(
+        {State.ACKED, State.PREPARED, State.UNDECIDABLE, State.SENT, State.REFUSED, State.REJECTED}
+    ),
     # Committed: its mark is durable.
     State.ACKED: frozenset({State.COMMITTED}),
     # What the broker refused waits until everything sent beside it has its answer.
@@ -167,6 +185,8 @@ class Batch:
         message: The same for people.
         bad_records: (index, message) of the records that the broker named.
         doomed: The broker named every record in it as bad: rejected when its turn comes, without another try.
+        overdue: It was refused for longer than anything is waited for, for a reason that might have passed.
+        condemned: Refused as soon as it is proven that it is not in the log.
         parent: The refused batch it is a part of: it stands in the parent's place.
         rank: Sorts durable batches of a partition as their records were accepted.
         heirs: Its own parts that are not finished.
@@ -195,6 +215,8 @@ class Batch:
     message: str = ""
     bad_records: tuple[tuple[int, str], ...] = ()
     doomed: bool = False
+    overdue: bool = False
+    condemned: bool = False
     parent: Batch | None = None
     rank: tuple[int, ...] = ()
     heirs: int = 0
@@ -245,6 +267,7 @@ class Wait:
         refresh_metadata: The leader may have moved.
         at_least_s: Shortest pause in seconds.
         reason: For people.
+        refused: It waits for somebody to mend what the cluster refuses it for: pauses may grow long.
     """
 
     destination: int
@@ -252,6 +275,7 @@ class Wait:
     refresh_metadata: bool
     at_least_s: float
     reason: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +399,57 @@ class Refusal:
     batch: Batch
 
 
-Notice = AckedLoss | Parked | Refusal
+@dataclass(slots=True)
+class Denial:
+    """The cluster refuses a destination, or the batch at its head, for a reason that may pass.
+
+    Attributes:
+        code: Kafka's error code of the last such answer.
+        reason: For people.
+        scope: What is given up in the end.
+        handle: Of the batch that is refused, -1 where all of the destination is.
+        since: Seconds: when it began.
+        counted_from: Seconds: since then it lasted without a break; -1 when the last request had no answer.
+        last_at: Seconds: when the last answer came.
+        answers: How many came.
+        told: It was confirmed, so that it was worth a notice.
+    """
+
+    code: int
+    reason: str
+    scope: Scope
+    handle: int
+    since: float
+    counted_from: float
+    last_at: float
+    answers: int = 0
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A destination is refused, and what waits for it goes on waiting."""
+
+    destination: int
+    denial: Denial
+
+
+@dataclass(frozen=True, slots=True)
+class Relented:
+    """What `Denied` told is over.
+
+    Attributes:
+        destination: Destination number.
+        denial: What is over.
+        accepted: True: the cluster takes it now. False: nothing waits for it any more, or for another reason.
+    """
+
+    destination: int
+    denial: Denial
+    accepted: bool
+
+
+Notice = AckedLoss | Parked | Refusal | Denied | Relented
 
 
 @dataclass(slots=True)
@@ -460,7 +534,7 @@ class _Partition:
     """What the cluster answers is what it knew then, or later."""
     asked_from: int = -1
     """Where the log is read from for an answer."""
-    missing_since: float = -1.0
+    denial: Denial | None = None
     unsure_before: int = -1
     """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
     commits: list[tuple[int, int]] = field(default_factory=list)
@@ -501,7 +575,10 @@ class Journal:
         window: Batches sent without a durable commit mark, per partition.
         state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
         request_timeout_s: After this a request without an answer is dead.
-        missing_topic_s: How long a topic may be unknown to the cluster before its batches are rejected.
+        refused_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
+            the broker fail on one batch, before what waits for it is rejected; None: for ever. In this life, without
+            another answer in between.
+        missing_grace_s: How long a topic may be unknown to the cluster before that is told: it may be new.
         heal: Acknowledged batches that the cluster lost are sent again, as far as the spool still has them.
         heal_recreated: Also into a topic that was deleted and created again.
     """
@@ -513,7 +590,8 @@ class Journal:
         window: int = WINDOW,
         state_age_s: float = 6 * 3600.0,
         request_timeout_s: float = 30.0,
-        missing_topic_s: float = 60.0,
+        refused_timeout_s: float | None = 7 * 86400.0,
+        missing_grace_s: float = 60.0,
         heal: bool = True,
         heal_recreated: bool = False,
     ) -> None:
@@ -521,7 +599,8 @@ class Journal:
         self._window = window
         self._state_age_s = state_age_s
         self._request_timeout_s = request_timeout_s
-        self._missing_topic_s = missing_topic_s
+        self._refused_timeout_s = refused_timeout_s
+        self._missing_grace_s = missing_grace_s
         self._heal = heal
         self._heal_recreated = heal_recreated
         self._released = 0
@@ -626,6 +705,16 @@ class Journal:
         queues = [partition.queue.copy() for partition in list(self._partitions.values())]
         firsts = (next((b for b in queue if b.identity is not None), None) for queue in queues)
         return [first.max_timestamp for first in firsts if first is not None]
+
+    def denials(self) -> list[tuple[int, Denial, int, int]]:
+        """(destination, denial, batches, records) of what waits for the cluster to take it. From any thread."""
+        found = []
+        for partition in list(self._partitions.values()):
+            denial = partition.denial
+            if denial is not None:
+                queue = partition.queue.copy()
+                found.append((partition.number, denial, len(queue), sum(batch.count for batch in queue)))
+        return found
 
     def waiting(self, topic: str) -> int:
         """Batches of a topic that wait for their partitions to be chosen."""
@@ -875,11 +964,13 @@ class Journal:
     def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
         """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
         topic = m.Topic(name, topic_id, partition_count)
+        number = self._numbers.get((name, UNCHOSEN))
+        if number is not None:
+            self._relent(self._partitions[number])
         if self._topics.get(name) == topic:
             return False
         self._topics[name] = topic
         self._ready.persist.marks.append(topic)
-        number = self._numbers.get((name, UNCHOSEN))
         if number is not None:
             self._touch(self._partitions[number])
         return True
@@ -1035,7 +1126,7 @@ class Journal:
         partition.in_flight -= 1
         batch.move(State.ACKED)
         batch.base_offset = base_offset
-        partition.missing_since = -1.0
+        self._relent(partition)
         if 0 <= base_offset <= partition.last_acked_offset:
             self._stepped_back(partition, base_offset)
         self._leads(partition, leader_epoch)
@@ -1144,12 +1235,15 @@ class Journal:
         partition.refresh = True
         if sent:
             partition.dead_at = now + self._request_timeout_s
-            partition.missing_since = -1.0
-        missing = not sent and self._must_reject(partition, code, now)
-        if sent or partition.flow is _Flow.PROBING or (missing and batch.unanswered):
+        lasting = False
+        if sent or code not in _DESTINATION_CODES:
+            self._unheard(partition)
+        else:
+            lasting = self._deny(partition, code, message, Scope.DESTINATION, now)
+        if sent or partition.flow is _Flow.PROBING or (lasting and batch.unanswered):
             batch.move(State.IN_DOUBT)
             partition.doubtful = True
-        elif missing:
+        elif lasting:
             self._refuse(batch, code, message)
         else:
             batch.move(State.PREPARED)
@@ -1164,6 +1258,7 @@ class Journal:
         bad_records: tuple[tuple[int, str], ...] = (),
         log_start_offset: int = -1,
         now: float,
+        now_ms: int,
     ) -> None:
         """The broker answered with an error.
 
@@ -1174,13 +1269,17 @@ class Journal:
             bad_records: (index, message) of the records it named.
             log_start_offset: Where the log starts, -1 from brokers that do not say.
             now: Seconds.
+            now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
         partition.in_flight -= 1
         verdict = classify_produce(code)
         partition.refresh = partition.refresh or verdict.refresh_metadata
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"
-        final = verdict.action in {Action.REJECT_BATCH, Action.REJECT_DESTINATION}
+        scope = verdict.scope
+        if code == _INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
+            scope = Scope.BATCH
+        final = verdict.action is Action.REJECT_BATCH and scope is Scope.NONE
         # An answer speaks of its own request. While an older one, whose answer was lost, may still be appended, or
         # the leader is said to have the batch, it proves nothing.
         alone = now >= partition.dead_at and partition.flow is not _Flow.PROBING
@@ -1197,12 +1296,20 @@ class Journal:
                 f" {partition.last_acked_offset} was acknowledged"
             )
             self._suspect(partition, Cause.UNKNOWN_PRODUCER, evidence)
-        missing = self._must_reject(partition, code, now)
-        if alone and not batch.unanswered and (final or missing):
+        lasting = False
+        if scope is Scope.DESTINATION:
+            lasting = self._deny(partition, code, text, scope, now)
+        elif self._is_head(partition, batch):
+            if scope is Scope.BATCH:
+                lasting = batch.overdue or self._deny(partition, code, text, scope, now, handle=batch.handle)
+                batch.overdue = lasting
+            else:
+                self._relent(partition)
+        if alone and not batch.unanswered and verdict.absent and (final or lasting):
             self._refuse(batch, code, text)
             batch.bad_records = bad_records
         elif alone and (
-            (verdict.absent and not final and not missing)
+            (verdict.absent and not final and not lasting)
             # No other request had it, and this one was not appended.
             or (code == 45 and not batch.unanswered and self._behind_failure(partition, batch))
             or (code == 59 and not batch.unanswered)
@@ -1213,6 +1320,8 @@ class Journal:
             partition.sequence_refused = partition.sequence_refused or code in {45, 59}
             batch.move(State.IN_DOUBT)
             partition.doubtful = True
+            if lasting and not verdict.absent:
+                batch.condemned, batch.code, batch.message = True, code, text
         self._settle(partition, text)
 
     @staticmethod
@@ -1230,17 +1339,65 @@ class Journal:
                 return True
         return False
 
-    def _must_reject(self, partition: _Partition, code: int, now: float) -> bool:
-        """A topic that is missing may only be new to this broker: it is given time."""
-        if code in {17, 29}:
-            return True
-        if code not in {3, 100}:
-            # Also when nobody answered: a broker that comes back knows no topic for a moment.
-            partition.missing_since = -1.0
-            return False
-        if partition.missing_since < 0:
-            partition.missing_since = now
-        return now - partition.missing_since >= self._missing_topic_s
+    @staticmethod
+    def _is_head(partition: _Partition, batch: Batch) -> bool:
+        """Nothing before it waits for an answer: what the broker says is about it, and nothing else."""
+        return batch is next((b for b in partition.queue if b.state is not State.ACKED), None)
+
+    def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
+        """Its timestamps are too far ahead, not too old, and time will cure that within the timeout."""
+        ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
+        limit_s = self._refused_timeout_s
+        return ahead_ms > 0 and (limit_s is None or ahead_ms <= limit_s * 1000)
+
+    def _deny(
+        self,
+        partition: _Partition,
+        code: int,
+        reason: str,
+        scope: Scope,
+        now: float,
+        *,
+        handle: int = -1,
+    ) -> bool:
+        """An answer that may pass; True when it came, and no other, for as long as anything is waited for."""
+        denial = partition.denial
+        if denial is not None and denial.handle != handle:
+            # Another thing is refused now, and has its own time.
+            self._relent(partition, accepted=False)
+            denial = None
+        if denial is None:
+            denial = partition.denial = Denial(code, reason, scope, handle, now, now, now)
+        if denial.counted_from < 0 or now - denial.last_at > _SILENCE_S:
+            denial.counted_from = now
+        denial.code, denial.reason, denial.last_at = code, reason, now
+        denial.answers += 1
+        limit_s = self._refused_timeout_s
+        lasting = limit_s is not None and now - denial.counted_from >= limit_s
+        # A topic that is missing may only be new to this broker; and nobody is told of a single stray answer.
+        patient_s = self._missing_grace_s if code in _MISSING else _CONFIRMED_S
+        confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
+        if not denial.told and (lasting or confirmed):
+            denial.told = True
+            self._ready.notices.append(Denied(partition.number, denial))
+        return lasting
+
+    @staticmethod
+    def _unheard(partition: _Partition) -> None:
+        """No answer: a broker that comes back knows no topic and no rule for a moment, so the time begins anew."""
+        denial = partition.denial
+        if denial is None:
+            return
+        if denial.told:
+            denial.counted_from = -1.0
+        else:
+            partition.denial = None
+
+    def _relent(self, partition: _Partition, *, accepted: bool = True) -> None:
+        """Another answer came, or nothing waits any more."""
+        denial, partition.denial = partition.denial, None
+        if denial is not None and denial.told:
+            self._ready.notices.append(Relented(partition.number, denial, accepted))
 
     def _settle(self, partition: _Partition, reason: str) -> None:
         if partition.flow in {_Flow.FLOWING, _Flow.PROBING}:
@@ -1265,7 +1422,7 @@ class Journal:
             return
         partition.baseline_offset = end_offset
         partition.topic_id = topic_id
-        partition.missing_since = -1.0
+        self._relent(partition)
         self._ready.persist.marks.append(self._state_mark(partition))
 
         def durable() -> None:
@@ -1287,17 +1444,22 @@ class Journal:
         partition = self._partitions[destination]
         if partition.flow is not _Flow.ASKING:
             return
+        lasting = False
+        if code in _DESTINATION_CODES:
+            lasting = self._deny(partition, code, reason, Scope.DESTINATION, now)
+        else:
+            self._unheard(partition)
         # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.
-        if self._must_reject(partition, code, now) and not (partition.doubtful and code in {17, 29}):
+        if lasting and not (partition.doubtful and code in {17, 29}):
             self._reject_all(partition, code, reason)
         else:
             partition.refresh = True
             self._pause(partition, reason)
 
-    def reject_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
-        """The metadata says 3, 17 or 29 of a topic whose partitions were never known."""
+    def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
+        """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
         partition = self._partitions[self._numbers[topic, UNCHOSEN]]
-        if partition.queue and self._must_reject(partition, code, now):
+        if partition.queue and self._deny(partition, code, reason, Scope.DESTINATION, now):
             self._reject_all(partition, code, reason)
 
     def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:
@@ -1334,6 +1496,9 @@ class Journal:
         if any(batch.identity is not None for batch in aside.batches[:kept]):
             # What comes now must not continue the sequence of what was rejected.
             self._reidentify(partition)
+        if not kept < len(aside.batches):
+            # What comes now has its own time.
+            self._relent(partition, accepted=False)
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
         if partition.partition == UNCHOSEN:
             partition.flow = _Flow.NEW
@@ -1429,8 +1594,9 @@ class Journal:
             evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
             self._suspect(partition, Cause.SEQUENCE, evidence)
         for batch in absent:
-            batch.move(State.PREPARED)
             batch.unanswered = partition.asked_at < partition.dead_at
+            batch.move(State.REFUSED if batch.condemned and not batch.unanswered else State.PREPARED)
+            batch.condemned = False
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
         partition.fenced = False
         partition.flow = _Flow.SETTLING
@@ -1737,7 +1903,7 @@ class Journal:
             partition.unsure_before = -1
         else:
             batch.move(State.PREPARED)
-            batch.unanswered = False  # decided
+            batch.unanswered = batch.condemned = False  # decided
             partition.unsure_before = -1
             partition.renew = True
         if partition.partition == UNCHOSEN:
@@ -1771,6 +1937,7 @@ class Journal:
                 # They stand where their parent stood, in front of all behind it.
                 child = self._make(destination, count, size_bytes, max_timestamp)
                 child.doomed, child.code, child.message = doomed, batch.code, batch.message
+                child.overdue = batch.overdue
                 # Only the parent's position tells recovery where they stand: it is kept as long as they are.
                 child.parent = batch
                 child.owed = batch.durable
@@ -1885,6 +2052,8 @@ class Journal:
         persist.batches[:] = parts
 
     def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
+        if not partition.queue:
+            self._relent(partition, accepted=False)
         if partition.flow is _Flow.REJECTING:
             return
         if partition.partition == UNCHOSEN:
@@ -2055,10 +2224,11 @@ class Journal:
     def _handle_refusal(self, partition: _Partition, head: Batch) -> None:
         if not self._rests(head):
             return  # when it is written
-        if head.code in {3, 17, 29, 100}:
+        if head.code in _DESTINATION_CODES:
             self._reject_all(partition, head.code, head.message)
             return
-        if head.count > 1 and classify_produce(head.code).splittable:
+        self._relent(partition, accepted=False)
+        if head.count > 1 and (head.overdue or classify_produce(head.code).splittable):
             self._ready.divides.append(Divide(head, refused=True))
             partition.flow = _Flow.SETTLING
             return
@@ -2073,8 +2243,11 @@ class Journal:
     def _pause(self, partition: _Partition, reason: str, *, at_least_s: float = 0.0) -> None:
         partition.flow = _Flow.WAITING
         partition.attempt += 1
+        denial = partition.denial
+        refused = denial is not None and denial.counted_from >= 0
+        attempt = denial.answers if denial is not None and refused else partition.attempt
         self._ready.waits.append(
-            Wait(partition.number, partition.attempt, partition.refresh, at_least_s, reason)
+            Wait(partition.number, attempt, partition.refresh, at_least_s, reason, refused)
         )
         partition.refresh = False
 

@@ -48,6 +48,7 @@ from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import LostEntry, replay
+from kafkasafe._io.refusals import RefusedDestination, counted, refused
 from kafkasafe._io.rejected import RejectedStore, data_of, retire, waits_of
 from kafkasafe._io.retry import Backoff
 from kafkasafe._io.siblings import LeftBehind, Siblings
@@ -83,6 +84,10 @@ _LOOK_EVERY_S: Final = 5.0
 """A caller who waits looks by itself this often, should nobody ring."""
 _LOOK_AROUND_EVERY_S: Final = 60.0
 _TOPIC_POLL_S: Final = 1.0
+_REFUSED_PAUSE_S: Final = 30.0
+"""Longest pause between two tries while somebody has to mend what the cluster refuses: a right, a topic."""
+_MISSING_GRACE_S: Final = 60.0
+"""For so long a topic that is missing may only be new: brokers that just came up know none."""
 _SPILL_EVERY_S: Final = 0.05
 _SCAN_BYTES: Final = 1024 * 1024
 _SCAN_PATIENCE: Final = 40  # polls of a log whose replicas lag
@@ -226,10 +231,12 @@ class PumpState:
     Attributes:
         gauges: By name.
         last_acked_offsets: By (topic, partition).
+        refused: What the cluster refuses, confirmed.
     """
 
     gauges: Mapping[str, float]
     last_acked_offsets: Mapping[tuple[str, int], int]
+    refused: Sequence[RefusedDestination]
 
 
 @dataclass(slots=True)
@@ -319,6 +326,7 @@ class Pump:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
         self._backoff = Backoff(config.retry_backoff_s, 1.0)
+        self._slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S)
         self._stop = False
         self._closing = False
         self._abandon = False
@@ -357,6 +365,8 @@ class Pump:
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
         self.refused_sends = 0
+        self.refused_topics: Mapping[str, RefusedDestination] = {}
+        """By name, the topics that the cluster refuses as a whole. Replaced, never changed: read from any thread."""
         self._reasons: dict[tuple[str, int], str] = {}
         self.last_progress = time.monotonic()
         """When the fate of a batch came nearer: an answer that is not the same again, a grant, a topic's metadata."""
@@ -497,7 +507,7 @@ class Pump:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""
         self._post(lambda: self._spill(0.0))
 
-    def refused(self) -> None:
+    def no_room(self) -> None:
         """A send found no room."""
         self.refused_sends += 1
 
@@ -535,7 +545,12 @@ class Pump:
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
         gauges["in_doubt_batches"] = sum(journal.in_doubt for journal in journals)
         offsets = dict(self._own.journal.last_acked_offsets())
-        return PumpState(gauges, offsets)
+        return PumpState(gauges, offsets, [each for each in self.refused() if each.confirmed])
+
+    def refused(self, topic: str | None = None) -> list[RefusedDestination]:
+        """What waits because the cluster refuses it, of one topic or all, oldest first. From any thread."""
+        found = refused([lane.journal for lane in list(self._lanes)])
+        return [each for each in found if topic is None or each.topic == topic]
 
     def patience_ends(self, patience: Patience, began: float) -> float:
         """When somebody who waits for deliveries since `began` gives up, monotonic seconds."""
@@ -747,7 +762,8 @@ class Pump:
             window=config.window,
             state_age_s=config.state_age_s,
             request_timeout_s=config.request_timeout_s,
-            missing_topic_s=config.missing_topic_s,
+            refused_timeout_s=config.refused_timeout_s,
+            missing_grace_s=_MISSING_GRACE_S,
             heal=config.on_acked_loss == "heal",
             heal_recreated=config.heal_recreated_topics,
         )
@@ -856,6 +872,7 @@ class Pump:
         for lane in [lane for lane in self._lanes if not lane.own]:
             if not lane.journal.unfinished:
                 self._lanes.remove(lane)
+                self._publish_refused()
                 self._close_lane(lane)
         if self._closing:
             return
@@ -1464,6 +1481,7 @@ class Pump:
                 bad_records=reply.record_errors,
                 log_start_offset=reply.log_start_offset,
                 now=now,
+                now_ms=_now_ms(),
             )
             if batch.state is j.State.REFUSED:
                 self._progressed()
@@ -1506,7 +1524,7 @@ class Pump:
 
     def _wait(self, lane: Lane, wait: j.Wait) -> None:
         topic, partition = lane.journal.address(wait.destination)
-        backoff_s = self._backoff.pause_s(wait.attempt)
+        backoff_s = (self._slow_backoff if wait.refused else self._backoff).pause_s(wait.attempt)
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
             self.pause_until = max(self.pause_until, time.monotonic() + pause_s)
@@ -1592,7 +1610,7 @@ class Pump:
             self._progressed()
             self._bind(refreshed.cluster_id)
         for name in refreshed.topics:
-            self._learn(name)
+            self._learn(name, fresh=True)
         self._look_again(refreshed)
 
     def _bind(self, cluster_id: str) -> None:
@@ -1704,10 +1722,11 @@ class Pump:
                 if self._transport.topic(topic) is None:
                     self._transport_topics([topic])
                 else:
-                    self._learn(topic)
+                    self._learn(topic, fresh=False)
         self._timer(_TOPIC_POLL_S, self._poll_topics)
 
-    def _learn(self, name: str) -> None:
+    def _learn(self, name: str, *, fresh: bool) -> None:
+        """What the metadata say of a topic; `fresh`: they came just now."""
         info = self._transport.topic(name)
         if info is None:
             return
@@ -1715,9 +1734,10 @@ class Pump:
         for lane in self._lanes:
             if info.error_code in {3, 17, 29} and lane.journal.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
-                lane.journal.reject_unchosen(
-                    name, info.error_code, f"{reason}: the cluster says so of the topic", now
-                )
+                if fresh:
+                    lane.journal.deny_unchosen(
+                        name, info.error_code, f"{reason}: the cluster says so of the topic", now
+                    )
             elif info.partitions and not info.error_code and (lane.own or lane.journal.waiting(name)):
                 if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
                     self._progressed()
@@ -1828,6 +1848,67 @@ class Pump:
                 self._park(lane, batch, evidence)
             case j.Refusal(batch):
                 self._rejected(lane, batch)
+            case j.Denied(destination, denial):
+                self._denied(lane, destination, denial)
+            case j.Relented(destination, denial, accepted):
+                self._relented(lane, destination, denial, accepted=accepted)
+
+    def _denied(self, lane: Lane, destination: int, denial: j.Denial) -> None:
+        """The cluster refuses what waits for a destination, and goes on refusing it."""
+        self._publish_refused()
+        topic, partition = lane.journal.address(destination)
+        waiting = [each for each in lane.journal.denials() if each[0] == destination]
+        if not waiting:
+            return  # rejected already
+        _, _, batches, records = waiting[0]
+        limit_s = self._config.refused_timeout_s
+        self._log.seldom(
+            logging.ERROR,
+            "topic_refused",
+            topic,
+            "%s: the cluster refuses it: %s. %s wait in the spool and are delivered as soon as the cluster takes"
+            " them%s. %s",
+            topic if partition == UNCHOSEN else f"{topic}-{partition}",
+            denial.reason,
+            counted(records, "record"),
+            "" if limit_s is None else f"; after {limit_s:.0f} s of this they are rejected",
+            classify_code(denial.code).explanation,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            code=denial.code,
+            records=records,
+            batches=batches,
+        )
+        self._emit(events.TopicRefused(topic, partition, denial.code, denial.reason, batches, records))
+
+    def _relented(self, lane: Lane, destination: int, denial: j.Denial, *, accepted: bool) -> None:
+        self._publish_refused()
+        if not accepted:
+            return  # rejected, which is told of each batch
+        topic, partition = lane.journal.address(destination)
+        seconds = time.monotonic() - denial.since
+        self._log.seldom(
+            logging.WARNING,
+            "topic_accepted",
+            topic,
+            "%s: the cluster takes it again, after %.0f s of error %d",
+            topic if partition == UNCHOSEN else f"{topic}-{partition}",
+            seconds,
+            denial.code,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            code=denial.code,
+        )
+        self._emit(events.TopicAccepted(topic, partition, denial.code, seconds))
+
+    def _publish_refused(self) -> None:
+        found: dict[str, RefusedDestination] = {}
+        for each in self.refused():
+            if each.confirmed and each.whole:
+                found.setdefault(each.topic, each)
+        self.refused_topics = found
 
     def _acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         topic, partition = lane.journal.address(loss.destination)

@@ -167,6 +167,21 @@ _DEFINITIONS: Final = (
         "How long ago the oldest undelivered batch was sealed; of an earlier life: its newest timestamp.",
         merge="max",
     ),
+    Definition(
+        "refused_destinations",
+        "gauge",
+        "Partitions that the cluster refuses for a reason that may pass: a right, a topic, one batch. What waits for"
+        " them is kept.",
+        ("topic", "error"),
+    ),
+    Definition("refused_records", "gauge", "Records that wait for them.", ("topic", "error")),
+    Definition(
+        "refused_age_seconds",
+        "gauge",
+        "For how long they have been refused; after refused_timeout_ms what waits for them is rejected.",
+        ("topic", "error"),
+        merge="max",
+    ),
     Definition("unfinished_batches", "gauge", "Batches accepted and not yet acknowledged."),
     Definition("in_doubt_batches", "gauge", "Batches that may have been appended without our knowing."),
     Definition("undurable_batches", "gauge", "Batches accepted and not yet on disk."),

@@ -250,18 +250,18 @@ class RejectsMissingTopic(j.Journal):
     """A topic that is unknown for a moment is taken for deleted."""
 
     def __init__(self, **of: Any) -> None:
-        super().__init__(**{**of, "missing_topic_s": 0.0})
+        super().__init__(**{**of, "refused_timeout_s": 0.0})
 
 
 class SumsMissingTime(j.Journal):
     """The time without the topic goes on though the cluster gave another answer."""
 
-    def _must_reject(self, partition: j._Partition, code: int, now: float) -> bool:
-        since = partition.missing_since
-        verdict = super()._must_reject(partition, code, now)
-        if since >= 0:
-            partition.missing_since = since
-        return verdict
+    def _relent(self, partition: j._Partition, *, accepted: bool = True) -> None:
+        pass
+
+    @staticmethod
+    def _unheard(partition: j._Partition) -> None:
+        pass
 
 
 class ContinuesSequence(j.Journal):

@@ -40,7 +40,8 @@ DAY_S = 86_400.0
 EXPIRY_S = DAY_S
 REQUEST_TIMEOUT_S = 30.0
 STATE_AGE_S = 6 * 3600.0
-MISSING_TOPIC_S = 60.0
+REFUSED_TIMEOUT_S = 40.0
+SILENCE_S = 300.0
 TOPIC = "t"
 TOPIC_ID = bytes(range(16))
 
@@ -505,7 +506,10 @@ class Sim:
         self.pending: list[list[tuple[Request, Connection, int, int]]] = [[] for _ in self.leaders]
         self.replicating = [False] * len(self.leaders)
         self.denied: dict[int, int] = {}
-        self.ever_denied: set[int] = set()
+        self.refusing: dict[int, tuple[float, float]] = {}
+        """By partition: since when this life hears nothing but refusals that may pass, and when the last one."""
+        self.stubborn: set[int] = set()
+        """Records on which the leader fails whenever it sees them."""
         self.max_count = 10**6
         self.spool = SimSpool(self.options.groups_per_segment)
         self.life = 0
@@ -575,8 +579,6 @@ class Sim:
     def freeze(self, seconds: float) -> None:
         """The client is dead or stopped; everybody else goes on."""
         until = self.now + seconds
-        # Unknown before and after a long sleep: nobody can tell that from a topic that was missing all the time.
-        self.ever_denied.update(range(self.options.partitions) if seconds > MISSING_TOPIC_S else ())
         later = []
         while self.events and self.events[0][0] <= until:
             event = heapq.heappop(self.events)
@@ -606,10 +608,12 @@ class Sim:
             window=o.window,
             state_age_s=STATE_AGE_S,
             request_timeout_s=REQUEST_TIMEOUT_S,
-            missing_topic_s=MISSING_TOPIC_S,
+            refused_timeout_s=REFUSED_TIMEOUT_S,
+            missing_grace_s=10.0,
             heal=o.heals,
             heal_recreated=o.heals_recreated,
         )
+        self.refusing.clear()
         self.parcels: dict[int, tuple[tuple[int, ...], int]] = {}
         self.connections: dict[int, Connection] = {}
         self.pid_wanted = False
@@ -680,7 +684,8 @@ class Sim:
             self.next_record += 1
             records.append(record)
             if self.rng.random() < self.options.poison:
-                (self.poisoned if self.rng.random() < 0.8 else self.huge).add(record)
+                kind = self.rng.random()
+                (self.poisoned if kind < 0.7 else self.stubborn if kind < 0.8 else self.huge).add(record)
             if not unchosen:
                 self.home[record] = partition
         self.accepted += records
@@ -853,11 +858,12 @@ class Sim:
                 partition = self._partition(batch)
                 if batch.position not in self.put_aside:
                     raise Violation(f"{batch} is rejected, and kept nowhere")
+                stubborn = self.stubborn.intersection(self.parcels[batch.handle][0])
                 for record in self.parcels[batch.handle][0]:
                     allowed = (
-                        record in self.poisoned | self.huge
-                        or partition in self.ever_denied
-                        or (partition == j.UNCHOSEN and self.ever_denied)
+                        (record in self.poisoned | self.huge and batch.code in {10, 87})
+                        or (batch.code in {2, -1} and (stubborn or batch.overdue))
+                        or self._refused_long(partition)
                     )
                     if not allowed:
                         raise Violation(f"record {record} is rejected for nothing: {batch}")
@@ -874,6 +880,20 @@ class Sim:
             self.put_aside[batch.position] = self.parcels[batch.handle][0]
         self.point()
         self.journal.set_aside(aside, kept, "the disk is full")
+
+    def _answered(self, partition: int, code: int) -> None:
+        since, last = self.refusing.get(partition, (self.now, self.now))
+        if code not in {2, -1, 3, 17, 29}:
+            self.refusing.pop(partition, None)
+        elif self.now - last > SILENCE_S:
+            self.refusing[partition] = self.now, self.now
+        else:
+            self.refusing[partition] = since, self.now
+
+    def _refused_long(self, partition: int) -> bool:
+        """It was refused for as long as anything is waited for, give or take the answers to what was sent behind."""
+        since, _ = self.refusing.get(partition, (self.now, self.now))
+        return self.now - since >= 0.75 * REFUSED_TIMEOUT_S
 
     def _loss(self, notice: j.AckedLoss, partition: int) -> None:
         self.losses += 1
@@ -1014,6 +1034,7 @@ class Sim:
 
     def _lost(self, request: Request, *, sent: bool) -> None:
         self.log(f"lost {request.identity} sent={sent}")
+        self.refusing.pop(request.partition, None)
         self.journal.lost(request.batch, sent=sent, code=0, message="connection", now=self.now)
 
     def break_connection(self, connection: Connection) -> None:
@@ -1042,6 +1063,8 @@ class Sim:
             poison = [i for i, r in enumerate(request.records) if r in self.poisoned]
             if len(request.records) > self.max_count or any(r in self.huge for r in request.records):
                 code = 10
+            elif stubborn := self.stubborn.intersection(request.records):
+                code = -1 if min(stubborn) % 2 else 2
             elif poison:
                 code = 87
                 if self.rng.random() < 0.7:
@@ -1101,8 +1124,9 @@ class Sim:
         connection.outstanding.remove(request)
         code, offset, bad = request.answer
         self.log(f"reply {request.identity} {code} at {offset}")
+        self._answered(request.partition, code)
         if code:
-            self.journal.refused(request.batch, code, "", bad_records=bad, now=self.now)
+            self.journal.refused(request.batch, code, "", bad_records=bad, now=self.now, now_ms=self.now_ms)
         else:
             self.journal.acked(
                 request.batch, offset, leader_epoch=request.leader_epoch, now=self.now, now_ms=self.now_ms
@@ -1142,6 +1166,8 @@ class Sim:
     def _fails(self, ask: j.Ask) -> bool:
         partition = self.journal.address(ask.destination)[1]
         code = self.denied.get(partition, 0)
+        if code:
+            self._answered(partition, code)
         if code or self.rng.random() < self.weather.ask_fails:
             self.journal.ask_failed(ask.destination, "no answer", code=code, now=self.now)
             return True
@@ -1249,22 +1275,21 @@ class Sim:
             self.crash()
 
     def _deny(self, partition: int) -> None:
-        """Not authorised; or the topic is unknown, for a moment or because it was deleted."""
+        """Not authorised, or invalid; or the topic is unknown, for a moment or because it was deleted."""
         if partition in self.denied:
             return
-        code = 3 if self.options.favourite == "missing" else self.rng.choice((29, 3))
-        deleted = code == 3 and not self.options.favourite and self.rng.random() < 0.5
-        self.log(f"deny {partition} {code} deleted={deleted}")
+        code = 3 if self.options.favourite == "missing" else self.rng.choice((29, 17, 3, 3))
+        lasting = not self.options.favourite and self.rng.random() < 0.5
+        deleted = lasting and code == 3
+        self.log(f"deny {partition} {code} lasting={lasting}")
         self.denied[partition] = code
-        if code == 29 or deleted:
-            self.ever_denied.add(partition)
         if deleted:
             self.deleted.update(r for b in self.leaders[partition].log for r in b.records)
             for connection in [c for c in self.connections.values() if c.partition == partition]:
                 self.break_connection(connection)
             self.pending[partition].clear()
             self.leaders[partition] = Leader(self.rng.randbytes(16))
-        seconds = 100.0 if deleted else self.rng.choice((1.0, 20.0))
+        seconds = 100.0 if lasting else self.rng.choice((1.0, 20.0))
         self.at(seconds, lambda: self.denied.pop(partition, None))
 
     def _burst(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kafka.errors as kafka_errors
 import pytest
 
-from kafkasafe._core.codes import _PRODUCE, Action, classify_produce
+from kafkasafe._core.codes import _PRODUCE, Action, Scope, classify_produce, latest_timestamp
 
 # Answers that a broker gives before it touches its log. Everything else may come after the append.
 BEFORE_APPEND = {2, 3, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 76, 87, 89, 100}
@@ -32,9 +32,22 @@ def test_what_no_retry_can_mend_is_rejected(code: int) -> None:
     assert verdict.absent
 
 
-@pytest.mark.parametrize("code", [17, 29])
-def test_what_concerns_the_topic_rejects_all_of_it(code: int) -> None:
-    assert classify_produce(code).action is Action.REJECT_DESTINATION
+@pytest.mark.parametrize(
+    ("scope", "codes"),
+    [(Scope.DESTINATION, {3, 17, 29, 100}), (Scope.BATCH, {-1, 2})],
+)
+def test_what_somebody_may_mend_is_waited_for(scope: Scope, codes: set[int]) -> None:
+    verdicts = [classify_produce(code) for code in range(-1, 140)]
+    assert {verdict.code for verdict in verdicts if verdict.scope is scope} == codes
+    assert all(classify_produce(code).action is Action.RETRY for code in codes)
+
+
+def test_a_broker_names_the_timestamps_it_takes_by_its_own_clock() -> None:
+    said = (
+        "Timestamp 9000 of message with offset 0 is out of range. The timestamp should be within [-5, 7000]"
+    )
+    assert latest_timestamp(["", said], 1000) == 7000
+    assert latest_timestamp(["no range", "[1, 2]"], 1000) == 1000
 
 
 @pytest.mark.parametrize("code", [10, 18, 32, 44, 87])

@@ -178,7 +178,7 @@ def test_a_topic_that_never_was(strict, producers):
     """After a while its records are refused; others go on meanwhile."""
     good = harness.new_topic(strict, 1)
     dead = Dead()
-    producer = producers(strict.bootstrap_servers, dead_letter=dead, missing_topic_timeout_ms=1500)
+    producer = producers(strict.bootstrap_servers, dead_letter=dead, refused_timeout_ms=1500)
     futures = [harness.send(producer, "never-made", number) for number in range(10)]
     others = [harness.send(producer, good, number) for number in range(10)]
     for future in others:
@@ -195,7 +195,7 @@ def test_a_topic_that_never_was(strict, producers):
 def test_a_topic_that_is_deleted(strict, producers):
     good, doomed = harness.new_topic(strict, 1), harness.new_topic(strict, 2)
     dead = Dead()
-    producer = producers(strict.bootstrap_servers, dead_letter=dead, missing_topic_timeout_ms=1000)
+    producer = producers(strict.bootstrap_servers, dead_letter=dead, refused_timeout_ms=1000)
     for number in range(10):
         harness.send(producer, doomed, number).get(30)
     strict.delete_topic(doomed)
@@ -258,7 +258,7 @@ def test_a_topic_that_this_user_may_not_write(strict, producers, knows):
     with strict.admin() as admin:
         assert admin.create_acls(rules)["failed"] == []
     dead = Dead()
-    producer = producers(strict.bootstrap_servers, dead_letter=dead)
+    producer = producers(strict.bootstrap_servers, dead_letter=dead, refused_timeout_ms=500)
     refused = {number: harness.send(producer, secret, number) for number in range(1, 11)}
     others = [harness.send(producer, good, number) for number in range(10)]
     for future in others:

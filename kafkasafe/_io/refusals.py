@@ -1,0 +1,111 @@
+"""What waits because the cluster refuses it for a reason that may pass: in words, for callers, logs and scrapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._core import journal as j
+from kafkasafe._core.codes import Scope, classify_code
+
+__all__ = ["RefusedDestination", "because", "error_for_send", "refused"]
+
+_NAMED: Final = 3
+"""How many destinations a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedDestination:
+    """A destination that the cluster refuses, and what waits for it.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition, -1 while none is chosen.
+        code: Kafka's error code.
+        reason: What the cluster said.
+        since: `time.monotonic()` of the first such answer.
+        batches: How many wait.
+        records: In them.
+        confirmed: It is no stray answer, and no topic that is merely new.
+        whole: All of the destination is refused, not one batch of it.
+    """
+
+    topic: str
+    partition: int
+    code: int
+    reason: str
+    since: float
+    batches: int
+    records: int
+    confirmed: bool
+    whole: bool
+
+    @property
+    def error(self) -> str:
+        """Kafka's name of the code."""
+        return classify_code(self.code).name
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the first such answer."""
+        return max(0.0, time.monotonic() - self.since)
+
+    def __str__(self) -> str:
+        where = self.topic if self.partition < 0 else f"{self.topic}-{self.partition}"
+        began = time.strftime("%H:%M:%S", time.localtime(time.time() - self.age_s))
+        return f"{where}: {self.error} ({self.code}) since {began}, {counted(self.records, 'record')} wait"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 record`, `2 records`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
+    """What is refused now, oldest first. From any thread."""
+    found = []
+    for journal in journals:
+        for destination, denial, batches, records in journal.denials():
+            if batches:
+                topic, partition = journal.address(destination)
+                whole = denial.scope is Scope.DESTINATION
+                found.append(
+                    RefusedDestination(
+                        topic,
+                        partition,
+                        denial.code,
+                        denial.reason,
+                        denial.since,
+                        batches,
+                        records,
+                        denial.told,
+                        whole,
+                    )
+                )
+    return sorted(found, key=lambda each: each.since)
+
+
+def because(waiting: Iterable[RefusedDestination]) -> str:
+    """For the end of a message about a timeout: what waits and why; nothing where nothing is refused."""
+    named = list(waiting)
+    if not named:
+        return ""
+    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    fixes = dict.fromkeys(classify_code(each.code).explanation for each in named[:_NAMED])
+    return f" The cluster refuses {'; '.join(map(str, named[:_NAMED]))}{more}. {' '.join(fixes)}"
+
+
+def error_for_send(topic: RefusedDestination, spool_dir: Path) -> kafka_errors.KafkaError:
+    """kafka-python's exception for the code, to be raised by `send`."""
+    error: kafka_errors.KafkaError = kafka_errors.for_code(topic.code)(
+        f"The cluster refuses topic {topic.topic}: {topic.reason}. The record was not accepted."
+        f" {counted(topic.records, 'record')} accepted before wait in {spool_dir} and are delivered as soon as the"
+        f" cluster takes them. {classify_code(topic.code).explanation} on_refused_topic='accept' takes more records"
+        " meanwhile"
+    )
+    return error

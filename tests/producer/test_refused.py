@@ -1,0 +1,238 @@
+"""What the cluster refuses for a reason that may pass waits for it: a right, a topic, the time, one batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import harness
+import kafka.errors as kafka_errors
+import pytest
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kafkasafe import RejectedError, events
+from kafkasafe._io import pump
+from kafkasafe.metrics import install
+from kafkasafe.testing.broker import KafkaCluster
+from kafkasafe.testing.proxy import FaultProxy
+
+pytestmark = pytest.mark.kafka
+
+MANY = 20_000
+PROMISED = range(1, MANY + 1)
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """A broker behind a fault proxy that makes no topics by itself and can forbid."""
+    config = {
+        "auto.create.topics.enable": False,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": True,
+    }
+    with FaultProxy() as proxy, KafkaCluster(1, config=config, proxy_ports=proxy.ports) as cluster:
+        proxy.connect(cluster)
+        yield cluster, proxy
+
+
+@pytest.fixture
+def wire(guarded):
+    guarded[1].forget()
+    yield guarded
+    guarded[1].clear()
+    assert not guarded[1].errors
+
+
+def deny(cluster, topic, operation=ACLOperation.WRITE) -> ACL:
+    """Forbids it to everybody."""
+    pattern = ResourcePattern(ResourceType.TOPIC, topic)
+    rules = [
+        ACL("User:ANONYMOUS", "*", operation, ACLPermissionType.DENY, pattern),
+        ACL("User:ANONYMOUS", "*", ACLOperation.ALL, ACLPermissionType.ALLOW, pattern),
+    ]
+    with cluster.admin() as admin:
+        assert admin.create_acls(rules)["failed"] == []
+    return rules[0]
+
+
+def allow(cluster, rule: ACL) -> None:
+    with cluster.admin() as admin:
+        admin.delete_acls([rule])
+
+
+def delivered(cluster, topic) -> list[int]:
+    log = harness.read_log(cluster.bootstrap_servers, topic)
+    return [number for records in log.values() for number in harness.numbers_of(records)]
+
+
+@pytest.mark.parametrize("api", ["Produce", "Metadata"])
+def test_one_stray_refusal_after_an_outage_throws_nothing_away(wire, producers, api):
+    """All that waited on disk was rejected: 20,000 of 20,000 records after one 29 in Produce."""
+    cluster, proxy = wire
+    topic = harness.new_topic(cluster, 1)
+    producer = producers(proxy.bootstrap_servers, batch_size=20_000)
+    harness.send(producer, topic, 0).get(30)
+    outage = proxy.on("Produce", topic=topic).answer_without_forwarding(19)
+    for number in PROMISED:
+        harness.send(producer, topic, number)
+    producer.flush_spool(60)
+    outage.wait(1, 60)
+    stray = proxy.on(api, topic=topic)
+    if api == "Produce":
+        stray.answer_without_forwarding(29, times=1)
+    else:
+        proxy.on("Produce", topic=topic).answer_without_forwarding(3, times=1)
+        stray.answer(29, times=1)
+        # It is what is known for a while.
+        proxy.on("Metadata", topic=topic).after(1).delay(1.0, times=1)
+    outage.remove()
+    producer.flush(120)
+    assert stray.hits == 1
+    assert producer.metrics()["kafkasafe"].get("records_rejected", 0) == 0
+    assert delivered(cluster, topic) == [0, *PROMISED]
+    producer.close()
+
+
+@pytest.mark.parametrize("knows", ["the metadata", "the leader alone"])
+@pytest.mark.parametrize("policy", ["raise", "accept"])
+def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, knows, policy):
+    """Said everywhere; meanwhile `send` raises what kafka-python's does, or takes more."""
+    cluster, proxy = wire
+    topic = harness.new_topic(cluster, 1)
+    operation = ACLOperation.ALL if knows == "the metadata" else ACLOperation.WRITE
+    rule = deny(cluster, topic, operation)
+    seen: list = []
+    registry = CollectorRegistry()
+    producer = producers(proxy.bootstrap_servers, on_event=seen.append, on_refused_topic=policy)
+    install(producer, registry=registry)
+    with caplog.at_level(logging.ERROR, "kafkasafe.producer"):
+        for number in range(100):
+            harness.send(producer, topic, number)
+        producer.flush_spool(30)
+        harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 60)
+    told = next(event for event in seen if isinstance(event, events.TopicRefused))
+    assert (told.topic, told.code, told.records) == (topic, 29, 100)
+    (line,) = [record for record in caplog.records if record.event == "topic_refused"]
+    assert "100 records wait" in line.getMessage()
+    assert "Grant this user the right" in line.getMessage()
+    harness.until(lambda: producer._pump.refused_topics, 60)
+    if policy == "raise":
+        with pytest.raises(kafka_errors.TopicAuthorizationFailedError, match="100 records accepted before"):
+            harness.send(producer, topic, 100)
+        last = 100
+    else:
+        harness.send(producer, topic, 100)
+        last = 101
+    with pytest.raises(kafka_errors.KafkaTimeoutError, match=rf"{topic}.*TOPIC_AUTHORIZATION_FAILED \(29\)"):
+        producer.flush(0.1)
+    shown = generate_latest(registry).decode()
+    labels = f'{{client_id="kafkasafe",error="TOPIC_AUTHORIZATION_FAILED",topic="{topic}"}}'
+    assert f"kafkasafe_refused_destinations{labels} 1.0" in shown
+    assert f"kafkasafe_refused_records{labels} {last}.0" in shown
+    proxy.forget()
+    before = time.monotonic()
+    time.sleep(1.0)
+    assert len(proxy.requests("Produce", topic=topic)) <= 10 * (time.monotonic() - before)
+    allow(cluster, rule)
+    producer.flush(120)
+    assert [event.code for event in seen if isinstance(event, events.TopicAccepted)] == [29]
+    assert "kafkasafe_refused_destinations{" not in generate_latest(registry).decode()
+    harness.until(lambda: not producer._pump.refused_topics, 30)
+    harness.send(producer, topic, last).get(30)
+    assert delivered(cluster, topic) == list(range(last + 1))
+    assert not [event for event in seen if isinstance(event, events.BatchRejected)]
+    producer.close()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["never-there", "deleted"])
+def test_records_wait_for_a_topic_that_somebody_creates(wire, producers, monkeypatch, known):
+    """For a while it may only be new: `send` takes records. Then it raises; what it took is delivered in the end."""
+    monkeypatch.setattr(pump, "_MISSING_GRACE_S", 2.0)
+    cluster, proxy = wire
+    topic = harness.new_topic(cluster, 1)
+    producer = producers(proxy.bootstrap_servers)
+    if known:
+        harness.send(producer, topic, 1000).get(30)
+    cluster.delete_topic(topic)
+    number = 0
+    began = time.monotonic()
+    raised = ""
+    while not raised and time.monotonic() < began + 60:
+        try:
+            harness.send(producer, topic, number).durable(30)
+            number += 1
+        except kafka_errors.UnknownTopicOrPartitionError as error:
+            raised = str(error)
+        time.sleep(0.02)
+    assert f"{number} records accepted before wait" in raised
+    assert time.monotonic() - began > 1.5
+    cluster.create_topic(topic, 1)
+    producer.flush(120)
+    assert delivered(cluster, topic) == list(range(number))
+    producer.close()
+
+
+def test_what_nobody_mends_in_time_is_rejected_and_what_comes_then_has_its_own_time(wire, producers):
+    cluster, proxy = wire
+    topic = harness.new_topic(cluster, 1)
+    rule = deny(cluster, topic)
+    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=2000, on_refused_topic="accept")
+    began = time.monotonic()
+    with pytest.raises(RejectedError) as caught:
+        harness.send(producer, topic, 0).get(60)
+    assert caught.value.code == 29
+    assert time.monotonic() - began > 1.9
+    late = harness.send(producer, topic, 1)
+    time.sleep(0.5)
+    assert not late.is_done
+    allow(cluster, rule)
+    late.get(60)
+    producer.close()
+
+
+def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(wire, producers):
+    cluster, proxy = wire
+    limits = {"message.timestamp.after.max.ms": 1000, "message.timestamp.before.max.ms": 3_600_000}
+    topic = harness.new_topic(cluster, 1, config=limits)
+    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=600_000, linger_ms=0)
+    now_ms = time.time_ns() // 1_000_000
+    ahead = producer.send(topic, harness.record_value(0), timestamp_ms=now_ms + 4000)
+    ahead.durable(10)
+    behind = harness.send(producer, topic, 1)
+    behind.durable(10)
+    # It can never be accepted in time.
+    never = producer.send(topic, harness.record_value(2), timestamp_ms=now_ms + 10**9)
+    never.durable(10)
+    old = producer.send(topic, harness.record_value(3), timestamp_ms=now_ms - 7_200_000)
+    assert ahead.get(60).offset == 0
+    assert time.time_ns() // 1_000_000 > now_ms + 2500
+    behind.get(60)
+    for future in (never, old):
+        with pytest.raises(RejectedError) as caught:
+            future.get(60)
+        assert caught.value.code == 32
+    assert delivered(cluster, topic) == [0, 1]
+    producer.close()
+
+
+@pytest.mark.parametrize("code", [-1, 2])
+def test_a_batch_on_which_the_broker_fails_each_time_does_not_block_its_partition_for_ever(
+    wire, producers, code
+):
+    cluster, proxy = wire
+    topic = harness.new_topic(cluster, 1)
+    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=2000, linger_ms=0)
+    harness.send(producer, topic, 0).get(30)
+    fails = proxy.on("Produce", topic=topic).answer_without_forwarding(code)
+    bad = harness.send(producer, topic, 1)
+    bad.durable(10)
+    fails.wait(1, 30)
+    good = harness.send(producer, topic, 2)
+    with pytest.raises(RejectedError) as caught:
+        bad.get(60)
+    assert caught.value.code == code
+    fails.remove()
+    good.get(60)
+    assert delivered(cluster, topic) == [0, 2]
+    producer.close()
