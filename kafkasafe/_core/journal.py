@@ -995,6 +995,34 @@ class Journal:
             self._ready.persist.marks.append(self._state_mark(partition))
             self._touch(partition)
 
+    def wants(self, topic: str) -> bool:
+        """Whether anything of a topic is unfinished. From any thread."""
+        return any(p.queue for p in list(self._partitions.values()) if p.topic == topic)
+
+    def forget(self, topic: str) -> bool:
+        """The topic is gone for good and nothing waits for it: its offsets mean nothing any more. True when it is news.
+
+        Ids go on where they were: should the topic be there after all, none is given twice.
+        """
+        partitions = [p for p in self._partitions.values() if p.topic == topic]
+        if any(p.queue or p.commits or p.suspicion is not None for p in partitions):
+            return False
+        known = [p for p in partitions if p.baseline_offset >= 0 or p.last_acked_offset >= 0]
+        for partition in known:
+            partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
+            partition.leader_epoch = partition.rescan_from = -1
+            partition.topic_id = m.NO_TOPIC_ID
+            partition.check = None
+            partition.check_due = False
+            partition.acked.clear()
+            partition.flow = _Flow.NEW
+            self._ready.persist.marks.append(self._state_mark(partition))
+            self._touch(partition)
+        if topic in self._topics:
+            self._topics[topic] = m.Topic(topic, m.NO_TOPIC_ID, -1)
+            self._ready.persist.marks.append(self._topics[topic])
+        return bool(known)
+
     def destination(self, topic: str, partition: int) -> int:
         """The number of a destination, declared if it is new."""
         number = self._numbers.get((topic, partition))

@@ -88,6 +88,9 @@ _REFUSED_PAUSE_S: Final = 30.0
 """Longest pause between two tries while somebody has to mend what the cluster refuses: a right, a topic."""
 _MISSING_GRACE_S: Final = 60.0
 """For so long a topic that is missing may only be new: brokers that just came up know none."""
+_UNKNOWN_TOPIC: Final = 3
+_ASKED_FOR_S: Final = 300.0  # as long as KafkaProducer remembers that a topic was asked for
+_FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 _SPILL_EVERY_S: Final = 0.05
 _SCAN_BYTES: Final = 1024 * 1024
 _SCAN_PATIENCE: Final = 40  # polls of a log whose replicas lag
@@ -331,6 +334,8 @@ class Pump:
         self._closing = False
         self._abandon = False
         self._fences: dict[tuple[str, int], int] = {}
+        self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
+        self._gone: dict[str, float] = {}  # deleted topics that nothing waits for, and since when
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
         self._cluster_id: str | None = None
         # Only a default directory has others beside it that may be of the same cluster.
@@ -391,6 +396,7 @@ class Pump:
             on_stranger=lambda cluster_id: self._post(lambda: self._on_stranger(cluster_id)),
             on_home=lambda: self._post(self._on_home),
         )
+        self._transport.create_only(self._may_create)
         self._transport.on_metadata(lambda refreshed: self._post(lambda: self._on_metadata(refreshed)))
         self._transport.start()
         self._thread.start()
@@ -512,7 +518,8 @@ class Pump:
         self.refused_sends += 1
 
     def refresh_topic(self, topic: str) -> None:
-        """Ask for a topic's metadata."""
+        """Ask for a topic's metadata; brokers that create topics create it."""
+        self._asked_for[topic] = time.monotonic()
         self._transport.refresh_metadata([topic], lambda _: None)
 
     def state(self) -> PumpState:
@@ -1609,9 +1616,39 @@ class Pump:
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._cluster_id:
             self._progressed()
             self._bind(refreshed.cluster_id)
-        for name in refreshed.topics:
+        for name, info in refreshed.topics.items():
             self._learn(name, fresh=True)
+            self._see_whether_gone(name, info.error_code)
         self._look_again(refreshed)
+
+    def _may_create(self, topic: str) -> bool:
+        """On the network thread: a deleted topic must not come back because we ask whether it is still there."""
+        asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
+        return time.monotonic() - asked_at < _ASKED_FOR_S or any(
+            lane.journal.wants(topic) for lane in list(self._lanes)
+        )
+
+    def _see_whether_gone(self, topic: str, error_code: int) -> None:
+        """What is known of a deleted topic is forgotten after a while, and until then asked about now and then only."""
+        if not error_code:
+            self._asked_for.pop(topic, None)
+        if error_code != _UNKNOWN_TOPIC or self._may_create(topic):
+            self._gone.pop(topic, None)
+            return
+        since = self._gone.setdefault(topic, time.monotonic())
+        self._transport.unwatch(topic)
+        if time.monotonic() - since < _FORGET_GONE_S:
+            return
+        del self._gone[topic]
+        for lane in self._lanes:
+            if lane.journal.forget(topic):
+                self._log.info(
+                    "%s is gone: what was delivered to it is forgotten",
+                    topic,
+                    topic=topic,
+                    lane=lane.name,
+                    event="topic_forgotten",
+                )
 
     def _bind(self, cluster_id: str) -> None:
         """Before anything is asked of a cluster or sent to it: are the records in the spool directory for it?"""
@@ -2016,7 +2053,8 @@ class Pump:
             self._transport_topics(topics)
         for lane in self._lanes:
             for destination, last_acked_offset in lane.journal.idle():
-                self._check_end(lane, destination, last_acked_offset)
+                if lane.journal.address(destination)[0] not in self._gone:
+                    self._check_end(lane, destination, last_acked_offset)
         self._timer(self._config.acked_loss_check_s, self._check_acked)
 
     def _check_end(self, lane: Lane, destination: int, last_acked_offset: int) -> None:

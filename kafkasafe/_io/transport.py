@@ -1398,6 +1398,7 @@ class Transport:
         """The cluster that connections of a guarded transport must lead to, None until one has said which it is."""
         self._on_stranger: Callable[[str], None] = lambda _: None
         self._on_home: Callable[[], None] = lambda: None
+        self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._parked: list[_Parked] = []
         self._waiters: list[Reply] = []
@@ -1533,6 +1534,14 @@ class Transport:
             self._topics = {name: info for name, info in self._topics.items() if name != topic}
 
         self._post(run, lambda _: None)
+
+    def create_only(self, may_create: Callable[[str], bool]) -> None:
+        """Which topics the brokers may create where they do not know them, if they do that at all. Call before `start`.
+
+        Args:
+            may_create: Called with a topic's name on the network thread, when the topic is missing.
+        """
+        self._may_create = may_create
 
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Calls `callback` on the network thread after each answer about metadata."""
@@ -2371,7 +2380,7 @@ class Transport:
         self._asked = set(self._watched)
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in sorted(self._watched)],
-            allow_auto_topic_creation=self._auto_create,
+            allow_auto_topic_creation=False,
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
@@ -2431,10 +2440,37 @@ class Transport:
         self._drop_hung()
         for callback in list(self._listeners):
             _safely(callback, result)
+        self._create_missing(attempt.link, result)
         for node, link in list(self._links.items()):
             if isinstance(node, str) and not link.busy:
                 link.hang_up()  # it was for the first contact only
         self._plan_refresh(now)
+
+    def _create_missing(self, link: _Link, result: MetadataRefreshed) -> None:
+        """Brokers create topics that a metadata request names: so one names only those that are wanted."""
+        if not self._auto_create:
+            return
+        missing = [
+            name
+            for name, info in result.topics.items()
+            if info.error_code == _UNKNOWN_TOPIC and name in self._watched and self._may_create(name)
+        ]
+        if missing:
+            request = MetadataRequest(
+                topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(missing)],
+                allow_auto_topic_creation=True,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            link.submit(
+                _KafkaCall(
+                    request,
+                    lambda _: None,
+                    lambda _: self._want_metadata(),
+                    timeout_s=self._request_timeout_s,
+                    minimum=1,
+                )
+            )
 
     def _plan_refresh(self, now: float) -> None:
         infos = self._topics.values()

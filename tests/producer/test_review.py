@@ -20,6 +20,7 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import ConfigError, ForkedProcessError, SpoolError, SpoolWriteError, UsageError
+from kafkasafe.events import AckedDataLost
 
 pytestmark = pytest.mark.kafka
 
@@ -366,3 +367,47 @@ def test_the_network_thread_crashes_while_records_are_sent(kafka, producers):
     assert [future.get(0).offset for future in futures] == list(range(3000))
     producer.close()
     assert values_of(kafka.bootstrap_servers, topic) == list(range(3000))
+
+
+def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkeypatch):
+    """Asking whether its records were still there created it again, also in lives that never wrote to it."""
+    topic, other = harness.new_topic(kafka, 1), "made-on-demand"
+    seen: list[object] = []
+    options = {"acked_loss_check_ms": 100, "linger_ms": 1, "on_event": seen.append}
+
+    def exists(name: str) -> bool:
+        with kafka.admin() as admin:
+            return name in admin.list_topics()
+
+    def lives_on(producer: SafeProducer, name: str) -> None:
+        for number in range(3):
+            producer.send(name, b"%d" % number).get(60)
+            time.sleep(0.4)
+
+    def known(producer: SafeProducer) -> set[str]:
+        return {name for (name, _), _ in producer._pump._own.journal.last_acked_offsets()}
+
+    producer = producers(kafka.bootstrap_servers, **options)
+    producer.send(topic, b"0").get(60)
+    kafka.delete_topic(topic)
+    harness.until(lambda: not exists(topic), 60)
+    lives_on(producer, other)
+    assert exists(other), "what is wanted is created as before"
+    assert not exists(topic)
+    producer.close()
+    # A later life, which never writes to it.
+    monkeypatch.setattr("kafkasafe._io.pump._FORGET_GONE_S", 0.5)
+    producer = producers(kafka.bootstrap_servers, **options)
+    lives_on(producer, other)
+    harness.until(lambda: known(producer) == {other}, 60)
+    harness.until(lambda: topic not in producer._transport._watched, 60)
+    producer.close()
+    assert not exists(topic)
+    producer = producers(kafka.bootstrap_servers, **options)
+    assert known(producer) == {other}
+    # Whoever sends to it wants it.
+    assert producer.send(topic, b"1").get(60).offset == 0
+    producer.close()
+    assert not [event for event in seen if isinstance(event, AckedDataLost)]
+    kafka.delete_topic(topic)
+    kafka.delete_topic(other)
