@@ -21,6 +21,7 @@ __all__ = [
     "Scan",
     "Verdict",
     "add_sequence",
+    "judge_by_both",
     "judge_by_log",
     "judge_by_state",
     "sequence_distance",
@@ -213,3 +214,39 @@ def judge_by_log(scan: Scan) -> Judgement:
     return Judgement(
         Verdict.UNDECIDABLE, present, f"{seen}; what was before is not readable", dict(scan.found)
     )
+
+
+def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, whole: bool) -> Judgement:
+    """Judge by a finished scan and by the leader's producer state, as it was before the scan began.
+
+    What the log does not show any more the state may: an id belongs to one life, and the state comes from the log, so
+    what it has was appended, however old it is. Only its silence proves nothing. And since the scan went up to where
+    the log ended after the state was asked for, all of that is below the high watermark.
+
+    Args:
+        scan: A finished scan.
+        view: The leader's state of the batches' producer id; None when it has none, or when it cannot be asked.
+        acked_before: As for `judge_by_state`.
+        whole: The log was not cut since the last acknowledgement. One that was may have taken a late request alone, and
+            the state would speak for those before it.
+    """
+    judgement = judge_by_log(scan)
+    rest = scan.doubt[judgement.present :]
+    if view is None or not rest:
+        return judgement
+    by_state = judge_by_state(rest, view, acked_before=acked_before)
+    if judgement.verdict is Verdict.DECIDED:
+        if by_state.verdict is not Verdict.GAP:
+            return judgement
+        return Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
+    overtaken = any(index >= judgement.present for index in judgement.offsets)
+    if (
+        not whole
+        or overtaken
+        or by_state.verdict not in {Verdict.DECIDED, Verdict.GAP}
+        or not by_state.present
+    ):
+        return judgement
+    present = judgement.present + by_state.present
+    verdict = Verdict.DECIDED if present == len(scan.doubt) else Verdict.UNDECIDABLE
+    return Judgement(verdict, present, f"{judgement.evidence}; {by_state.evidence}", judgement.offsets)

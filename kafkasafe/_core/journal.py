@@ -247,6 +247,7 @@ class Ask:
         from_offset: Where our batches can begin in the log; -1 when not even that is known.
         read_log: The producer state must not be believed (it may expire any moment): read the log.
         fenced: A newer epoch of our id is there: what the log does not show is undecidable.
+        cut: The log was seen to end before what was acknowledged.
     """
 
     destination: int
@@ -255,6 +256,7 @@ class Ask:
     acked_before: bool
     read_log: bool
     fenced: bool
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -2227,6 +2229,7 @@ class Journal:
                 # A log that was cut may have taken a late request out of order: its leader would speak for the others.
                 read_log=partition.rescan_from >= 0 or any(self._is_old(batch, now_ms) for batch in doubt),
                 fenced=partition.fenced,
+                cut=partition.rescan_from >= 0,
             )
         )
 

@@ -37,7 +37,7 @@ from kafkasafe._core.identity import (
     ProducerView,
     Scan,
     Verdict,
-    judge_by_log,
+    judge_by_both,
     judge_by_state,
 )
 from kafkasafe._core.loss import Cause, Survey
@@ -2354,6 +2354,8 @@ class _Question:
         self._log_start = 0
         self._cut_at = -1
         self._shrunk_to = -1
+        self._whole = True
+        """As far as the leader epoch of the last acknowledgement tells, the log was not cut since."""
         self._read_from = 0
 
     def start(self) -> None:
@@ -2422,6 +2424,7 @@ class _Question:
                 return
             # Unknown to a log that reaches back that far: it is another one.
             self._cut_at = result.end_offset if result.end_offset >= 0 else self._log_start
+            self._whole = result.end_offset >= self._ask.from_offset
         self._list_end()
 
     def _list_end(self) -> None:
@@ -2498,12 +2501,12 @@ class _Question:
             reason = "another leader came while the log was read"
             self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=time.monotonic())
             return
-        judgement = judge_by_log(scan)
-        absent = self._ask.doubt[judgement.present :]
-        if absent and judgement.verdict is Verdict.DECIDED and self._view is not None:
-            by_state = judge_by_state(absent, self._view, acked_before=self._ask.acked_before)
-            if by_state.verdict is Verdict.GAP:
-                judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
+        judgement = judge_by_both(
+            scan,
+            self._view,
+            acked_before=self._ask.acked_before,
+            whole=self._whole and self._shrunk_to < 0 and not self._ask.cut,
+        )
         self._count(judgement, "log")
         self._lane.journal.judged(
             self._ask.destination,

@@ -30,7 +30,7 @@ from kafkasafe._core.identity import (
     ProducerView,
     Scan,
     Verdict,
-    judge_by_log,
+    judge_by_both,
     judge_by_state,
 )
 from kafkasafe._core.loss import Cause, Survey
@@ -1401,6 +1401,7 @@ class Question:
         self.view: ProducerView | None = None
         self.polls = 0
         self.shrunk_to = -1
+        self.whole = True
         self.read_from = 0
         self.leader_epoch = self.leader.epoch
 
@@ -1447,6 +1448,7 @@ class Question:
         if epoch >= 0 and begin > 0:
             known = self.leader.epoch_end(epoch)
             cut = self.leader.start if known < 0 else min(end, known)
+            self.whole = known >= begin
         if begin > cut:
             self.shrunk_to = cut
             begin = self.read_from = self.leader.start
@@ -1493,12 +1495,8 @@ class Question:
         if self.leader_epoch != self.leader.epoch:
             self.sim.journal.ask_failed(self.ask.destination, "another leader", code=0, now=self.sim.now)
             return
-        judgement = judge_by_log(self.scan)
-        absent = self.ask.doubt[judgement.present :]
-        if absent and judgement.verdict is Verdict.DECIDED and self.view is not None:
-            by_state = judge_by_state(absent, self.view, acked_before=self.ask.acked_before)
-            if by_state.verdict is Verdict.GAP:
-                judgement = Judgement(Verdict.GAP, judgement.present, by_state.evidence, judgement.offsets)
+        whole = self.whole and self.shrunk_to < 0 and not self.ask.cut
+        judgement = judge_by_both(self.scan, self.view, acked_before=self.ask.acked_before, whole=whole)
         self._judged(judgement, stable=True)
 
     def _judged(self, judgement: Judgement, *, stable: bool) -> None:

@@ -13,6 +13,7 @@ from kafkasafe._core.identity import (
     Scan,
     Verdict,
     add_sequence,
+    judge_by_both,
     judge_by_log,
     judge_by_state,
     sequence_distance,
@@ -160,3 +161,40 @@ def test_the_first_copy_is_the_one() -> None:
     scan = Scan([A], 0, 20)
     scan.page([(0, 9, 7, 0, 0), (10, 19, 7, 0, 0)], next_offset=20, log_start_offset=0)
     assert judge_by_log(scan).offsets == {0: 0}
+
+
+@pytest.mark.parametrize(
+    ("last_sequence", "epoch", "log", "whole", "verdict", "present"),
+    [
+        # The log was trimmed past their place, the state has them: there, at any age. What it does not have may be gone.
+        (29, 0, [(30, None)], True, Verdict.DECIDED, 3),
+        (19, 0, [(30, None)], True, Verdict.UNDECIDABLE, 2),
+        (-1, 0, [(30, None)], True, Verdict.UNDECIDABLE, 0),
+        (29, 1, [(30, None)], True, Verdict.UNDECIDABLE, 0),
+        # One that was cut may have taken the last of them alone.
+        (29, 0, [(30, None)], False, Verdict.UNDECIDABLE, 0),
+        # A later one without an earlier one, and the place to be seen: nothing that the state says explains it.
+        (29, 0, [(30, A), (40, C)], True, Verdict.UNDECIDABLE, 1),
+        (29, 0, [(30, B), (40, C)], True, Verdict.DECIDED, 3),
+    ],
+)
+def test_what_the_log_has_no_more_the_state_may_have(
+    last_sequence: int,
+    epoch: int,
+    log: list[tuple[int, BatchId | None]],
+    *,
+    whole: bool,
+    verdict: Verdict,
+    present: int,
+) -> None:
+    scan = scanned([A, B, C], log, start=30)
+    judgement = judge_by_both(scan, ProducerView(epoch, last_sequence, 0), acked_before=False, whole=whole)
+    assert (judgement.verdict, judgement.present) == (verdict, present)
+
+
+def test_the_state_says_that_a_batch_before_is_missing() -> None:
+    a, b, c = ids(10, 10, 10)
+    scan = scanned([b, c], [(0, None), (10, None)])
+    assert judge_by_both(scan, None, acked_before=True, whole=True) == judge_by_log(scan)
+    judged = judge_by_both(scan, ProducerView(0, a.base_sequence, 0), acked_before=True, whole=True)
+    assert (judged.verdict, judged.present) == (Verdict.GAP, 0)

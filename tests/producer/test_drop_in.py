@@ -370,3 +370,38 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         producer.close()
         numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])
         assert numbers == ([1, 2, 3, 4, 5, 6] if resend else [6])
+
+
+def test_what_the_brokers_remember_is_a_proof_at_any_age(broker, zygote, producers, tmp_path):
+    """With short retention each restart after six hours parked what the brokers still knew to be there."""
+    topic = harness.new_topic(broker.cluster, 1)
+    spool, go, ready = tmp_path / "spool", tmp_path / "go", tmp_path / "ready"
+    life = zygote.fork(
+        harness.lives.burst,
+        tmp_path / "lives.log",
+        servers=broker.servers,
+        topic=topic,
+        spool=str(spool),
+        ready=str(ready),
+        go=str(go),
+        first=1,
+        numbers=[0, 6],
+        options={"linger_ms": 1000},
+    )
+    life.until(Path(f"{ready}.first"))
+    broker.proxy.drop_responses()
+    go.touch()
+    life.until(ready)
+    harness.until(lambda: broker.end_offset(topic) == 6, 120)
+    life.kill()
+    with broker.cluster.admin() as admin:
+        admin.delete_records({TopicPartition(topic, 0): 6})
+    broker.proxy.restore()
+    # Believed to be old after a quarter of a second: the brokers' own limit is a day.
+    producer = producers(
+        broker.servers, spool_dir=spool, request_timeout_ms=2000, producer_id_expiration_ms=1000
+    )
+    producer.flush(60)
+    harness.send(producer, topic, 6).get(60)
+    producer.close()
+    assert harness.numbers_of(harness.read_log(broker.servers, topic)[0]) == [6]
