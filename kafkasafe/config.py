@@ -25,7 +25,15 @@ from kafkasafe._core.batch import Compression
 from kafkasafe.errors import ConfigError
 from kafkasafe.logs import EventLog
 
-__all__ = ["ConsumerConfig", "DeadLetter", "ProducerConfig", "validate", "validate_consumer"]
+__all__ = [
+    "DEFAULTS",
+    "DEPRECATED",
+    "ConsumerConfig",
+    "DeadLetter",
+    "ProducerConfig",
+    "validate",
+    "validate_consumer",
+]
 
 log = EventLog("config")
 
@@ -44,6 +52,7 @@ MIB: Final = 1024 * 1024
 MAX_LANES: Final = 1000
 _ENDLESS: Final = 2**62
 MIN_SPOOL_BYTES: Final = 16 * MIB
+_SEGMENT_OVERHEAD: Final = 64 * 1024
 
 # KafkaProducer's defaults, where ours are the same; then where they differ, and why.
 _KAFKA: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
@@ -80,8 +89,30 @@ _SPOOL: Final[dict[str, Any]] = {
     "on_refused_topic": "raise",
     "producer_id_expiration_ms": 86_400_000,
 }
-_DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
-_DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
+DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
+DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
+_GONE: Final = "kafka-python had it before version 3; leave it out"
+# Options of kafka-python 1.4 to 2.3. The nearest of today's would be something else altogether.
+_REMOVED: Final[dict[str, str]] = {
+    "buffer_memory": f"{_GONE}. How much may wait is spool_max_bytes, on disk",
+    "api_version_auto_timeout_ms": f"{_GONE}. Nothing waits for a broker's version",
+    "sock_chunk_bytes": _GONE,
+    "sock_chunk_buffer_count": _GONE,
+    "bootstrap_topics_filter": _GONE,
+    "legacy_iterator": _GONE,
+}
+# What KafkaProducer takes, and what it is for is done otherwise here.
+_WITHOUT_EFFECT: Final[dict[str, str]] = {
+    "metric_reporters": "kafkasafe.metrics.install(producer), or metrics=True, collects for Prometheus",
+    "metrics_enabled": "counting is always on",
+    "metrics_num_samples": "metrics are counters and histograms, which need no samples",
+    "metrics_sample_window_ms": "metrics are counters and histograms, which need no samples",
+    "kafka_client": "connections are kafkasafe's own",
+    "bootstrap_timeout_ms": "a producer starts without a broker, and records wait on disk",
+    "transaction_timeout_ms": "there are no transactions",
+}
+_MOST_IN_FLIGHT: Final = 5
+"""More could not be told from repetitions by a broker that remembers five batches of a producer."""
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
@@ -220,9 +251,11 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
 
 def _check_names(options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for name in options:
-        if name in _DEPRECATED:
+        if name in DEPRECATED:
             continue
         if name not in known:
+            if name in _REMOVED:
+                raise ConfigError(f"Unknown option {name!r}: {_REMOVED[name]}")
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "see docs/options.md for the list of options"
             raise ConfigError(f"Unknown option {name!r}: {hint}")
@@ -239,8 +272,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
             "missing_topic_timeout_ms is now refused_timeout_ms, which is also about topics that are forbidden or"
             " invalid; its default is a week, None is for ever"
         )
-    _check_names(options, _DEFAULTS)
-    merged = {**_DEFAULTS, **options}
+    _check_names(options, DEFAULTS)
+    merged = {**DEFAULTS, **options}
     acks = {"all": -1, "-1": -1, "1": 1}.get(str(merged["acks"]), merged["acks"])
     if acks == 0:
         raise ConfigError(
@@ -265,28 +298,40 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     if compression is None:
         known = ", ".join(str(name) for name in _COMPRESSION)
         raise ConfigError(f"compression_type must be one of {known}, not {merged['compression_type']!r}")
-    if merged["retries"] not in {float("inf"), 2147483647}:
-        log.warning(
-            "retries=%s has no effect: a record that waits on disk is never given up",
-            merged["retries"],
-            event="option_ignored",
-        )
-    _check_connection(merged)
     window = _number(merged, "max_in_flight_requests_per_connection", least=1)
+    _check_idempotence(options, acks, window)
+    if merged["retries"] not in {float("inf"), 2147483647}:
+        _ignored("retries", merged["retries"], "a record that waits on disk is never given up")
+    if window > _MOST_IN_FLIGHT:
+        _ignored("max_in_flight_requests_per_connection", window, f"it is {_MOST_IN_FLIGHT} at most")
+    for name, reason in _WITHOUT_EFFECT.items():
+        if merged[name] != _KAFKA[name]:
+            _ignored(name, merged[name], reason)
+    _check_connection(merged)
     max_request = _number(merged, "max_request_size", least=1024)
     spool_max = _number(merged, "spool_max_bytes", least=MIN_SPOOL_BYTES)
     segment = merged["spool_segment_bytes"]
     if segment is None:
         segment = max(min(64 * MIB, spool_max // 8), 2 * MIB)
+        if max_request > segment - _SEGMENT_OVERHEAD:
+            # One record must fit.
+            segment = -(-(max_request + _SEGMENT_OVERHEAD) // MIB) * MIB
+            if segment * 4 > spool_max:
+                raise ConfigError(
+                    f"max_request_size={max_request} needs a spool of at least four such records: set"
+                    f" spool_max_bytes={segment * 4} or more (it is {spool_max}), or lower max_request_size"
+                )
     else:
         segment = _number(merged, "spool_segment_bytes", least=MIB)
     if segment * 4 > spool_max:
         raise ConfigError(
             f"spool_segment_bytes={segment} must be at most a quarter of spool_max_bytes={spool_max}"
         )
-    if max_request > segment - 64 * 1024:
+    if max_request > segment - _SEGMENT_OVERHEAD:
         raise ConfigError(
-            f"max_request_size={max_request} must fit into a segment ({segment} bytes) of the spool"
+            f"max_request_size={max_request} must fit into a segment ({segment} bytes) of the spool: set"
+            f" spool_segment_bytes={max_request + _SEGMENT_OVERHEAD} or more, and spool_max_bytes to at least four"
+            " times that"
         )
     timeout = merged["delivery_timeout_ms"]
     client_id = merged["client_id"] or "kafkasafe"
@@ -310,7 +355,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         else _number(merged, "delivery_timeout_ms", least=1) / 1000,
         request_timeout_s=_number(merged, "request_timeout_ms", least=1) / 1000,
         retry_backoff_s=_number(merged, "retry_backoff_ms", least=1) / 1000,
-        window=min(5, window),
+        window=min(_MOST_IN_FLIGHT, window),
         partitioner=partitioner,
         # The sticky one puts keys where the default one does; without a key, batches stick here in any case.
         custom_partitioner=type(partitioner) not in {DefaultPartitioner, StickyPartitioner},
@@ -341,6 +386,29 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         on_refused_topic=_choice(merged, "on_refused_topic", ("raise", "accept")),
         state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
     )
+
+
+def _ignored(name: str, value: Any, reason: str) -> None:
+    # What was given may hold anything; of these two it is a number.
+    shown = value if isinstance(value, (int, float)) else "…"
+    log.warning("%s=%s has no effect: %s", name, shown, reason, event="option_ignored")
+
+
+def _check_idempotence(options: Mapping[str, Any], acks: int, window: int) -> None:
+    """What KafkaProducer refuses beside an explicit enable_idempotence=True."""
+    if not options.get("enable_idempotence"):
+        return
+    conflicts = [
+        f"{name}={options[name]!r}"
+        for name, conflicts in (
+            ("acks", acks != -1),
+            ("retries", options.get("retries") == 0),
+            ("max_in_flight_requests_per_connection", window > _MOST_IN_FLIGHT),
+        )
+        if conflicts
+    ]
+    if conflicts:
+        raise ConfigError(f"enable_idempotence=True does not go together with {', '.join(conflicts)}")
 
 
 def _check_connection(options: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import itertools
 import operator
 import os
@@ -12,10 +13,11 @@ import random
 import re
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, NoReturn, Self
 
 import kafka.errors as kafka_errors
 import numpy as np
@@ -32,7 +34,7 @@ from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, seems_given
 from kafkasafe._io.refusals import because, error_for_send
 from kafkasafe._io.stats import Reading
 from kafkasafe._io.transport import Transport, in_words
-from kafkasafe.config import validate, volatile_reason
+from kafkasafe.config import DEFAULTS, DEPRECATED, validate, volatile_reason
 from kafkasafe.errors import (
     ForkedProcessError,
     ProducerClosedError,
@@ -502,6 +504,10 @@ class SafeProducer:
         SpoolError: The spool cannot be opened; the message says what is safe and what to do.
     """
 
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = dict(DEFAULTS)
+    """Options and their defaults."""
+    DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
+
     def __init__(self, **configs: Any) -> None:
         self._closed: BaseException | None = None
         config = self._config = validate(configs)
@@ -509,6 +515,7 @@ class SafeProducer:
         # Taken by `with` only. A signal handler that calls this producer in the middle of one of its calls, on the same
         # thread, takes it once more: see `_send_apart` and `_seal`.
         self._lock = threading.RLock()
+        self._started = time.monotonic()
         self._chunks: dict[str, _Chunk] = {}
         self._partition_counts: dict[str, int] = {}
         self._unchosen: set[str] = set()
@@ -516,6 +523,7 @@ class SafeProducer:
         self._rotation = random.randrange(1 << 16)
         self._key_serializer = _serializer(config.key_serializer)
         self._value_serializer = _serializer(config.value_serializer)
+        self._partition_by = _partitioner(config.partitioner)
         self._serializes = self._key_serializer is not None or self._value_serializer is not None
         self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
@@ -610,6 +618,9 @@ class SafeProducer:
         """
         given_key, given_value = key, value
         if self._serializes:
+            if value is None and key is None:
+                # Not what a serializer makes of None: `null`.
+                raise ValueError("Need at least one: key or value")
             headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
         size = _RECORD_OVERHEAD
@@ -720,8 +731,8 @@ class SafeProducer:
         count = self._partition_counts.get(topic)
         if count is None:
             return None
-        cluster = _Cluster(topic, count)
-        chosen: int = self._config.partitioner.partition(topic, key, key_bytes, value, value_bytes, cluster)
+        cluster = _Cluster(topic, count, self._transport)
+        chosen: int = self._partition_by(topic, key, key_bytes, value, value_bytes, cluster)
         return chosen
 
     def _open_chunk(self, topic: str) -> _Chunk | None:
@@ -990,13 +1001,12 @@ class SafeProducer:
     ) -> Indexes:
         """Partition of each record, as KafkaProducer's partitioner would choose it."""
         if self._config.custom_partitioner:
-            cluster = _Cluster(topic, partitions)
-            partitioner = self._config.partitioner
+            cluster = _Cluster(topic, partitions, self._transport)
             try:
                 return np.array(
                     [
                         _as_int(
-                            partitioner.partition(topic, key, key, value, value, cluster),
+                            self._partition_by(topic, key, key, value, value, cluster),
                             "the partitioner's choice",
                             partitions - 1,
                         )
@@ -1273,6 +1283,34 @@ class SafeProducer:
             known = self._transport.topic(topic)
         return set(known.partitions) if known is not None else set()
 
+    @classmethod
+    def max_usable_produce_magic(cls, api_version: tuple[int, ...]) -> int:  # noqa: ARG003  # KafkaProducer's signature
+        """The record format: 2, since SafeProducer speaks to brokers since 0.11 alone."""
+        return 2
+
+    def init_transactions(self) -> NoReturn:
+        """There are no transactions: KafkaProducer without a transactional_id raises as well."""
+        raise kafka_errors.IllegalStateError(
+            "SafeProducer has no transactions: each record is delivered exactly once without. For atomic writes to"
+            " several partitions use KafkaProducer with a transactional_id"
+        )
+
+    def begin_transaction(self) -> NoReturn:
+        """See `init_transactions`."""
+        self.init_transactions()
+
+    def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> NoReturn:  # noqa: ARG002
+        """See `init_transactions`."""
+        self.init_transactions()
+
+    def commit_transaction(self) -> NoReturn:
+        """See `init_transactions`."""
+        self.init_transactions()
+
+    def abort_transaction(self) -> NoReturn:
+        """See `init_transactions`."""
+        self.init_transactions()
+
     def bootstrap_connected(self) -> bool:
         """Whether the cluster answers: use it as readiness probe.
 
@@ -1295,13 +1333,25 @@ class SafeProducer:
         return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
-        """Counters since the start: {"kafkasafe": {name: value}}."""
+        """Counters since the start: {"kafkasafe": {name: value}}; and a few values under KafkaProducer's names.
+
+        Those are in "producer-metrics", and rates and averages since the start; KafkaProducer's are of the last minute.
+        """
         pump = self._pump
         values: dict[str, Any] = dict(pump.counters)
         values["spool_bytes"] = pump._used
         values["unfinished_batches"] = len(pump._open)
         values["batches_not_durable"] = len(pump._undurable)
-        return values if raw else {"kafkasafe": values}
+        if raw:
+            return values
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        sent = values.get("records_committed", 0)
+        theirs = {
+            "record-send-rate": sent / seconds,
+            "record-error-rate": values.get("records_rejected", 0) / seconds,
+            "records-per-request-avg": sent / max(values.get("batches_sent", 0), 1),
+        }
+        return {"kafkasafe": values, "producer-metrics": theirs}
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""
@@ -1336,35 +1386,116 @@ class SafeProducer:
 
 
 class _Cluster:
-    """What a custom partitioner may ask of the cluster."""
+    """What a partitioner may ask of the cluster: kafka-python's ClusterMetadata, as far as it is about partitions.
 
-    def __init__(self, topic: str, partitions: int) -> None:
+    Args:
+        topic: The topic at hand, of which `partitions` partitions are known, maybe since an earlier life.
+        partitions: See there.
+        transport: Knows what the cluster said in this life.
+    """
+
+    def __init__(self, topic: str, partitions: int, transport: Transport) -> None:
         self._topic = topic
         self._partitions = set(range(partitions))
+        self._transport = transport
 
-    def topics(self) -> set[str]:
-        """The topic at hand."""
-        return {self._topic}
+    def topics(self, exclude_internal_topics: bool = True) -> set[str]:
+        """Topics that this producer writes to."""
+        names = {self._topic, *self._transport.topics()}
+        return {name for name in names if not (exclude_internal_topics and name.startswith("__"))}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Its partitions."""
-        return self._partitions if topic == self._topic else None
+        """Its partitions, None if it is not known."""
+        if topic == self._topic:
+            return set(self._partitions)
+        info = self._transport.topic(topic)
+        return set(info.partitions) if info is not None and info.partitions else None
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
-        """All of them: what has no leader now waits in the spool."""
-        return self.partitions_for_topic(topic)
+        """Those that have a leader. All while none is known to have one: records wait in the spool."""
+        known = self.partitions_for_topic(topic)
+        if known is None:
+            return None
+        return {number for number in known if self._leader(topic, number)[0] != -1} or known
+
+    def leader_for_partition(self, partition: TopicPartition) -> int | None:
+        """Node id of the leader, -1 if there is none now, None if the partition is not known."""
+        known = self.partitions_for_topic(partition.topic)
+        if known is None or partition.partition not in known:
+            return None
+        return self._leader(*partition)[0]
+
+    def leader_epoch_for_partition(self, partition: TopicPartition) -> int | None:
+        """Its epoch, -1 if that is not known, None if the partition is not."""
+        known = self.partitions_for_topic(partition.topic)
+        if known is None or partition.partition not in known:
+            return None
+        return self._leader(*partition)[1]
+
+    def partitions_for_broker(self, broker_id: int) -> set[TopicPartition] | None:
+        """Partitions that it leads, None if there are none."""
+        led = {
+            TopicPartition(topic, number)
+            for topic in self.topics(exclude_internal_topics=False)
+            for number in self.partitions_for_topic(topic) or ()
+            if self._leader(topic, number)[0] == broker_id
+        }
+        return led or None
+
+    def brokers(self) -> list[Any]:
+        """The brokers, each with node_id, host, port and rack."""
+        return self._transport.brokers()
+
+    def broker_metadata(self, broker_id: int) -> Any:
+        """One of them, None if it is not known."""
+        return next((broker for broker in self._transport.brokers() if broker.node_id == broker_id), None)
+
+    def _leader(self, topic: str, partition: int) -> tuple[int, int]:
+        info = self._transport.topic(topic)
+        known = None if info is None else info.partitions.get(partition)
+        return (-1, -1) if known is None else (known.leader, known.leader_epoch)
+
+
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # of a function written in C nothing may be known
+        return True
+    return True
 
 
 def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
     if given is None:
         return None
     if hasattr(given, "serialize"):
-        return given.serialize  # type: ignore[no-any-return]
+        serialize = given.serialize
+        if not _takes(serialize, 3) and _takes(serialize, 2):
+            warnings.warn(
+                "serializer does not implement serialize(topic, headers, data)",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            return lambda topic, _headers, data: serialize(topic, data)
+        return serialize  # type: ignore[no-any-return]
     if callable(given):
         return lambda _topic, _headers, data: given(data)
     raise TypeError(
         f"A serializer is a function or has a method serialize(topic, headers, data), not {given!r}"
     )
+
+
+def _partitioner(given: Any) -> Callable[..., Any]:
+    partition = given.partition
+    if not _takes(partition, 6) and _takes(partition, 3):
+        warnings.warn(
+            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=3
+        )
+        return lambda topic, _key, key_bytes, _value, _value_bytes, cluster: partition(
+            topic, key_bytes, cluster
+        )
+    return partition  # type: ignore[no-any-return]
 
 
 def _as_bytes(item: Any, what: str, option: str) -> bytes:

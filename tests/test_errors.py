@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import kafka.errors as kafka_errors
 import pytest
+from kafka import KafkaProducer
 
 from kafkasafe import ErrorAction, classify
 from kafkasafe.config import validate, validate_consumer
@@ -39,6 +41,67 @@ def test_a_refusal_without_a_known_code():
 def test_a_record_that_will_be_delivered_is_not_retriable():
     assert not issubclass(DeliveryTimeoutError, kafka_errors.RetriableError)
     assert not DeliveryTimeoutError.retriable
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("buffer_memory", "spool_max_bytes"),
+        ("api_version_auto_timeout_ms", "before version 3"),
+        ("sock_chunk_bytes", "before version 3"),
+        ("sock_chunk_buffer_count", "before version 3"),
+        ("bootstrap_topics_filter", "before version 3"),
+    ],
+)
+def test_an_option_that_is_gone_is_not_taken_for_another(name, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        validate({name: 1})
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "conflict", [{"acks": 1}, {"retries": 0}, {"max_in_flight_requests_per_connection": 6}]
+)
+def test_idempotence_that_is_asked_for_and_cannot_be(conflict, caplog):
+    with pytest.raises(kafka_errors.KafkaConfigurationError, match=next(iter(conflict))):
+        validate({"enable_idempotence": True, **conflict})
+    # As with KafkaProducer; here it stays on.
+    caplog.clear()
+    validate(conflict)
+    (record,) = caplog.records
+    assert record.event == ("option_weak" if "acks" in conflict else "option_ignored")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metric_reporters", [print]),
+        ("metrics_enabled", False),
+        ("metrics_num_samples", 3),
+        ("metrics_sample_window_ms", 1000),
+        ("kafka_client", object),
+        ("bootstrap_timeout_ms", 1),
+        ("transaction_timeout_ms", 1),
+    ],
+)
+def test_an_option_without_effect_is_said_to_be(name, value, caplog):
+    validate({name: KafkaProducer.DEFAULT_CONFIG[name]})
+    assert not caplog.records
+    validate({name: value})
+    (record,) = caplog.records
+    assert record.event == "option_ignored"
+    assert record.getMessage().startswith(name)
+
+
+def test_large_records_need_a_large_spool_and_it_is_said_how_large():
+    # Frequent: the spool's files grow with it.
+    assert validate({"max_request_size": 104_857_600}).spool_segment_bytes > 104_857_600
+    with pytest.raises(ConfigError, match=r"set spool_max_bytes=(\d+) or more") as caught:
+        validate({"max_request_size": 500_000_000})
+    enough = int(re.search(r"spool_max_bytes=(\d+)", str(caught.value))[1])
+    validate({"max_request_size": 500_000_000, "spool_max_bytes": enough})
+    with pytest.raises(ConfigError, match=r"set spool_segment_bytes=(\d+) or more"):
+        validate({"max_request_size": 2**24, "spool_segment_bytes": 2**24})
 
 
 def test_a_wrong_option_is_kafka_pythons_configuration_error():

@@ -1502,6 +1502,14 @@ class Transport:
         """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
         return self._topics.get(name)
 
+    def topics(self) -> list[str]:
+        """Watched topics of which the latest metadata knows partitions."""
+        return [name for name, info in self._topics.items() if info.partitions]
+
+    def brokers(self) -> list[Any]:
+        """The brokers of the latest metadata, as kafka-python has them."""
+        return list(self._manager.cluster.brokers())
+
     def refresh_metadata(self, topics: Sequence[str], reply: Reply) -> None:
         """Watches these topics from now on and asks for metadata.
 

@@ -56,6 +56,112 @@ def test_the_same_methods_with_the_same_arguments():
             assert ours[parameter.name].default == parameter.default, (name, parameter)
 
 
+def test_class_attributes_that_programs_look_at(producers):
+    assert set(KafkaProducer.DEFAULT_CONFIG) < set(SafeProducer.DEFAULT_CONFIG)
+    assert SafeProducer.DEFAULT_CONFIG["linger_ms"] == 5
+    assert tuple(SafeProducer.DEPRECATED_CONFIGS) == tuple(KafkaProducer.DEPRECATED_CONFIGS)
+    for version in ((0, 11), (4, 3)):
+        theirs = KafkaProducer.max_usable_produce_magic(version)
+        assert SafeProducer.max_usable_produce_magic(version) == theirs
+    producer = producers(harness.dead_address())
+    assert producer.max_usable_produce_magic((4, 3)) == 2
+    for name, arguments in (
+        ("init_transactions", ()),
+        ("begin_transaction", ()),
+        ("send_offsets_to_transaction", ({}, "group")),
+        ("commit_transaction", ()),
+        ("abort_transaction", ()),
+    ):
+        theirs = inspect.signature(getattr(KafkaProducer, name)).parameters
+        assert list(inspect.signature(getattr(SafeProducer, name)).parameters) == list(theirs)
+        with pytest.raises(harness.kafka_errors.IllegalStateError, match="no transactions"):
+            getattr(producer, name)(*arguments)
+    assert set(producer.metrics()["producer-metrics"]) == {
+        *("record-send-rate", "record-error-rate", "records-per-request-avg"),
+    }
+
+
+class OldSerializer(kafka.serializer.Serializer):
+    """As programs for kafka-python 2 have them."""
+
+    def serialize(self, topic, value):
+        return f"{topic} {value}".encode()
+
+
+class OldPartitioner:
+    def partition(self, topic, key, cluster):
+        if cluster.partitions_for_topic(topic) is None or cluster.partitions_for_topic("unknown") is not None:
+            raise AssertionError
+        return len(key) % len(cluster.available_partitions_for_topic(topic))
+
+
+def test_serializers_and_partitioners_of_kafka_python_2(kafka, producers):
+    topic = harness.new_topic(kafka, 4)
+    with pytest.warns(DeprecationWarning, match="does not implement") as warned:
+        producer = producers(
+            kafka.bootstrap_servers, value_serializer=OldSerializer(), partitioner=OldPartitioner()
+        )
+    assert sorted(str(warning.message) for warning in warned) == [
+        "partitioner does not implement kafka.partitioner.Partitioner",
+        "serializer does not implement serialize(topic, headers, data)",
+    ]
+    assert {warning.filename for warning in warned} == {harness.__file__}
+    for size in (1, 2, 7):
+        # Also the first, which is placed when the topic becomes known.
+        assert producer.send(topic, size, b"k" * size).get(60).partition == size % 4
+    values = sorted(
+        r.value for part in harness.read_log(kafka.bootstrap_servers, topic).values() for r in part
+    )
+    assert values == [f"{topic} {size}".encode() for size in (1, 2, 7)]
+
+
+def test_what_a_partitioner_may_ask(kafka_cluster, producers):
+    """Of kafka-python's ClusterMetadata, as far as it is about partitions: the same answers."""
+    topic = harness.new_topic(kafka_cluster, 6)
+    asked: dict = {}
+
+    class Asking(Partitioner):
+        def __init__(self, name):
+            self.name = name
+
+        def partition(self, topic, key, serialized_key, value, serialized_value, cluster):
+            some = TopicPartition(topic, 2)
+            asked[self.name] = {
+                "topics": topic in cluster.topics(),
+                "partitions": cluster.partitions_for_topic(topic),
+                "available": cluster.available_partitions_for_topic(topic),
+                "leader": cluster.leader_for_partition(some),
+                "epoch": cluster.leader_epoch_for_partition(some),
+                "led": sorted(cluster.partitions_for_broker(cluster.leader_for_partition(some))),
+                "brokers": sorted(broker.node_id for broker in cluster.brokers()),
+                "port": cluster.broker_metadata(cluster.leader_for_partition(some)).port,
+                "nothing": (
+                    cluster.partitions_for_topic("no"),
+                    cluster.available_partitions_for_topic("no"),
+                    cluster.leader_for_partition(TopicPartition("no", 0)),
+                    cluster.leader_for_partition(TopicPartition(topic, 77)),
+                    cluster.leader_epoch_for_partition(TopicPartition("no", 0)),
+                    cluster.broker_metadata(77),
+                ),
+            }
+            return 0
+
+    plain = KafkaProducer(bootstrap_servers=kafka_cluster.bootstrap_servers, partitioner=Asking("theirs"))
+    safe = producers(kafka_cluster.bootstrap_servers, partitioner=Asking("ours"))
+    plain.send(topic, b"x").get(60)
+    safe.send(topic, b"x", partition=1).get(60)
+    safe.send(topic, b"x").get(60)
+    plain.close()
+    assert asked["ours"] == asked["theirs"]
+
+
+def test_null_is_not_sent_for_nothing(producers):
+    producer = producers(harness.dead_address(), value_serializer=lambda value: json.dumps(value).encode())
+    with pytest.raises(ValueError, match="Need at least one"):
+        producer.send("topic", None)
+    producer.send("topic", None, b"key")
+
+
 def test_every_option_of_kafka_producer_is_known(producers):
     options = dict(KafkaProducer.DEFAULT_CONFIG)
     # The defaults themselves are accepted, all of them.
