@@ -503,9 +503,9 @@ def test_what_the_brokers_remember_is_a_proof_at_any_age(broker, zygote, produce
     with broker.cluster.admin() as admin:
         admin.delete_records({TopicPartition(topic, 0): 6})
     broker.proxy.restore()
-    # Believed to be old after a quarter of a second: the brokers' own limit is a day.
+    # Believed to be old after 10 ms: the brokers' own limit is a day.
     producer = producers(
-        broker.servers, spool_dir=spool, request_timeout_ms=2000, producer_id_expiration_ms=1000
+        broker.servers, spool_dir=spool, request_timeout_ms=2000, producer_id_expiration_ms=40
     )
     producer.flush(60)
     harness.send(producer, topic, 6).get(60)
