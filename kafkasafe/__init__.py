@@ -48,6 +48,8 @@ from kafkasafe.events import (
     SpoolLeftBehind,
     SpoolRecovered,
     SpoolWriteFailed,
+    TopicAccepted,
+    TopicRefused,
 )
 from kafkasafe.offsets import BaselineError
 from kafkasafe.producer import RecordFuture, SafeProducer
@@ -86,6 +88,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "SpoolLeftBehind",
     "SpoolRecovered",
     "SpoolWriteFailed",
+    "TopicAccepted",
+    "TopicRefused",
     # errors
     "BaselineError",
     "CheckpointMismatchError",

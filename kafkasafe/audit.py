@@ -26,13 +26,28 @@ from kafkasafe.spark.reading import COLUMNS, close_connections, read, read_heade
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Audit", "IdCount", "IdSource", "PartitionAudit", "audit", "draw"]
+__all__ = [
+    "PLOTS",
+    "Audit",
+    "IdCount",
+    "IdSource",
+    "NoSuchTopicError",
+    "PartitionAudit",
+    "audit",
+    "draw",
+]
 
 _arrow: Any = pa  # what it takes from its compiled modules has no types
 
 MAX_IDS: Final = 5_000_000
 """Distinct ids that are counted without Spark: some hundred megabytes."""
 _EXAMPLES: Final = 10
+PLOTS: Final = (".png", ".svg", ".pdf", ".html")
+"""What `draw` makes."""
+
+
+class NoSuchTopicError(UsageError):
+    """The cluster does not have the topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +189,7 @@ def audit(
         on_progress: Told (offsets counted, of how many), without Spark.
 
     Raises:
-        ConfigError: There is no such topic.
+        NoSuchTopicError: There is none, after `timeout_s`.
         UsageError: There are more distinct ids than are counted without Spark.
         KafkaError: The brokers do not answer, or the log was cut meanwhile.
     """
@@ -201,6 +216,10 @@ def audit(
     try:
         pieces = planner.batch()
         bounds = planner.bounds()
+    except ConfigError as error:
+        if "[KAFKASAFE.TOPIC_NOT_FOUND]" not in str(error):
+            raise
+        raise NoSuchTopicError(f"The cluster does not have the topic {topic}") from error
     finally:
         planner.close()
     counted = None
@@ -320,8 +339,8 @@ def draw(found: Audit, path: Path) -> None:
     except ImportError:
         raise UsageError("A plot needs matplotlib: pip install 'kafkasafe[plot]'") from None
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in {"png", "svg", "pdf", "html"}:
-        raise UsageError(f"{path} is no .png, .svg, .pdf or .html file")
+    if f".{kind}" not in PLOTS:
+        raise UsageError(f"{path} must end in {', '.join(PLOTS)}")
     lanes = [(part, producer) for part in found.partitions for producer in part.producers.values()]
     figure = Figure(figsize=(10, max(2.0, 0.35 * len(lanes) + 1.2)), layout="constrained")
     axes = figure.subplots()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,14 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kafkasafe.audit import Audit, IdSource, audit, draw
+from kafkasafe.audit import PLOTS, Audit, IdSource, NoSuchTopicError, audit, draw
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
+    EXIT_FAILED,
     ConfigFile,
     Json,
     Servers,
     connection,
+    counted,
     duration_s,
     progress,
 )
@@ -28,6 +31,7 @@ __all__ = ["AUDIT_CODES", "audit_topic"]
 AUDIT_CODES: Final = CODES.format(broken="something is missing or there twice")
 _ROWS: Final = 200
 _DETAILS: Final = 20
+_PIPED_COLUMNS: Final = 200
 
 
 def audit_topic(
@@ -69,6 +73,8 @@ def audit_topic(
     options = connection(servers, config)
     if plot is not None and not plot.absolute().parent.is_dir():
         raise typer.BadParameter(f"{plot.absolute().parent} is not a directory", param_hint="--plot")
+    if plot is not None and plot.suffix.lower() not in PLOTS:
+        raise typer.BadParameter(f"{plot} must end in {', '.join(PLOTS)}", param_hint="--plot")
     session: Any = None
     if spark:
         session = _spark(master)
@@ -83,6 +89,9 @@ def audit_topic(
                 spark=session,
                 on_progress=on_progress,
             )
+    except NoSuchTopicError as error:
+        print(f"kafkasafe: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
     except ConfigError as error:
         raise typer.BadParameter(str(error.args[0]), param_hint="--topic") from None
     finally:
@@ -118,7 +127,10 @@ def _spark(master: str) -> Any:
 
 def _print(found: Audit) -> None:
     console = Console(highlight=False)
-    table = Table(title=f"{found.topic}: {found.records:,} records", title_justify="left")
+    if not console.is_terminal:
+        # Where there is no terminal to measure nothing is cut off.
+        console = Console(highlight=False, width=_PIPED_COLUMNS)
+    table = Table(title=f"{found.topic}: {counted(found.records, 'record')}", title_justify="left")
     for name in ("partition", "producer id", "epochs", "offsets", "batches", "records", "missing", "again"):
         table.add_column(name, justify="left" if name in {"epochs", "offsets"} else "right")
     rows = [(part, producer) for part in found.partitions for producer in part.producers.values()]
@@ -165,7 +177,7 @@ def _print(found: Audit) -> None:
     if ids is not None:
         missing = "no numbers" if ids.missing is None else f"{ids.missing:,} missing"
         console.print(
-            f"ids ({ids.source}): {ids.records:,} records, {ids.distinct:,} distinct, {ids.repeated:,} again,"
+            f"ids ({ids.source}): {counted(ids.records, 'record')}, {ids.distinct:,} distinct, {ids.repeated:,} again,"
             f" {missing}, {ids.without_id:,} records without one",
             soft_wrap=True,
             markup=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,16 +92,28 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
             raise typer.BadParameter(f"{config} cannot be read: {why}", param_hint="--config") from None
         if not isinstance(options, dict):
             raise typer.BadParameter(f"{config} holds no options: name = value", param_hint="--config")
+        _warn_of_readers(config, options)
     if servers is not None:
         options["bootstrap_servers"] = [name.strip() for name in servers.split(",") if name.strip()]
     if not options.get("bootstrap_servers"):
         raise typer.BadParameter("say where the brokers are", param_hint="--bootstrap-servers")
     try:
-        validate(options)
+        # Commands have a directory of their own, or need none.
+        validate({"spool_dir": ".", **options})
     except ConfigError as error:
         hint = "--bootstrap-servers" if config is None else "--config"
         raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
     return options
+
+
+def _warn_of_readers(config: Path, options: Mapping[str, Any]) -> None:
+    mode = config.stat().st_mode
+    if any("password" in name for name in options) and mode & 0o077:
+        print(
+            f"kafkasafe: {config} holds a password and can be read or written by others (mode {mode & 0o777:04o});"
+            f" chmod 600 {shlex.quote(str(config))}",
+            file=sys.stderr,
+        )
 
 
 def open_directory(directory: Path) -> SpoolDirectory:

@@ -29,6 +29,7 @@ from kafkasafe.cli_common import (
     Directory,
     Json,
     Servers,
+    address_of,
     connection,
     counted,
     duration_s,
@@ -45,6 +46,7 @@ DOCTOR_CODES: Final = CODES.format(
     " a promise"
 )
 
+_FEW: Final = 10
 _WORDS: Final = {
     Finding.COMMITTED: "COMMITTED",
     Finding.APPENDED: "APPENDED, NOT REPLICATED YET",
@@ -71,6 +73,9 @@ def doctor(
         ),
     ] = 86_400_000,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="For all questions to the cluster.")] = "60s",
+    every: Annotated[
+        bool, typer.Option("--all", help=f"Each batch by itself, also where a lane has more than {_FEW}.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Say of each undelivered batch what became of it, with the proof; and which settings break a promise.
@@ -107,7 +112,7 @@ def doctor(
     if as_json:
         _print_json(directory, lanes, contents, found, settings, (bound, cluster_id), bad)
     else:
-        _print(lanes, contents, found, settings)
+        _print(lanes, contents, found, settings, every=every)
     if unanswered:
         raise typer.Exit(EXIT_FAILED)
     if bad:
@@ -196,6 +201,8 @@ def _print(
     contents: Sequence[LaneContent],
     found: Sequence[Examined],
     settings: Sequence[tuple[str, Concern]],
+    *,
+    every: bool,
 ) -> None:
     for number, content in zip(lanes.lanes(), contents, strict=False):
         mine = [examined for examined in found if examined.batch.lane == content.name]
@@ -208,15 +215,16 @@ def _print(
         for damage in content.damage:
             print(f"  DAMAGE {damage}: see kafkasafe spool repair")
         print_rejected(content.rejected_records, content.rejected_unreadable)
+        _print_sums(mine)
+        if len(mine) > _FEW and not every:
+            print(f"  --all has each of the {counted(len(mine), 'batch')}, with the proof")
+            continue
         for examined in mine:
             batch, verdict = examined.batch, examined.verdict
-            where = (
-                f"{batch.topic}-{batch.partition}" if batch.partition >= 0 else f"{batch.topic}, no partition"
-            )
             at = f" at offset {verdict.offsets[0]}" if verdict.offsets else ""
             print(
-                f"  {where}, {counted(batch.records, 'record')} at position {batch.position}:"
-                f" {_WORDS[verdict.finding]}{at}"
+                f"  {address_of(batch.topic, batch.partition)}, {counted(batch.records, 'record')} at position"
+                f" {batch.position}: {_WORDS[verdict.finding]}{at}"
             )
             print(f"    {verdict.evidence}")
     if any(content.rejected_records for content in contents):
@@ -229,6 +237,26 @@ def _print(
         print(
             f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.why}. Better: {concern.fix}"
         )
+
+
+def _print_sums(found: Sequence[Examined]) -> None:
+    """By destination and finding; what needs somebody first."""
+    sums: dict[tuple[Finding, str], list[int]] = {}
+    for examined in found:
+        where = address_of(examined.batch.topic, examined.batch.partition)
+        counts = sums.setdefault((examined.verdict.finding, where), [0, 0])
+        counts[0] += examined.batch.records
+        counts[1] += 1
+    order = list(_WORDS)
+    for (finding, where), (records, batches) in sorted(
+        sums.items(), key=lambda item: (_rank(item[0][0], order), item[0][1])
+    ):
+        print(f"  {where}: {_WORDS[finding]}: {counted(records, 'record')} in {counted(batches, 'batch')}")
+
+
+def _rank(finding: Finding, order: Sequence[Finding]) -> tuple[bool, int]:
+    """What nobody can know comes first."""
+    return finding is not Finding.UNKNOWABLE, order.index(finding)
 
 
 def _print_json(

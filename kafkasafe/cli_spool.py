@@ -28,6 +28,7 @@ from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import given_partitions
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
+from kafkasafe._io.transport import in_words
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
@@ -48,7 +49,8 @@ from kafkasafe.cli_common import (
 )
 from kafkasafe.cli_doctor import ask
 from kafkasafe.config import validate
-from kafkasafe.errors import LaneBusyError, SpoolError, UndecidableError, UsageError
+from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError, UndecidableError, UsageError
+from kafkasafe.events import BatchCommitted, DeliveryRetried, TopicAccepted, TopicRefused
 from kafkasafe.producer import SafeProducer
 
 __all__ = ["spool_app"]
@@ -62,6 +64,7 @@ spool_app = typer.Typer(
     " anything.",
 )
 
+_REASONS: Final = 3
 _DAMAGED: Final = CODES.format(broken="something is damaged")
 _DAMAGED_OR_REJECTED: Final = CODES.format(broken="something is damaged, or was rejected")
 
@@ -189,7 +192,7 @@ def spool_show(
         where = (
             f"{row['topic']}-{row['partition']}" if row["partition"] >= 0 else f"{row['topic']}, no partition"
         )
-        identity = f"id ({row['producer_id']}, {row['producer_epoch']}, {row['base_sequence']})"
+        identity = f"producer id {row['producer_id']}, epoch {row['producer_epoch']}, sequence {row['base_sequence']}"
         print(
             f"{row['lane']} {row['position']}: {where}, {counted(row['records'], 'record')},"
             f" {counted(row['bytes'], 'byte')},"
@@ -251,6 +254,12 @@ _SCHEMA: Final = _pa.schema(
     ]
 )
 _PAGE_RECORDS: Final = 10_000
+_FORMS: Final[dict[str, Literal["jsonl", "parquet"]]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
 
 
 @spool_app.command("export", epilog=_DAMAGED)
@@ -282,9 +291,15 @@ def spool_export(
     """
     if unknown := [name for name in status or () if name not in _STATUSES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(_STATUSES)}", param_hint="--status")
+    open_directory(directory)
     to_stdout = str(output) == "-"
     if form is None:
-        form = "parquet" if output.suffix == ".parquet" else "jsonl"
+        form = "jsonl" if to_stdout else _FORMS.get(output.suffix.lower())
+    if form is None:
+        raise typer.BadParameter(
+            f"{output} must end in {', '.join(_FORMS)}, or say --format jsonl or --format parquet",
+            param_hint="--output",
+        )
     if to_stdout and form == "parquet":
         raise typer.BadParameter("Parquet needs a file", param_hint="--output")
     if not to_stdout and output.exists():
@@ -494,6 +509,12 @@ def spool_drain(
         Literal["raise", "resend", "skip"],
         typer.Option(help="A batch of which nobody can know whether it is in the log; see SafeProducer."),
     ] = "raise",
+    on_corrupt: Annotated[
+        Literal["raise", "quarantine"],
+        typer.Option(
+            help="A damaged lane: leave it as it is, or put what is damaged aside and deliver everything else."
+        ),
+    ] = "raise",
     as_json: Json = False,
 ) -> None:
     """Deliver what producers left in a spool directory, and end when nothing is left.
@@ -505,11 +526,13 @@ def spool_drain(
     options = connection(servers, config)
     directory = directory.absolute()
     lanes = open_directory(directory)
-    done = _deliver(lanes, options, limit_s, on_undecidable)
+    done = _deliver(lanes, options, limit_s, on_undecidable, on_corrupt)
     if as_json:
         print(json.dumps(done.fields, indent=1))
     else:
         done.print()
+    if done.unreachable:
+        raise typer.Exit(EXIT_FAILED)
     if done.broken:
         raise typer.Exit(EXIT_BROKEN)
 
@@ -524,6 +547,8 @@ class _Delivery:
     foreign: list[str]
     trouble: str
     seconds: float
+    unreachable: bool = False
+    """No broker could be used."""
 
     @property
     def rejected_records(self) -> int:
@@ -550,7 +575,8 @@ class _Delivery:
     def print(self) -> None:
         """For people."""
         print(
-            f"{counted(self.delivered, 'record')} delivered, {self.left:,} left"
+            f"{counted(self.delivered, 'record')} delivered, "
+            + (f"{self.left:,} left" if self.left or not self.trouble else "but not all could be read")
             + (f": {self.trouble}" if self.trouble else "")
         )
         if self.rejected:
@@ -564,46 +590,59 @@ class _Delivery:
 
 
 def _deliver(
-    lanes: SpoolDirectory, options: dict[str, Any], limit_s: float, on_undecidable: str
+    lanes: SpoolDirectory,
+    options: dict[str, Any],
+    limit_s: float,
+    on_undecidable: str,
+    on_corrupt: str | None = None,
 ) -> _Delivery:
     before, _, _ = _left(lanes, set())
     refused_before = _rejected(lanes)
     began = time.monotonic()
     deadline = began + limit_s
-    trouble = ""
-    with (
-        SafeDrain(options, lanes.path, on_undecidable) as producer,
-        progress("delivering", "records") as told,
-    ):
-        while True:
-            try:
-                producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
-                flushed = True
-            except KafkaTimeoutError:
-                flushed = False
-            except UndecidableError as error:
-                trouble = str(error)
-                break
-            waiting = producer.unfinished_records
-            told(max(0, before - waiting), before)
-            if flushed and not waiting:
-                left, damaged, _ = _left(lanes, producer.lanes)
-                if damaged:
-                    trouble = damaged
+    trouble, unreachable = "", False
+    if on_corrupt is not None and on_corrupt != "raise":
+        options = {**options, "on_corrupt": on_corrupt}
+    try:
+        with (
+            SafeDrain(options, lanes.path, on_undecidable) as producer,
+            progress("delivering", "records") as told,
+        ):
+            while True:
+                try:
+                    producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
+                    flushed = True
+                except KafkaTimeoutError:
+                    flushed = False
+                except UndecidableError as error:
+                    trouble = str(error)
                     break
-                if not left:
+                waiting = producer.unfinished_records
+                told(max(0, before - waiting), before)
+                if flushed and not waiting:
+                    left, damaged, _ = _left(lanes, producer.lanes)
+                    if damaged and options.get("on_corrupt") != "quarantine":
+                        trouble = damaged
+                        break
+                    if not (left or damaged):
+                        break
+                if time.monotonic() >= deadline:
+                    network = producer.last_network_error
+                    unreachable = network is not None and not producer.bootstrap_connected()
+                    why = f"no broker can be used: {in_words(network)}" if network else producer.reasons
+                    trouble = f"not everything within {limit_s:g} s" + (why and f" ({why})")
                     break
-            if time.monotonic() >= deadline:
-                trouble = f"not everything within {limit_s:g} s"
-                break
-            time.sleep(0.1 if flushed else 0)
+                time.sleep(0.1 if flushed else 0)
+    except SpoolCorruptError as error:
+        trouble = str(error)
     left, damaged, foreign = _left(lanes, set())
     rejected = [
         found for _, _, found in _inspected(lanes.path) if found.rejected or found.rejected_unreadable
     ]
     refused = max(0, _rejected(lanes) - refused_before)
     delivered = max(0, before - left - refused)
-    return _Delivery(delivered, left, rejected, foreign, trouble or damaged, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return _Delivery(delivered, left, rejected, foreign, trouble or damaged, seconds, unreachable)
 
 
 def _rejected(lanes: SpoolDirectory) -> int:
@@ -616,7 +655,26 @@ class SafeDrain(SafeProducer):
 
     def __init__(self, options: dict[str, Any], directory: Path, on_undecidable: str) -> None:
         mine = {"spool_dir": directory, "on_undecidable": on_undecidable, "client_id": "kafkasafe-drain"}
-        super().__init__(**{**options, **mine})
+        self._reasons: dict[str, str] = {}
+        super().__init__(**{**options, **mine, "on_event": self._note})
+
+    def _note(self, event: object) -> None:
+        match event:
+            case DeliveryRetried(topic, partition, _, _, reason):
+                self._reasons[address_of(topic, partition)] = reason
+            case TopicRefused(topic, partition, _, reason):
+                self._reasons[address_of(topic, partition)] = reason
+            case BatchCommitted(topic, partition) | TopicAccepted(topic, partition):
+                self._reasons.pop(address_of(topic, partition), None)
+            case _:
+                pass
+
+    @property
+    def reasons(self) -> str:
+        """Why partitions were tried again when they were tried last: some of them."""
+        found = sorted(self._reasons.copy().items())
+        more = f"; and {len(found) - _REASONS} more partitions" if len(found) > _REASONS else ""
+        return "; ".join(f"{where}: {reason}" for where, reason in found[:_REASONS]) + more
 
     @property
     def lanes(self) -> set[str]:
@@ -702,6 +760,8 @@ def spool_resend(
             done.print()
         elif found.files and not dry_run:
             print("They are delivered by the next producer on this directory, or by kafkasafe spool drain")
+    if done is not None and done.unreachable:
+        raise typer.Exit(EXIT_FAILED)
     if found.left or (done is not None and done.broken):
         raise typer.Exit(EXIT_BROKEN)
 
@@ -769,7 +829,8 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:
     records, damaged, foreign = 0, "", []
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        if path.name not in mine and lanes.seems_owned(number):
+        # What this process has locked and not opened yet is its own as well.
+        if path.name not in mine and lanes.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue
         try:

@@ -128,6 +128,9 @@ def test_in_words_and_drawn(kafka: KafkaCluster, damaged: tuple[str, int], tmp_p
     assert f"producer {damaged[1]} epoch 0: sequences 5-7 are missing before offset 5" in result.output
     assert "sequences 8-9 again at offset 7" in result.output
     assert result.output.rstrip().endswith("not whole")
+    # Where it is piped nothing is cut off.
+    assert "partition" in result.output
+    assert "…" not in result.output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     run(kafka, "--topic", damaged[0], "--plot", str(tmp_path / "a.html"))
     page = (tmp_path / "a.html").read_text()
@@ -174,15 +177,18 @@ def test_a_whole_topic_and_one_that_retention_cut(kafka: KafkaCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "told", "code"),
     [
-        (["--topic", "not-there"], "not-there"),
-        (["--topic", "x", "--id", "field"], "header:NAME"),
-        (["--topic", "x", "--plot", "/no/such/place.png"], "no directory"),
+        (["--topic", "not-there"], "kafkasafe: The cluster does not have the topic not-there", 3),
+        (["--topic", "x", "--id", "field"], "header:NAME", 2),
+        (["--topic", "x", "--plot", "/no/such/place.png"], "not a directory", 2),
+        (["--topic", "x", "--plot", "place.foo"], "must end in .png, .svg, .pdf, .html", 2),
     ],
 )
-def test_what_is_wrong_is_told(kafka: KafkaCluster, given: list[str], told: str, monkeypatch: Any) -> None:
+def test_what_is_wrong_is_told(
+    kafka: KafkaCluster, given: list[str], told: str, code: int, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("kafkasafe.spark.planner._MISSING_TOPIC_S", 0.5)
     result = run(kafka, *given)
-    assert result.exit_code == 2
+    assert result.exit_code == code
     assert told in result.output

@@ -99,8 +99,8 @@ def test_show_says_what_is_known_of_each_batch(capsys, lane):
     assert (code, err) == (1, "")  # something was rejected
     a, b, c, d, e = lane.positions
     assert out.splitlines() == [
-        f"lane-000 {b}: orders-2, 3 records, {out.splitlines()[0].split(', ')[2]}, id (7, 0, 3): rejected (too large (10))",
-        f"lane-000 {c}: orders-2, 3 records, {out.splitlines()[1].split(', ')[2]}, id (7, 0, 6): in doubt",
+        f"lane-000 {b}: orders-2, 3 records, {out.splitlines()[0].split(', ')[2]}, producer id 7, epoch 0, sequence 3: rejected (too large (10))",
+        f"lane-000 {c}: orders-2, 3 records, {out.splitlines()[1].split(', ')[2]}, producer id 7, epoch 0, sequence 6: in doubt",
         f"lane-000 {d}: orders-2, 3 records, {out.splitlines()[2].split(', ')[2]}, no id: not sent",
         f"lane-000 {e}: new, no partition, 3 records, {out.splitlines()[3].split(', ')[3]}, no id: not sent",
     ]
@@ -424,7 +424,7 @@ def test_a_segment_that_was_deleted_is_damage_for_every_command(capsys, lane):
     code, out, err = run(capsys, "spool", "drain", lane.path.parent, "-b", "127.0.0.1:1", "--timeout", "1s")
     assert code in {1, 3}
     assert "0 left" not in out
-    assert "15 records" in err
+    assert "15 records" in out + err
     with pytest.raises(SpoolCorruptError, match="15 records"):
         opens(lane)
 
@@ -478,3 +478,49 @@ def test_the_shell_completes(shell):
         check=False,
     )
     assert "_KAFKASAFE_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["x.csv", "records", "x.parq"])
+def test_export_does_not_guess_a_format(capsys, lane, tmp_path, name):
+    """JSON lines in a file called .csv were written without a word."""
+    code, out, err = run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / name)
+    assert (code, out) == (2, "")
+    assert "must end in .jsonl, .ndjson, .json, .parquet" in err
+    assert not (tmp_path / name).exists()
+    code, _, _ = run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / name, "--format", "jsonl")
+    assert code in {0, 1}
+    assert (tmp_path / name).exists()
+
+
+def test_doctor_sums_up_what_is_many(capsys, tmp_path):
+    directory = SpoolDirectory.open(tmp_path / "spool", files=OsFiles())
+    lock = directory.take_lane()
+    spool, _ = open_spool(lock.path)
+    data = [batch.encode(None, [b"x"] * 2, timestamps=1000) for _ in range(12)]
+    for n in range(4):
+        batch.stamp_identity(data[n], 7, 0, 2 * n)
+    declared = [marks.Destination(1, "orders", 2), marks.State(1, 0, -1, -1, bytes(16))]
+    spool.write_group(declared, [(1, each) for each in data])
+    spool.sync()
+    spool.close()
+    lock.release()
+    code, out, _ = run(capsys, "doctor", tmp_path / "spool")
+    assert code == 0
+    assert out.splitlines()[1:] == [
+        "  orders-2: NOT KNOWN: 8 records in 4 batches",
+        "  orders-2: NEVER SENT: 16 records in 8 batches",
+        "  --all has each of the 12 batches, with the proof",
+    ]
+    assert run(capsys, "doctor", tmp_path / "spool", "--all")[1].count(" at position ") == 12
+
+
+def test_a_password_that_others_can_read_is_warned_about(capsys, lane, tmp_path):
+    config = tmp_path / "kafka.toml"
+    config.write_text('bootstrap_servers = "127.0.0.1:9"\nsasl_plain_password = "hunter2"\n')
+    arguments = ("doctor", lane.path.parent, "--timeout", "0.1s", "--config", config)
+    config.chmod(0o644)
+    err = run(capsys, *arguments)[2]
+    assert "holds a password and can be read or written by others (mode 0644); chmod 600" in err
+    assert "hunter2" not in err
+    config.chmod(0o600)
+    assert "holds a password" not in run(capsys, *arguments)[2]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kafkasafe import SafeConsumer, SafeProducer, cli
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import ConfigError, DeliveryTimeoutError
 from kafkasafe.testing import jars, secure
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -101,7 +101,7 @@ def test_the_cause_is_where_an_application_waits(cluster, tmp_path, change, caus
             future.get(0.1)
         with pytest.raises(kafka_errors.KafkaTimeoutError, match=why):
             producer.flush(0.1)
-        with pytest.raises(kafka_errors.KafkaTimeoutError, match=why):  # delivery_timeout_ms
+        with pytest.raises(DeliveryTimeoutError, match=why):
             future.get(60)
         assert not producer.bootstrap_connected()
     finally:

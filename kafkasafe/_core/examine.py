@@ -205,7 +205,7 @@ class Examination:
         batch = self.batches[index]
         offsets = tuple(self._found.get(index, ()))
         if offsets:
-            name = f"({batch.producer_id}, {batch.producer_epoch}, {batch.base_sequence})"
+            name = f"(producer id {batch.producer_id}, epoch {batch.producer_epoch}, sequence {batch.base_sequence})"
             twice = f", and {len(offsets) - 1} more times: DUPLICATED" if len(offsets) > 1 else ""
             evidence = f"the batch header at offset {offsets[0]} has its id {name}{twice}"
             return Verdict(Finding.COMMITTED, offsets, evidence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import harness
 import lives
@@ -51,8 +52,10 @@ def test_all_lanes_are_drained(broker, zygote, tmp_path, capsys):
         capsys, "spool", "drain", tmp_path / "spool", "-b", servers, "--timeout", "1s", "--json"
     )
     told = json.loads(out)
-    assert (code, told["delivered_records"], told["left_records"]) == (1, 0, 150)
-    assert told["trouble"] == "not everything within 1 s"
+    assert (code, told["delivered_records"], told["left_records"]) == (3, 0, 150)
+    assert re.match(
+        r"not everything within 1 s \(no broker can be used: .*refused", told["trouble"], re.IGNORECASE
+    )
     broker.proxy.restore()
     code, out, _ = run(capsys, "spool", "drain", tmp_path / "spool", "-b", servers, "--timeout", "2m")
     assert (code, out) == (0, "150 records delivered, 0 left\n")
@@ -98,6 +101,28 @@ def test_a_damaged_lane_is_neither_skipped_nor_touched(broker, zygote, tmp_path,
     log = harness.read_log(broker.servers, topic)
     harness.audit(log, range(50))
     assert len(log[0]) == 50
+    # On request the damage is put aside, and what is whole is delivered.
+    (tmp_path / "hasty.toml").write_text("request_timeout_ms = 1000")
+    code, out, _ = run(
+        *(capsys, "spool", "drain", tmp_path / "spool", "-b", servers, "--timeout", "2m"),
+        *("--on-corrupt", "quarantine", "--config", tmp_path / "hasty.toml"),
+    )
+    assert re.match(r"\d+ records delivered, 0 left", out), out
+    assert list((tmp_path / "spool" / "lane-001" / "quarantine").iterdir())
+
+
+def test_why_something_is_left_is_said(broker, zygote, tmp_path, capsys):
+    topic = harness.new_topic(broker.cluster, 1)
+    broker.proxy.refuse()
+    leave(broker, zygote, tmp_path, topic, 0).kill()
+    broker.proxy.restore()
+    with broker.cluster.admin() as admin:
+        admin.delete_topics([topic])
+    (tmp_path / "kafka.toml").write_text("allow_auto_create_topics = false")
+    servers = ("-b", ",".join(broker.servers), "--config", tmp_path / "kafka.toml")
+    code, out, _ = run(capsys, "spool", "drain", tmp_path / "spool", *servers, "--timeout", "3s")
+    assert code == 1
+    assert re.match(rf"0 records delivered, 50 left: not everything within 3 s \(.*{topic}-0", out), out
 
 
 def test_another_cluster_gets_nothing(broker, zygote, tmp_path, capsys):
