@@ -11,6 +11,7 @@ import operator
 import os
 import random
 import re
+import shlex
 import threading
 import time
 import warnings
@@ -42,7 +43,7 @@ from kafkasafe.errors import (
     SpoolFullError,
     WrongClusterError,
 )
-from kafkasafe.logs import EventLog, apart, drain
+from kafkasafe.logs import EventLog, apart, drain, own_threads
 from kafkasafe.metrics import flush as flush_metrics
 from kafkasafe.metrics import install, producer_readings
 
@@ -63,6 +64,10 @@ _CLOSE_IDLE_S: Final = 5.0
 """How long `close` waits for the next delivery."""
 _CLOSE_PAUSES: Final = 2
 """Request timeouts: how much of a pause whose end is known `close` waits for besides."""
+_DROPPED_IDLE_S: Final = 1.0
+"""How long a producer that was dropped is waited for, and it for the next delivery when another is opened on its
+directory."""
+_DROPPED_MOST_S: Final = 300.0
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """How long a disk that takes nothing holds up `close`, at least: what is not on disk then is lost."""
@@ -507,6 +512,7 @@ class SafeProducer:
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = dict(DEFAULTS)
     """Options and their defaults."""
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
+    _opened = False
 
     def __init__(self, **configs: Any) -> None:
         self._closed: BaseException | None = None
@@ -547,7 +553,9 @@ class SafeProducer:
                 path=str(config.spool_dir),
                 event="spool_volatile",
             )
+        _await_dropped(config.spool_dir)
         lock = directory.take_lane(config.spool_lane)
+        self._hold = _Hold(self)
         try:
             self._transport = Transport(config.kafka)
             try:
@@ -556,26 +564,29 @@ class SafeProducer:
                     self._transport,
                     directory,
                     files,
-                    choose=self._choose,
-                    seal_due=self._seal_due,
-                    on_topic=self._on_topic,
-                    let_go=self._let_go,
+                    choose=self._hold.choose,
+                    seal_due=self._hold.seal_due,
+                    on_topic=self._hold.on_topic,
+                    let_go=self._hold.let_go,
                 )
                 self._callbacks = self._callback_thread()
-                self._pump.start(lock)
+                self._pump.open(lock)
+                # Before the threads start: then the journal is the pump's.
+                self._unchosen.update(self._pump.unchosen_topics())
+                self._partition_counts.update(self._pump.remembered_topics())
+                self._pump.start()
             except BaseException:
                 self._transport.close(0.0)
                 raise
         except BaseException:
             lock.release()
             raise
-        self._unchosen.update(self._pump.unchosen_topics())
-        self._partition_counts.update(self._pump.remembered_topics())
         if config.metrics:
             install(self)
         _PRODUCERS.add(self)
         self._at_exit = _exit_hook(weakref.ref(self))
         atexit.register(self._at_exit)
+        self._opened = True
 
     # -- send ------------------------------------------------------------------------------------------------------
 
@@ -1108,8 +1119,9 @@ class SafeProducer:
     def close(self, timeout: float | None = None) -> None:
         """Make everything durable, deliver what can be delivered, and let go of the spool.
 
-        What is not delivered by then stays on disk; the next producer on the directory delivers it. Calling it again
-        does nothing.
+        What is not delivered by then stays on disk; the next producer on the directory delivers it, and a warning says
+        how many records those are. Calling it again does nothing. At the end of the interpreter it is called for those
+        who did not.
 
         Args:
             timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more; where something
@@ -1124,6 +1136,9 @@ class SafeProducer:
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"Invalid timeout: {timeout}")
+        self._close(timeout, Patience(_CLOSE_IDLE_S, _CLOSE_PAUSES * self._config.request_timeout_s))
+
+    def _close(self, timeout: float | None, patience: Patience) -> None:
         if self._closed is not None:
             return
         self._check_fork()
@@ -1143,18 +1158,18 @@ class SafeProducer:
             try:
                 self._seal_all()
                 self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
-                self._await_deliveries(timeout)
+                self._await_deliveries(timeout, patience)
             finally:
                 pump.stop(10.0)
                 self._closed_down(deadline)
+                self._tell_left()
         self._raise_failure()
         self._raise_wrong_cluster()
 
-    def _await_deliveries(self, timeout: float | None) -> None:
+    def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
         """Until everything is delivered, for `timeout` seconds, or for as long as there is something to hope for."""
         pump = self._pump
         began = time.monotonic()
-        patience = Patience(_CLOSE_IDLE_S, _CLOSE_PAUSES * self._config.request_timeout_s)
 
         def end() -> float:
             return pump.patience_ends(patience, began) if timeout is None else began + timeout
@@ -1168,6 +1183,62 @@ class SafeProducer:
                 or time.monotonic() >= end()
             ):
                 return
+
+    def _tell_left(self) -> None:
+        """What is on disk at the end and not in the cluster."""
+        records = self._pump.left_records
+        if not records:
+            return
+        servers = self._config.kafka["bootstrap_servers"]
+        directory = str(self._config.spool_dir)
+        log.warning(
+            "%d records are not delivered, they wait in %s: the next producer on that directory delivers them, or"
+            " kafkasafe spool drain %s -b %s",
+            records,
+            directory,
+            shlex.quote(directory),
+            servers if isinstance(servers, str) else ",".join(servers),
+            client_id=self.client_id,
+            lane=self.lane,
+            records=records,
+            path=directory,
+            event="records_left",
+        )
+
+    def __del__(self) -> None:
+        """Dropped without `close()`: its pump goes on until everything is delivered, as `close()` would wait for that.
+
+        This waits a second at most, as KafkaProducer's does: what the next producer sends comes later. It takes no
+        lock: the garbage collector calls it at any place.
+        """
+        if self._closed is not None or not self._opened:
+            return
+        self._closed = ProducerClosedError("The producer was collected by the garbage collector")
+        self._hold.keep(self)
+        _DROPPED[self._pump] = os.path.realpath(self._config.spool_dir)
+        self._pump.retire(Patience(_CLOSE_IDLE_S, 0.0), self._dropped)
+        if (
+            not threading.current_thread().name.startswith("kafkasafe-")
+            and threading.get_ident() not in own_threads
+        ):
+            self._pump.join(_DROPPED_IDLE_S)
+        if self._pump.ended():
+            self._dropped()
+        with contextlib.suppress(Exception):
+            # An application may make an error of it, which nobody could catch here.
+            text = f"SafeProducer {self.client_id} was dropped without close(); it goes on until all is delivered"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    def _dropped(self) -> None:
+        """The end of a dropped producer, on the pump's thread."""
+        if not self._hold.keeps():
+            return  # said before
+        if self._pump not in _SUCCEEDED:
+            self._tell_left()
+        self._closed_down(time.monotonic() + _DROPPED_IDLE_S)
+        self._hold.keep(None)
+        _DROPPED.pop(self._pump, None)
+        _SUCCEEDED.discard(self._pump)
 
     def _closed_down(self, deadline: float | None) -> None:
         atexit.unregister(self._at_exit)
@@ -1551,18 +1622,81 @@ def _safely(call: Callable[[], object]) -> None:
 _PRODUCERS: weakref.WeakSet[SafeProducer] = weakref.WeakSet()
 
 
+_DROPPED: dict[Pump, str] = {}
+"""Pumps of producers that were dropped without `close()`, until their end, and the directories of their spools."""
+_SUCCEEDED: set[Pump] = set()
+"""Those of them whose lanes a new producer takes over."""
+
+
+class _Hold:
+    """A producer as its pump knows it: the application's, which may drop it; then the pump's until the end."""
+
+    def __init__(self, producer: SafeProducer) -> None:
+        self._seen = weakref.ref(producer)
+        self._kept: SafeProducer | None = None
+
+    def keep(self, producer: SafeProducer | None) -> None:
+        self._kept = producer
+
+    def keeps(self) -> bool:
+        return self._kept is not None
+
+    def _producer(self) -> SafeProducer | None:
+        return self._kept or self._seen()
+
+    def seal_due(self, now: float) -> float:
+        producer = self._producer()
+        # While it is being collected: soon.
+        return now + 0.01 if producer is None else producer._seal_due(now)
+
+    def on_topic(self, topic: str, partitions: int) -> None:
+        producer = self._producer()
+        if producer is not None:
+            producer._on_topic(topic, partitions)
+
+    def choose(
+        self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
+    ) -> Indexes:
+        while (producer := self._producer()) is None:
+            time.sleep(0.001)  # the garbage collector is about to keep it
+        return producer._choose(topic, partitions, keys, values)
+
+    def let_go(self) -> contextlib.AbstractContextManager[None]:
+        producer = self._producer()
+        return contextlib.nullcontext() if producer is None else producer._let_go()
+
+
+def _await_dropped(spool_dir: os.PathLike[str]) -> None:
+    """Producers on the same directory that were dropped end first: what they accepted comes before anything newer.
+
+    What they cannot deliver soon is taken over with their lanes.
+    """
+    path = os.path.realpath(spool_dir)
+    for pump, directory in list(_DROPPED.items()):
+        if directory == path and not pump.is_current_thread():
+            _SUCCEEDED.add(pump)
+            pump.hurry(Patience(_DROPPED_IDLE_S, 0.0), _DROPPED_MOST_S)
+
+
 def _exit_hook(reference: weakref.ref[SafeProducer]) -> Callable[[], None]:
     def close() -> None:
         producer = reference()
         if producer is not None:
-            # At exit of the interpreter everything accepted goes to disk; delivery is for the next life.
             with contextlib.suppress(Exception):
-                producer.close(timeout=0)
+                producer._close(None, Patience(_CLOSE_IDLE_S, 0.0))
 
     return close
 
 
+@atexit.register
+def _await_all_dropped() -> None:
+    for pump in list(_DROPPED):
+        pump.join(_DROPPED_MOST_S)
+
+
 def _forked() -> None:
+    _DROPPED.clear()
+    _SUCCEEDED.clear()
     for producer in _PRODUCERS:
         producer._closed = ForkedProcessError(
             "This producer was opened before os.fork(): the parent process owns it and delivers what it accepted. Open"

@@ -333,6 +333,10 @@ class Pump:
         self._stop = False
         self._closing = False
         self._abandon = False
+        self._retiring: tuple[float, Patience] | None = None
+        self._then: Callable[[], None] = lambda: None
+        self.left_records = 0
+        """At the end: how many records wait on disk."""
         self._fences: dict[tuple[str, int], int] = {}
         self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
         self._gone: dict[str, float] = {}  # deleted topics that nothing waits for, and since when
@@ -383,8 +387,8 @@ class Pump:
 
     # -- callers' side ---------------------------------------------------------------------------------------------
 
-    def start(self, lock: LaneLock) -> None:
-        """Open the own lane, on the caller's thread so that its errors are the caller's; then the threads.
+    def open(self, lock: LaneLock) -> None:
+        """Open the own lane, on the caller's thread so that its errors are the caller's.
 
         Raises:
             SpoolError: The lane cannot be opened.
@@ -392,6 +396,9 @@ class Pump:
         self._own = self._open_lane(lock, own=True)
         self._lanes.append(self._own)
         self._publish_used()
+
+    def start(self) -> None:
+        """Start the threads: from now on nobody else looks into the journal."""
         self._transport.guard(
             on_stranger=lambda cluster_id: self._post(lambda: self._on_stranger(cluster_id)),
             on_home=lambda: self._post(self._on_home),
@@ -633,6 +640,51 @@ class Pump:
                 self._thread.join(5.0)
         return not self._thread.is_alive()
 
+    def retire(self, patience: Patience, then: Callable[[], None]) -> None:
+        """End by itself when everything is delivered, or patience ends. Takes no lock: the garbage collector may call.
+
+        Args:
+            patience: From now on.
+            then: Called on the pump's thread at its end.
+        """
+
+        def begin() -> None:
+            # What the producer itself did not seal.
+            self._seal_due(float("inf"))
+            if self._config.spool == "on_error":
+                self._spill(0.0)
+            self._retiring = began, patience
+
+        began = time.monotonic()
+        self._then = then
+        self._post(begin)
+
+    def hurry(self, patience: Patience, timeout_s: float) -> bool:
+        """A pump that retires ends with this patience, counted from when it began to; whether it ended in time."""
+        self._post(lambda: self._hurry(patience))
+        return self.join(timeout_s)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end; whether it came."""
+        self._thread.join(timeout_s)
+        return self.ended()
+
+    def _hurry(self, patience: Patience) -> None:
+        if self._retiring is not None:
+            self._retiring = self._retiring[0], patience
+
+    def _retired(self) -> bool:
+        """Whether a pump that retires is at its end."""
+        if self._retiring is None:
+            return False
+        began, patience = self._retiring
+        hopeless = self.parked or self.wrong_cluster is not None
+        return (
+            (self.idle() and not self._inbox)
+            or hopeless
+            or self.patience_ends(patience, began) <= time.monotonic()
+        )
+
     def is_current_thread(self) -> bool:
         """Whether the caller is the pump's own thread: a hook, or a handler."""
         return threading.current_thread() is self._thread
@@ -680,6 +732,8 @@ class Pump:
             self._fail(error)
         finally:
             self._shut()
+            self._then()
+            self._then = lambda: None
 
     def _turn(self) -> None:
         self._wake.clear()
@@ -700,8 +754,12 @@ class Pump:
                     self._spill(0.0)
                     self._drive(self._own)
                 raise self._stranger
+        if self._retired():
+            self._stop = True
         if self._inbox or self._stop:
             return
+        if self._retiring is not None:
+            due = min(due, self.patience_ends(self._retiring[1], self._retiring[0]))
         if self._timers:
             due = min(due, self._timers[0][0])
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
@@ -1030,6 +1088,7 @@ class Pump:
             lane.lock.release()
 
     def _shut(self) -> None:
+        self.left_records = sum(lane.journal.spooled_records for lane in self._lanes)
         for lane in self._lanes:
             with contextlib.suppress(Exception):
                 self._close_lane(lane)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import subprocess
 import sys
+import textwrap
+import threading
 import time
+import warnings
+import weakref
 from pathlib import Path
 
 import harness
 import pytest
+
+from kafkasafe import SafeProducer
 
 pytestmark = pytest.mark.kafka
 
@@ -80,3 +88,113 @@ def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers):
     time.sleep(0.5)
     assert turns < 50
     assert producer.send(topic, b"1").get(60).offset == 1
+
+
+SENDING = """
+    import logging, sys
+    logging.basicConfig(level=logging.INFO)
+    from kafkasafe import SafeProducer
+    servers, topic, spool, run = sys.argv[1:]
+
+    def program():
+        producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool)
+        for number in range(10):
+            producer.send(topic, b"%d" % (10 * int(run) + number))
+        return producer
+"""
+ENDS = {
+    "end of the script": ("producer = program()", 0),
+    "producer local to a function": ("program() and None", 0),
+    "sys.exit": ("producer = program(); sys.exit(3)", 3),
+    "exception": ("producer = program(); raise RuntimeError", 1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_that_ends_without_close(kafka, tmp_path, end):
+    """Each life ended before it knew the topic: the spool grew, and none of its records was ever delivered."""
+    topic = harness.new_topic(kafka, 1)
+    statement, code = ENDS[end]
+    for run in range(3):
+        arguments = [",".join(kafka.bootstrap_servers), topic, str(tmp_path / "spool"), str(run)]
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(SENDING) + statement, *arguments],
+            capture_output=True,
+            timeout=120,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert not [line for line in done.stderr.splitlines() if line.startswith(("ERROR:", "CRITICAL:"))]
+        assert values_of(kafka.bootstrap_servers, topic) == list(range(10 * run + 10)), done.stderr
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def left(caplog) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if getattr(record, "event", "") == "records_left"]
+
+
+def test_what_is_left_on_disk_is_said_once(producers, tmp_path, monkeypatch, caplog):
+    """close() returned without a word, and a program ended so, though nothing had been delivered."""
+    monkeypatch.setattr("kafkasafe.producer._CLOSE_IDLE_S", 0.2)
+    producer = producers(harness.dead_address())
+    for number in range(7):
+        producer.send("t", b"%d" % number)
+    producer.close()
+    (said,) = left(caplog)
+    assert (said.levelno, said.records, said.path) == (logging.WARNING, 7, str(tmp_path / "spool"))
+    assert f"kafkasafe spool drain {tmp_path / 'spool'} -b {harness.dead_address()}" in said.getMessage()
+    caplog.clear()
+    producers(harness.dead_address()).close()
+    assert [said.records for said in left(caplog)] == [7], "they wait still"
+
+
+def test_dropped_producers(kafka, tmp_path):
+    """Each kept two threads, six files and a lane until the process ended."""
+    topic = harness.new_topic(kafka, 1)
+    options = {"bootstrap_servers": kafka.bootstrap_servers, "spool_dir": tmp_path / "spool"}
+    gc.collect()
+    threads, files = threading.active_count(), open_files()
+    for number in range(20):
+        producer = SafeProducer(**options)
+        producer.send(topic, b"%d" % number)
+        if number % 2:
+            producer.itself = producer  # as in a reference cycle
+        gone = weakref.ref(producer)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            del producer
+            gc.collect()
+        assert [
+            "dropped without close()" in str(w.message) for w in caught if w.category is ResourceWarning
+        ] == [True]
+    harness.until(
+        lambda: threading.active_count() <= threads + 1, what="threads end"
+    )  # that of the log stays
+    harness.until(lambda: gone() is None, what="the producer goes")
+    assert open_files() <= files + 2
+    assert len(list((tmp_path / "spool").glob("lane-*"))) <= 3
+    assert values_of(kafka.bootstrap_servers, topic) == list(range(20))
+
+
+def test_what_a_dropped_producer_leaves_comes_first(broker, producers, tmp_path):
+    """In an outage the next producer on the directory takes its lane over."""
+    topic = harness.new_topic(broker.cluster, 1)
+    broker.proxy.refuse()
+    dropped = SafeProducer(bootstrap_servers=broker.servers, spool_dir=tmp_path / "spool")
+    lane = dropped.lane
+    for number in range(5):
+        dropped.send(topic, b"%d" % number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        del dropped
+    producer = producers(broker.servers)
+    for number in range(5, 10):
+        producer.send(topic, b"%d" % number)
+    broker.proxy.restore()
+    producer.flush(60)
+    assert producer.lane == lane
+    assert values_of(broker.servers, topic) == list(range(10))
