@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from kafkasafe.errors import ConfigError
+from kafkasafe.spark.tokens import TokenFunction
 
 __all__ = [
     "Assign",
@@ -113,6 +114,12 @@ _bytes: Final = whole(1, 2**31 - 1)
 
 # --- kafka.* --------------------------------------------------------------------------------------------------------
 
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM")
+_TOKENS: Final = (
+    "kafka.sasl.oauth.token.provider=package.module:function, a function of yours that returns a token and that driver"
+    " and executors can import"
+)
+
 # Kafka's name → (kafka-python's, converter). What it has no word for is handled in `_special`.
 _CONNECTION: Final[dict[str, tuple[str, Converter]]] = {
     "bootstrap.servers": ("bootstrap_servers", text),
@@ -139,7 +146,11 @@ _CONNECTION: Final[dict[str, tuple[str, Converter]]] = {
     "ssl.key.password": ("ssl_password", text),
     "ssl.crlfile": ("ssl_crlfile", text),
     "ssl.check.hostname": ("ssl_check_hostname", boolean),
-    "sasl.mechanism": ("sasl_mechanism", text),
+    "sasl.mechanism": ("sasl_mechanism", one_of(*_MECHANISMS)),
+    "sasl.oauth.token.provider": (
+        "sasl_oauth_token_provider",
+        lambda name, value: TokenFunction(_hook(name, value)),
+    ),
     "sasl.plain.username": ("sasl_plain_username", text),
     "sasl.plain.password": ("sasl_plain_password", text),
     "sasl.kerberos.service.name": ("sasl_kerberos_service_name", text),
@@ -165,6 +176,16 @@ _FORBIDDEN: Final = {
     "key.serializer": "keys and values are binary or string; cast them in the query",
     "value.serializer": "keys and values are binary or string; cast them in the query",
     "interceptor.classes": "there is no Java client here",
+    **dict.fromkeys(
+        (
+            "sasl.login.callback.handler.class",
+            "sasl.client.callback.handler.class",
+            "sasl.login.class",
+            "sasl.oauthbearer.token.endpoint.url",
+            "sasl.oauthbearer.jwt.retriever.class",
+        ),
+        f"there is no Java client here; for tokens give {_TOKENS}",
+    ),
 }
 # Of Java's clients: there is nothing here that they would change. Taken, so that a query can move here as it is.
 _IGNORED: Final = frozenset(
@@ -255,6 +276,8 @@ def kafka_options(
             "kafka.security.protocol asks for SASL: add kafka.sasl.mechanism, and kafka.sasl.plain.username"
             " and kafka.sasl.plain.password or kafka.sasl.jaas.config.",
         )
+    if connection.get("sasl_mechanism") == "OAUTHBEARER" and "sasl_oauth_token_provider" not in connection:
+        raise error("MISSING_OPTION", f"kafka.sasl.mechanism is OAUTHBEARER: add {_TOKENS}.")
     return connection, others
 
 
@@ -265,7 +288,8 @@ def _say_ignored(key: str) -> None:
 
 def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
     """What Java's client is told in ways of its own."""
-    if (jaas := given.get("sasl.jaas.config")) is not None:
+    jaas = given.get("sasl.jaas.config")
+    if jaas is not None and connection.get("sasl_mechanism") != "OAUTHBEARER":
         fields = dict(_JAAS.findall(jaas))
         if "username" not in fields or "password" not in fields:
             raise error(

@@ -55,6 +55,7 @@ _OPEN: Final = frozenset({Step.OPEN, Step.WRITE, Step.VERIFY, Step.MARK})  # a t
 _MARKER_PARTITIONS: Final = 8
 _FENCED: Final = frozenset({47, 90})
 _SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
+_NOT_LET_IN: Final = frozenset({33, 34, 58})
 _BRIEF_S: Final = 5.0
 _LATEST: Final = -1
 _EARLIEST: Final = -2
@@ -531,6 +532,12 @@ class Session:
             count = len(self._coordinator.topics([topic])[topic].partitions)
         except KafkaError as failed:
             code = getattr(failed, "errno", None)
+            if code in _NOT_LET_IN:
+                raise error(
+                    "AUTHENTICATION_FAILED",
+                    f"The brokers at {self._options.servers} do not let this user in ({failed}): check kafka.sasl.* and"
+                    " kafka.security.protocol.",
+                ) from failed
             if isinstance(code, int) and code > 0 and not classify(failed).retriable:
                 raise error(
                     "MARKER_TOPIC",

@@ -28,7 +28,8 @@ def spark_session(**settings: str) -> Iterator[SparkSession]:
 
     # Workers of an environment that is not activated would be another Python.
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("kafkasafe-tests")
+    master = settings.pop("spark_master", "local[2]")
+    builder = SparkSession.builder.master(master).appName("kafkasafe-tests")
     for key, value in {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "640m",
