@@ -2296,20 +2296,21 @@ class Pump:
         if reason:
             self.counters["rejected_not_kept"] += 1
             waiting = aside.batches[kept:]
+            records = sum(batch.count for batch in waiting)
             self._log.seldom(
                 logging.ERROR,
                 "rejected_not_kept",
                 f"{topic}-{partition}",
-                "%s-%d: %d records are refused (%s) and wait in the spool, %s",
+                "%s-%d: refused, and waiting in the spool: %s (%s): %s",
                 topic,
                 partition,
-                sum(batch.count for batch in waiting),
+                "1 record" if records == 1 else f"{records} records",
                 waiting[0].message,
                 reason,
                 lane=lane.name,
                 topic=topic,
                 partition=partition,
-                records=sum(batch.count for batch in waiting),
+                records=records,
                 code=waiting[0].code,
             )
         lane.journal.set_aside(aside, kept, reason)
@@ -2344,7 +2345,10 @@ class Pump:
             return
         topic, partition = lane.journal.address(batch.destination)
         try:
-            data = parcel.data if parcel.data is not None else data_of(self._files, path, batch.position)
+            try:
+                data = self._bytes(lane, parcel, batch)
+            except SpoolError:  # its segment may be gone already
+                data = data_of(self._files, path, batch.position)
         except (OSError, ValueError) as error:
             self._log.error(
                 "The dead-letter handler is not called for %d records, which are kept in %s: %s",

@@ -6,6 +6,7 @@ is durable: a crash at any moment leaves its records in one of the two places (d
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -142,7 +143,14 @@ def bring_back(
         found = find_rejected(directory, topics)
         if not found.files:
             return found
-        with own_lane(directory, directory.take_lane(), clock_ms) as (lane, spool, journal):
+        with contextlib.ExitStack() as stack:
+            try:
+                opened = stack.enter_context(own_lane(directory, directory.take_lane(), clock_ms))
+            except SpoolCorruptError:
+                # What to do about its damage is not decided here: any lane will do.
+                lock = directory.take_lane(max(directory.lanes()) + 1)
+                opened = stack.enter_context(own_lane(directory, lock, clock_ms))
+            lane, spool, journal = opened
             found.lane = lane.name
             for done, each in enumerate(found.files):
                 told(done, len(found.files))

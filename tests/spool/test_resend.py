@@ -206,6 +206,18 @@ def test_where_a_mark_may_be_lost_nothing_is_resent():
         resend(disk)
 
 
+def test_a_damaged_batch_keeps_nothing_rejected_from_coming_back():
+    """A lane of its own is made for it."""
+    disk = prepared()
+    segment = next(
+        path for path in sorted(disk.files()) if path.parent.name == "lane-000" and path.suffix == ".log"
+    )
+    at = disk.files()[segment].index(b"w", 200)
+    disk.flip(segment, at)
+    found = resend(disk)
+    assert (found.lane, found.records) == ("lane-002", 5)
+
+
 def test_what_is_not_whole_stays_and_is_named():
     disk = prepared()
     name = next(path for path in sorted(disk.files()) if path.parent.name == "rejected")
