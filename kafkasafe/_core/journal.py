@@ -43,6 +43,7 @@ __all__ = [
     "UNCHOSEN",
     "WINDOW",
     "AckedLoss",
+    "Aside",
     "Ask",
     "Batch",
     "Denial",

@@ -246,6 +246,20 @@ class LosesPlace(j.Journal):
         return made
 
 
+class RejectsWithoutCopy(j.Journal):
+    """A batch is rejected though its copy could not be written."""
+
+    def set_aside(self, aside: j.Aside, kept: int, reason: str = "") -> None:
+        super().set_aside(aside, len(aside.batches), reason)
+
+
+class RejectsFromMemory(j.Journal):
+    """A batch is rejected that has no place in the spool which its copy could name."""
+
+    def _reject_head(self, partition: j._Partition, head: j.Batch) -> None:
+        self._put_aside(partition, (head,))
+
+
 class RejectsMissingTopic(j.Journal):
     """A topic that is unknown for a moment is taken for deleted."""
 
@@ -400,6 +414,8 @@ MUTANTS: list[type[j.Journal]] = [
     ForgetsVoid,
     TearsReplaced,
     LosesPlace,
+    RejectsWithoutCopy,
+    RejectsFromMemory,
     RejectsMissingTopic,
     SumsMissingTime,
     ContinuesSequence,

@@ -44,6 +44,8 @@ KINDS: dict[type[j.Journal], sim.Options] = {
     mutants.BelievesTooEarly: sim.Options(partitions=1, favourite="limit", describes=False),
     mutants.KeepsEpoch: sim.Options(partitions=1, poison=0.2, steps=10),
     mutants.RejectsMissingTopic: sim.Options(partitions=1, denies=True, favourite="missing"),
+    mutants.RejectsWithoutCopy: sim.Options(partitions=1, poison=0.2),
+    mutants.RejectsFromMemory: sim.Options(partitions=1, poison=0.2, durable_first=False),
     mutants.ScansFromLastAck: sim.Options(partitions=1, describes=False),
     mutants.SnapshotsTooMuch: sim.Options(partitions=1, describes=False, steps=60, groups_per_segment=2),
     mutants.TearsReplaced: sim.Options(partitions=1, poison=0.2, favourite="crash"),
