@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Unpack
 
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
@@ -78,6 +78,7 @@ from kafkasafe.events import (
 from kafkasafe.logs import EventLog, as_own_thread, limit_foreign
 from kafkasafe.metrics import consumer_readings, install
 from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
+from kafkasafe.options import ConsumerOptions
 
 __all__ = ["Offsets", "SafeConsumer"]
 
@@ -331,7 +332,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     _subscription: Any
     _manager: Any
 
-    def __init__(self, *topics: str, **options: Any) -> None:
+    def __init__(self, *topics: str, **options: Unpack[ConsumerOptions]) -> None:
         self._safe = validate_consumer(options)
         self._tracker = EndOffsetTracker(
             self._safe.offsets_path, hold_timeout_s=self._safe.offsets_hold_timeout_s

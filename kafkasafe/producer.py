@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NoReturn, Self
+from typing import Any, ClassVar, Final, NoReturn, Self, Unpack
 
 import kafka.errors as kafka_errors
 import numpy as np
@@ -46,6 +46,7 @@ from kafkasafe.errors import (
 from kafkasafe.logs import EventLog, apart, drain, own_threads
 from kafkasafe.metrics import flush as flush_metrics
 from kafkasafe.metrics import install, producer_readings
+from kafkasafe.options import ProducerOptions
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
@@ -514,7 +515,7 @@ class SafeProducer:
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
     _opened = False
 
-    def __init__(self, **configs: Any) -> None:
+    def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
         self._closed: BaseException | None = None
         config = self._config = validate(configs)
         self.config: Mapping[str, Any] = config.kafka
