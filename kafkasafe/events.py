@@ -24,6 +24,7 @@ __all__ = [
     "PartitionNotReady",
     "PartitionReady",
     "PositionReset",
+    "RecordsMissing",
     "SourceDataLost",
     "SpoolLeftBehind",
     "SpoolRecovered",
@@ -174,6 +175,25 @@ class SpoolRecovered:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordsMissing:
+    """Durable records of an earlier life are neither in the cluster's log nor in the spool, and no damage explains it.
+
+    Attributes:
+        lane: The lane they were in.
+        topic: Topic name.
+        partition: Partition number.
+        records: How many.
+        evidence: What the partition's leader remembers.
+    """
+
+    lane: str
+    topic: str
+    partition: int
+    records: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaneAdopted:
     """A lane whose owner died is drained by this process."""
 
@@ -217,6 +237,7 @@ Event = (
     | AckedDataLost
     | Healed
     | DeliveryRetried
+    | RecordsMissing
     | SpoolRecovered
     | LaneAdopted
     | SpoolLeftBehind

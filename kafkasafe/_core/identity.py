@@ -87,12 +87,14 @@ class Judgement:
         present: How many of the batches, from the first, are in the log.
         evidence: For people: what was seen.
         offsets: Base offsets of batches that were found in the log itself, by index.
+        missing: With GAP: how many records stand between the leader's last one and the first absent batch.
     """
 
     verdict: Verdict
     present: int
     evidence: str
     offsets: Mapping[int, int] = field(default_factory=dict)
+    missing: int = 0
 
 
 def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked_before: bool) -> Judgement:
@@ -118,7 +120,8 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     if view.producer_epoch < first.producer_epoch:
         # An epoch begins at sequence 0; what does not begin there follows something.
         verdict = Verdict.GAP if acked_before or first.base_sequence else Verdict.DECIDED
-        return Judgement(verdict, 0, f"{seen}: nothing of our epoch {first.producer_epoch}")
+        nothing = f"{seen}: nothing of our epoch {first.producer_epoch}"
+        return Judgement(verdict, 0, nothing, missing=first.base_sequence)
     if view.last_sequence < 0:
         return Judgement(Verdict.READ_LOG, 0, f"{seen}: no data batch remembered")
     present = 0
@@ -132,7 +135,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     if missing < 0:
         # It has the beginning of a batch but not its end: boundaries are part of the identity, so this is not ours.
         return Judgement(Verdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
-    return Judgement(Verdict.GAP if missing else Verdict.DECIDED, present, seen)
+    return Judgement(Verdict.GAP if missing else Verdict.DECIDED, present, seen, missing=missing)
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ __all__ = [
     "Divide",
     "EpochCheck",
     "Fate",
+    "Hole",
     "IllegalMoveError",
     "Journal",
     "Notice",
@@ -383,6 +384,21 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class Hole:
+    """Records in front of an earlier life's first unfinished batch are neither in the cluster's log nor in the spool.
+
+    Attributes:
+        destination: Destination number.
+        records: How many.
+        evidence: For people: what was seen.
+    """
+
+    destination: int
+    records: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Aside:
     """Rejected batches: to be made durable in `rejected/` before they are finished. Answered by `set_aside()`.
 
@@ -452,7 +468,7 @@ class Relented:
     accepted: bool
 
 
-Notice = AckedLoss | Parked | Refusal | Denied | Relented
+Notice = AckedLoss | Hole | Parked | Refusal | Denied | Relented
 
 
 @dataclass(slots=True)
@@ -538,6 +554,10 @@ class _Partition:
     asked_from: int = -1
     """Where the log is read from for an answer."""
     denial: Denial | None = None
+    explained: bool = False
+    """Something of it is known to be missing: damage, what was rejected, skipped or lost. A hole says nothing new."""
+    hole: Hole | None = None
+    """Reported if the log turns out to have everything that was acknowledged."""
     unsure_before: int = -1
     """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
     commits: list[tuple[int, int]] = field(default_factory=list)
@@ -853,6 +873,7 @@ class Journal:
                     if done is not None and done.state is not State.REPLACED:
                         self._forget(done)
                         self._partitions[done.destination].queue.remove(done)
+                        self._partitions[done.destination].explained = True
                 case m.Revived(destination, end_offset, positions, given_up, moved):
                     known = self._declared(destination)
                     places = dict(moved)
@@ -861,12 +882,15 @@ class Journal:
                             done.base_offset = done.place = places[done.position]
                     known.suspicion = known.check = None
                     self._revive(known, positions, given_up, end_offset)
+                    known.explained = known.explained or bool(positions or given_up)
                 case m.Resent():
                     self._resent[mark] = position
                 case m.Torn():
                     pass  # what was left out was left out when the log was read
                 case m.Given(index, runs):
                     self._given[index] = runs
+                case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
+                    self._declared(self._spooled[at].destination).explained = True
                 case m.Undecidable() | m.Resolved() | m.Cluster():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
@@ -883,13 +907,15 @@ class Journal:
         """
         if destination:
             self._group_index += 1
+            if destination in self._partitions:
+                self._partitions[destination].explained = True
         else:
             self._blind_before = position
 
     def recover_torn(self, destination: int) -> None:
         """A batch that a crash tore, in front of intact ones of its group. It was never promised."""
         self._group_index += 1
-        self._declared(destination)
+        self._declared(destination).explained = True
 
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""
@@ -1621,6 +1647,10 @@ class Journal:
                 self._pause(partition, judgement.evidence, at_least_s=max(0.0, partition.dead_at - now))
                 return
             partition.renew = True
+            first = absent[0]
+            if judgement.missing and first.former_life and not partition.explained and self._blind_before < 0:
+                partition.explained = True
+                partition.hole = Hole(partition.number, judgement.missing, judgement.evidence)
             # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
             evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
             self._suspect(partition, Cause.SEQUENCE, evidence)
@@ -1850,7 +1880,10 @@ class Journal:
             evidence += (
                 f"; the log of that leader ends at {epoch_end_offset}: more may be lost before {first}"
             )
+        hole, partition.hole = partition.hole, None
         if records <= 0:
+            if hole is not None:
+                self._ready.notices.append(hole)
             self._go_on(partition, end_offset)
             if moved:
                 self._ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))

@@ -370,7 +370,7 @@ class Pump:
         self._parked: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
         self._shown: list[tuple[Lane, int]] = []
         """Of them, those that the caller has been told of."""
-        self._losses: collections.deque[DataLossError] = collections.deque()
+        self._losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
         self.refused_sends = 0
@@ -618,7 +618,7 @@ class Pump:
         if errors:
             raise UndecidableError(*errors[0].args, evidence=errors[0].evidence)
 
-    def next_loss(self) -> DataLossError | None:
+    def next_loss(self) -> DataLossError | SpoolCorruptError | None:
         """A loss that was not raised yet, the oldest first; each is given once."""
         if not self._losses:
             return None
@@ -1940,6 +1940,8 @@ class Pump:
         match notice:
             case j.AckedLoss():
                 self._acked_loss(lane, notice)
+            case j.Hole():
+                self._missing(lane, notice)
             case j.Parked(batch, evidence):
                 self._park(lane, batch, evidence)
             case j.Refusal(batch):
@@ -2067,6 +2069,32 @@ class Pump:
                 first_offset=loss.first_offset,
                 last_offset=loss.last_offset,
             )
+            with self.lock:
+                self._losses.append(error)
+                self.cond.notify_all()
+
+    def _missing(self, lane: Lane, hole: j.Hole) -> None:
+        """Something took records out of the spool, and it was not damage that was found when it was opened."""
+        topic, partition = lane.journal.address(hole.destination)
+        records = f"{hole.records} record{'' if hole.records == 1 else 's'}"
+        message = (
+            f"{topic}-{partition}: {records} of {lane.name} in front of what waits there are neither in the log of the"
+            f" cluster nor in the spool, and no damage explains it: {hole.evidence}. Somebody deleted segments, or"
+            " restored an older copy. What is there is delivered, in order"
+        )
+        self.counters["spool_missing_records"] += hole.records
+        self._log.error(
+            "%s",
+            message,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=hole.records,
+            event="records_missing",
+        )
+        self._emit(events.RecordsMissing(lane.name, topic, partition, hole.records, hole.evidence))
+        if self._config.on_corrupt == "raise":
+            error = SpoolCorruptError(f"{message}. Raised once", damage=(message,))
             with self.lock:
                 self._losses.append(error)
                 self.cond.notify_all()

@@ -852,6 +852,10 @@ class Sim:
                 if partition not in self.unclean and not self.deleted:
                     raise Violation(f"a loss is reported where nothing was lost: {notice}")
                 self._loss(notice, partition)
+            case j.Hole():
+                partition = self.journal.address(notice.destination)[1]
+                if partition not in self.unclean and not self.deleted:
+                    raise Violation(f"records are said to be missing where none are: {notice}")
             case j.Parked(batch, evidence):
                 self._parked(batch, evidence)
             case j.Refusal(batch):

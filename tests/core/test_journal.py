@@ -14,7 +14,7 @@ import sim
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
-from kafkasafe._core.identity import BatchId, Judgement, Verdict
+from kafkasafe._core.identity import BatchId, Judgement, ProducerView, Verdict, judge_by_state
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 NOW_MS = 1_700_000_000_000
@@ -1210,6 +1210,59 @@ def test_former_ids_are_left_not_bumped() -> None:
     assert survey.acked == (AckedBatch(BatchId(7, 0, 0, 1), 0),)
     heir.turn()
     assert heir.ids() == [(8, 0, 0)]
+
+
+def holed(**hints: bool) -> Shell:
+    """A life wrote 2 + 3 + 4 records and delivered the first two; its heir finds only the last four."""
+    heir = Shell()
+    heir.journal.recover_marks(10, [m.Destination(1, "t", 0), m.State(1, 0, -1, -1, TOPIC_ID)])
+    if hints.get("damage"):
+        heir.journal.recover_lost(13, 1)
+    if hints.get("torn"):
+        heir.journal.recover_torn(1)
+    heir.journal.recover_batch(
+        20, 1, count=4, size_bytes=1, max_timestamp=NOW_MS, identity=BatchId(7, 0, 5, 4)
+    )
+    heir.position = 30
+    heir.journal.recovered(heir.now)
+    heir.journal.granted(8, 0)
+    heir.turn()
+    view = ProducerView(0, 1, NOW_MS)
+    for _ in range(2):
+        judgement = judge_by_state([BatchId(7, 0, 5, 4)], view, acked_before=False)
+        assert judgement.verdict is Verdict.GAP
+        heir.journal.judged(1, judgement, stable=False, now=heir.now)
+        heir.turn()
+        if not heir.surveys:
+            heir.wait()
+    return heir
+
+
+def test_records_that_are_missing_in_front_of_a_former_lifes_are_reported() -> None:
+    """They were given new ids without a word."""
+    heir = holed()
+    heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
+    heir.turn()
+    (hole,) = heir.notices
+    assert isinstance(hole, j.Hole)
+    assert (hole.destination, hole.records) == (1, 3)
+    assert "sequence 1" in hole.evidence
+    assert heir.ids() == [(8, 0, 0)], "what is there is delivered"
+
+
+@pytest.mark.parametrize("hint", ["damage", "torn"])
+def test_a_hole_that_something_explains_is_not_reported_twice(hint: str) -> None:
+    heir = holed(**{hint: True})
+    heir.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 2)
+    heir.turn()
+    assert heir.notices == []
+
+
+def test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that() -> None:
+    heir = holed()
+    heir.journal.surveyed(1, Loss((), 2, 4, 3, {}, oldest_known=False), 2)
+    heir.turn()
+    assert [type(notice) for notice in heir.notices] == [j.AckedLoss]
 
 
 def test_a_former_life_that_never_had_a_baseline_sent_nothing() -> None:

@@ -16,11 +16,20 @@ from kafka.errors import IllegalStateError
 from kafka.serializer import Serializer
 
 from kafkasafe import SafeProducer
+from kafkasafe._core import batch as codec
+from kafkasafe._io.examination import read_content
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.spool import Spool
-from kafkasafe.errors import ConfigError, ForkedProcessError, SpoolError, SpoolWriteError, UsageError
-from kafkasafe.events import AckedDataLost
+from kafkasafe.errors import (
+    ConfigError,
+    ForkedProcessError,
+    SpoolCorruptError,
+    SpoolError,
+    SpoolWriteError,
+    UsageError,
+)
+from kafkasafe.events import AckedDataLost, RecordsMissing
 
 pytestmark = pytest.mark.kafka
 
@@ -411,3 +420,52 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     assert not [event for event in seen if isinstance(event, AckedDataLost)]
     kafka.delete_topic(topic)
     kafka.delete_topic(other)
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "quarantine"])
+def test_records_that_vanished_from_the_spool_are_reported_by_what_the_leader_remembers(
+    broker, producers, on_corrupt
+):
+    """Also where the spool itself cannot tell. What was behind them was given new ids, without a word."""
+    topic = harness.new_topic(broker.cluster, 1)
+    seen: list[object] = []
+    options = {
+        "spool_segment_bytes": 1 << 20,
+        "max_request_size": 900_000,
+        "linger_ms": 0,
+        "request_timeout_ms": 3000,
+        "on_event": seen.append,
+        "on_corrupt": on_corrupt,
+    }
+    producer = producers(broker.servers, **options)
+    producer.send(topic, b"0").get(60)
+    broker.proxy.refuse()
+    broker.proxy.cut()
+    for number in range(1, 9):
+        producer.send(topic, b"%d".ljust(600_000) % number)
+        producer.flush_spool()
+    producer.close(timeout=0)
+    lane = producers.spool / "lane-000"
+    segments = sorted(lane.glob("*.log"))
+    assert len(segments) > 4
+    for path in (lane / "extent", *segments[:-4]):
+        path.unlink()
+    left = [int(value.split()[0]) for value in waiting_values(lane)]
+    assert 0 < len(left) < 8
+    broker.proxy.restore()
+    producer = producers(broker.servers, **options)
+    missing = f"{8 - len(left)} records? of lane-000"
+    if on_corrupt == "raise":
+        harness.until(lambda: [event for event in seen if isinstance(event, RecordsMissing)], 60)
+        with pytest.raises(SpoolCorruptError, match=missing):
+            producer.flush(60)
+    producer.flush(60)
+    producer.close()
+    (event,) = [event for event in seen if isinstance(event, RecordsMissing)]
+    assert (event.topic, event.partition, event.records) == (topic, 0, 8 - len(left))
+    assert values_of(broker.servers, topic) == [0, *left]
+
+
+def waiting_values(lane) -> list[bytes]:
+    content = read_content(lane, files=OsFiles())
+    return [value for batch in content.batches for value in codec.decode(content.data(batch)).values]
