@@ -980,6 +980,18 @@ class Journal:
                 self._park_unsure(partition)
             self._touch(partition)
 
+    def slept(self, seconds: float, now: float) -> None:
+        """The machine slept; `now` has that in it.
+
+        Brokers went on forgetting meanwhile. Our own sockets slept as well: what was in their buffers is sent only now.
+        """
+        before = now - seconds
+        if self._former_dead_at > before:
+            self._former_dead_at += seconds
+        for partition in self._partitions.values():
+            if partition.dead_at > before:
+                partition.dead_at += seconds
+
     def _park_unsure(self, partition: _Partition) -> bool:
         head = next((batch for batch in partition.queue if batch.state is not State.ACKED), None)
         if head is None or not 0 <= head.position < partition.unsure_before:

@@ -44,6 +44,7 @@ from kafkasafe._core.loss import Cause, Survey
 from kafkasafe._core.patience import Patience
 from kafkasafe._core.rejected import Refused
 from kafkasafe._io import transport as t
+from kafkasafe._io.clock import SleepingClock
 from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
@@ -329,6 +330,7 @@ class Pump:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
         self._backoff = Backoff(config.retry_backoff_s, 1.0)
+        self._clock = SleepingClock(self._slept)
         self._slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S)
         self._stop = False
         self._closing = False
@@ -781,7 +783,7 @@ class Pump:
     def _drive(self, lane: Lane) -> None:
         """Carry out what the journal decides until there is nothing more to do now."""
         while not self._abandon and not lane.held and time.monotonic() >= lane.unreadable_until:
-            ready = lane.journal.ready(time.monotonic(), _now_ms())
+            ready = lane.journal.ready(self._clock.now(), _now_ms())
             for notice in ready.notices:
                 self._notice(lane, notice)
             # A spill may name batches that this very turn resolves or divides: written while their bytes are here.
@@ -850,7 +852,7 @@ class Pump:
         self.stats.corrupt += sum(isinstance(entry, LostEntry) for entry in entries)
         replay(entries, journal)
         journal.released(spool.first_position)
-        journal.recovered(time.monotonic())
+        journal.recovered(self._clock.now())
         self._open_rejected(lane)
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
@@ -925,6 +927,11 @@ class Pump:
                 )
                 return
             lane.journal.retired(mark)
+
+    def _slept(self, seconds: float, now: float) -> None:
+        for lane in list(self._lanes):
+            lane.journal.slept(seconds, now)
+        self._log.info("This machine slept for %.0f s", seconds, seconds=seconds, event="machine_slept")
 
     def _transport_topics(self, topics: Iterable[str]) -> None:
         self._transport.refresh_metadata(sorted(set(topics)), lambda _: None)
@@ -1528,7 +1535,7 @@ class Pump:
         lane, batch, epoch = token
         address = lane.journal.address(batch.destination)
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
-        now = time.monotonic()
+        now = self._clock.now()
         if isinstance(reply, t.Failure):
             if reply.sent:
                 self._in_trouble(*address)
@@ -1663,7 +1670,7 @@ class Pump:
     def _on_baseline(self, lane: Lane, ask: j.Ask, result: Any) -> None:
         code, reason = _trouble(result)
         if reason:
-            lane.journal.ask_failed(ask.destination, reason, code=code, now=time.monotonic())
+            lane.journal.ask_failed(ask.destination, reason, code=code, now=self._clock.now())
             return
         topic, _ = lane.journal.address(ask.destination)
         info = self._transport.topic(topic)
@@ -1826,7 +1833,7 @@ class Pump:
         info = self._transport.topic(name)
         if info is None:
             return
-        now = time.monotonic()
+        now = self._clock.now()
         for lane in self._lanes:
             if info.error_code in {3, 17, 29} and lane.journal.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
@@ -1985,7 +1992,7 @@ class Pump:
         if not accepted:
             return  # rejected, which is told of each batch
         topic, partition = lane.journal.address(destination)
-        seconds = time.monotonic() - denial.since
+        seconds = self._clock.now() - denial.since
         self._log.seldom(
             logging.WARNING,
             "topic_accepted",
@@ -2459,7 +2466,9 @@ class _Question:
     def _failed(self, result: Any) -> bool:
         code, reason = _trouble(result)
         if reason:
-            self._lane.journal.ask_failed(self._ask.destination, reason, code=code, now=time.monotonic())
+            self._lane.journal.ask_failed(
+                self._ask.destination, reason, code=code, now=self._pump._clock.now()
+            )
         return bool(reason)
 
     def _on_described(self, result: Any) -> None:
@@ -2491,7 +2500,7 @@ class _Question:
 
     def _judged_by_state(self, judgement: Judgement) -> None:
         self._count(judgement, "state")
-        self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=time.monotonic())
+        self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._pump._clock.now())
 
     def _read_log(self) -> None:
         self._pump._transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
@@ -2569,7 +2578,7 @@ class _Question:
         self._polls += 1
         if self._polls > _SCAN_PATIENCE:
             self._lane.journal.ask_failed(
-                self._ask.destination, "the replicas do not catch up", code=0, now=time.monotonic()
+                self._ask.destination, "the replicas do not catch up", code=0, now=self._pump._clock.now()
             )
             return
         self._pump._timer(_SCAN_POLL_S, self._read)
@@ -2590,7 +2599,7 @@ class _Question:
         if self._pump._leader_epoch(self._topic, self._partition) != self._leader_epoch:
             # Nobody knows which one's log this was, and so what of it a later leader must have.
             reason = "another leader came while the log was read"
-            self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=time.monotonic())
+            self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=self._pump._clock.now())
             return
         judgement = judge_by_both(
             scan,
@@ -2606,7 +2615,7 @@ class _Question:
             shrunk_to=self._shrunk_to,
             read_from=self._read_from,
             leader_epoch=self._leader_epoch,
-            now=time.monotonic(),
+            now=self._pump._clock.now(),
         )
 
 

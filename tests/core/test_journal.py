@@ -1212,6 +1212,41 @@ def test_former_ids_are_left_not_bumped() -> None:
     assert heir.ids() == [(8, 0, 0)]
 
 
+def test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that_forgot() -> None:
+    shell = Shell()
+    _, second, third = shell.flowing(1, 1, 1)
+    shell.lose(second)
+    shell.lose(third)
+    shell.turn()
+    shell.wait()
+    # Two days later: what was in a socket's buffer is sent only now, so nothing is dead yet.
+    shell.now += 2 * 86400
+    shell.journal.slept(2 * 86400, shell.now)
+    shell.turn()
+    shell.judge(Verdict.GAP, 0)
+    assert shell.waits[-1].at_least_s > 15, (
+        "no new id while a request under the old one may still be appended"
+    )
+    shell.wait()
+    shell.judge(Verdict.GAP, 0)
+    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 1)
+    assert len(shell.turn()) == 1, "the leader may have forgotten us: one goes alone"
+
+
+def test_what_was_dead_before_a_sleep_stays_dead() -> None:
+    shell = Shell()
+    _, second = shell.flowing(1, 1)
+    shell.lose(second)
+    shell.turn()
+    shell.now += 100
+    shell.journal.slept(50, shell.now + 50)
+    shell.now += 50
+    shell.journal.retry(1)
+    shell.turn()
+    shell.judge(Verdict.GAP, 0)
+    assert shell.surveys
+
+
 def holed(**hints: bool) -> Shell:
     """A life wrote 2 + 3 + 4 records and delivered the first two; its heir finds only the last four."""
     heir = Shell()

@@ -1,0 +1,53 @@
+"""Seconds that also pass while the machine sleeps.
+
+`time.monotonic` stops on Linux while a laptop or a virtual machine is suspended; brokers forget us all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["SleepingClock", "elapsed_s"]
+
+_CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
+_LEAST_S: Final = 0.1  # the two clocks are not read at the same moment
+
+
+def elapsed_s() -> float:
+    """Seconds since some moment, with those the machine slept; without them where no clock counts them."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+
+
+class SleepingClock:
+    """Seconds with the machine's sleep in them, and how many of them it slept.
+
+    Args:
+        on_sleep: Called with (seconds slept, seconds as `now` returns them), before the first time with that sleep in
+            it is returned.
+        elapsed: Counts sleep.
+        awake: Does not.
+    """
+
+    def __init__(
+        self,
+        on_sleep: Callable[[float, float], None],
+        *,
+        elapsed: Callable[[], float] = elapsed_s,
+        awake: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_sleep = on_sleep
+        self._elapsed = elapsed
+        self._awake = awake
+        self._slept = elapsed() - awake()
+
+    def now(self) -> float:
+        """Seconds."""
+        now = self._elapsed()
+        slept = now - self._awake()
+        if slept - self._slept > _LEAST_S:
+            seconds, self._slept = slept - self._slept, slept
+            self._on_sleep(seconds, now)
+        return now
