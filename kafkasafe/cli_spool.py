@@ -725,7 +725,7 @@ def spool_resend(
         found = find_rejected(lanes, topics)
     else:
         with progress("putting back", "files") as told:
-            found = bring_back(lanes, topics, told=told)
+            found = bring_back(lanes, topics, progress=told)
         if options is not None:
             # Also where nothing is to be put back: the one before may have died in delivering.
             done = _deliver(lanes, options, limit_s, "raise")

@@ -1,6 +1,6 @@
 """`rejected/` of a lane: what the cluster rejected, kept with its reason until it is resent.
 
-Reading never fails for one file: what is not whole is reported as such, and is in nobody's way.
+Reading never fails for one file: what is not whole is reported as such, and locks nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KeptFile:
         return sum(entry.header.count for entry in self.entries)
 
     def address(self, journal: Journal) -> tuple[str, int]:
-        """Topic and partition of what is in it; topic "?" where nobody knows any more."""
+        """Topic and partition of what is in it; topic "?" where that is not known any more."""
         if self.content is not None and self.content.topic:
             return self.content.topic, self.content.partition
         if self.content is not None and self.content.number in journal.destinations:
@@ -209,7 +209,7 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     path = directory / mark.lane / _FOLDER / mark.file
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
-    # Also where it is gone: whoever deleted it may have died before that was durable.
+    # Also where it is gone: the process that deleted it may have died before that was durable.
     with contextlib.suppress(FileNotFoundError):
         files.sync_directory(path.parent)
 

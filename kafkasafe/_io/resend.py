@@ -121,17 +121,18 @@ def bring_back(
     directory: SpoolDirectory,
     topics: Collection[str] = (),
     *,
-    told: Callable[[int, int], None] = lambda _done, _all: None,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Resent:
-    """Put rejected records back into a lane that nobody owns, in the order in which they were rejected.
+    """Put rejected records back into a lane without an owner, in the order in which they were rejected.
 
-    On return they are durable there, and not in `rejected/` any more; whoever adopts or drains the lane delivers them.
+    On return they are durable there, and not in `rejected/` any more; the producer that adopts or drains the lane
+    delivers them.
 
     Args:
         directory: The spool directory; producers may be at work in it.
         topics: Only these; empty: all.
-        told: Called with (files done, files) on the way.
+        progress: Called with (files done, files) on the way.
         clock_ms: Ms since the epoch.
 
     Raises:
@@ -153,7 +154,7 @@ def bring_back(
             lane, spool, journal = opened
             found.lane = lane.name
             for done, each in enumerate(found.files):
-                told(done, len(found.files))
+                progress(done, len(found.files))
                 _write(directory, spool, journal, each)
     return found
 
@@ -170,7 +171,7 @@ def set_aside(
 
     Args:
         directory: The spool directory.
-        number: Of the lane; nobody must own it.
+        number: Of the lane, which must have no owner.
         position: Of the batch.
         absent: Called with topic, partition and positions if the batch has an id, and so may have been sent: those of
             the positions that are not in the cluster's log, and can not get there any more.

@@ -138,7 +138,7 @@ def test_names_ascend_and_are_not_used_again():
     owner = Owner(disk.process())
     first, second, third = owner.accept(b"a", b"b", b"c")
     one = owner.keep(first)
-    disk.put(LANE / "rejected" / "08999999999999999999.log", b"")  # the clock is behind it
+    disk.put(LANE / "rejected" / "08999999999999999999.log", b"")  # later than the clock
     two = owner.keep(second)
     owner.files.unlink(one)
     three = owner.keep(third)

@@ -24,7 +24,7 @@ REJECTED = [b"a", b"b", b"x", b"c", b"z"]
 
 
 def prepared() -> Disk:
-    """Two lanes that nobody owns: one record waits, two topics have rejected ones."""
+    """Two lanes without an owner: one record waits, two topics have rejected ones."""
     disk = Disk()
     directory = SpoolDirectory.open(ROOT, files=disk.process())
     directory.bind_cluster("c1", drained=lambda: True)
@@ -103,7 +103,7 @@ def test_a_crash_at_any_moment_leaves_each_record_in_one_place():
         waiting, rejected = life(state.disk)
         assert sorted(waiting + rejected) == sorted(WAITING + REJECTED), state
         assert life(state.disk) == (waiting, rejected), state
-        # The operator tries again, also before anybody opened the lane.
+        # The operator tries again, also before the lane was opened.
         resend(again)
         waiting, rejected = life(again)
         assert (sorted(waiting), rejected) == (sorted(WAITING + REJECTED), []), state
