@@ -111,6 +111,8 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
             harness.send(producer, topic, number)
         producer.flush_spool(30)
         harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 60)
+        # Another thread logs.
+        harness.until(lambda: [r for r in caplog.records if r.event == "topic_refused"], 60)
     told = next(event for event in seen if isinstance(event, events.TopicRefused))
     assert (told.topic, told.code, told.records) == (topic, 29, 100)
     (line,) = [record for record in caplog.records if record.event == "topic_refused"]
