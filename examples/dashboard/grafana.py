@@ -186,6 +186,33 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Seconds of pause per second, of all partitions together.",
             ),
             Shown(
+                "Refused by the cluster",
+                "short",
+                (
+                    ("sum(kafkasafe_refused_destinations[]) or vector(0)", "partitions"),
+                    ("sum(kafkasafe_refused_records[]) or vector(0)", "records that wait"),
+                ),
+                "A right or a topic is missing, or a broker fails on a batch: what waits is kept, and tried again.",
+            ),
+            Shown(
+                "Rejected, and left behind",
+                "short",
+                (
+                    ("sum(kafkasafe_rejected_kept_records[])", "rejected, kept"),
+                    ("sum(kafkasafe_spool_left_behind_records[])", "left behind in other directories"),
+                ),
+                "kafkasafe spool resend brings the former back, spool drain the latter.",
+            ),
+            Shown(
+                "Room for rejected records",
+                "bytes",
+                (
+                    ("sum by (client_id) (kafkasafe_rejected_kept_bytes[])", "{{client_id}} kept"),
+                    ("sum by (client_id) (kafkasafe_rejected_capacity_bytes[])", "{{client_id}} at most"),
+                ),
+                "Where it is used up, a partition with more to be rejected waits until others are resent or removed.",
+            ),
+            Shown(
                 "In doubt, and resolved",
                 "short",
                 (
