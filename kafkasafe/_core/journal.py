@@ -432,6 +432,7 @@ class Denial:
         last_at: Seconds: when the last answer came.
         answers: How many came.
         told: It was confirmed, so that it was worth a notice.
+        asking: What is refused is an answer to a question about batches in doubt.
     """
 
     code: int
@@ -443,6 +444,7 @@ class Denial:
     last_at: float
     answers: int = 0
     told: bool = False
+    asking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -1428,6 +1430,7 @@ class Journal:
         now: float,
         *,
         handle: int = -1,
+        asking: bool = False,
     ) -> bool:
         """An answer that may pass; True when it came, and no other, for as long as anything is waited for."""
         denial = partition.denial
@@ -1439,7 +1442,7 @@ class Journal:
             denial = partition.denial = Denial(code, reason, scope, handle, now, now, now)
         if denial.counted_from < 0 or now - denial.last_at > _SILENCE_S:
             denial.counted_from = now
-        denial.code, denial.reason, denial.last_at = code, reason, now
+        denial.code, denial.reason, denial.last_at, denial.asking = code, reason, now, asking
         denial.answers += 1
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
@@ -1515,7 +1518,7 @@ class Journal:
             return
         lasting = False
         if code in _DESTINATION_CODES:
-            lasting = self._deny(partition, code, reason, Scope.DESTINATION, now)
+            lasting = self._deny(partition, code, reason, Scope.DESTINATION, now, asking=partition.doubtful)
         else:
             self._unheard(partition)
         # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.

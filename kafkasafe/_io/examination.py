@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from kafka.errors import KafkaError, UnsupportedVersionError
+from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedVersionError
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
@@ -22,6 +22,7 @@ from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
 from kafkasafe._io.inspection import read_lane, resent_in, unreadable
 from kafkasafe._io.recovery import BatchEntry, Log, LostEntry, MarksEntry, Stored, StoredSegment, replay
+from kafkasafe._io.refusals import read_needed
 from kafkasafe._io.rejected import (
     KeptFile,
     RejectedRecords,
@@ -331,6 +332,8 @@ def examine(
         reason = f"not within {timeout_s:g} s"
         if inquiry.error is not None:
             reason = f"{type(inquiry.error).__name__}: {inquiry.error}"
+            if isinstance(inquiry.error, TopicAuthorizationFailedError):
+                reason = read_needed(place.topic, len(place.batches), reason)
         elif number in troubles:
             reason += f": {troubles[number]}"
         inquiry.cancel()

@@ -49,7 +49,7 @@ from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import LostEntry, replay
-from kafkasafe._io.refusals import RefusedDestination, counted, refused
+from kafkasafe._io.refusals import RefusedDestination, counted, read_needed, refused
 from kafkasafe._io.rejected import RejectedStore, data_of, retire, waits_of
 from kafkasafe._io.retry import Backoff
 from kafkasafe._io.siblings import LeftBehind, Siblings
@@ -1971,12 +1971,12 @@ class Pump:
             logging.ERROR,
             "topic_refused",
             topic,
-            "%s: the cluster refuses it: %s. %s wait in the spool and are delivered as soon as the cluster takes"
-            " them%s. %s",
+            "%s: the cluster refuses it: %s. What waits in the spool (%s) is delivered as soon as the cluster takes"
+            " it%s. %s",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             denial.reason,
             counted(records, "record"),
-            "" if limit_s is None else f"; after {limit_s:.0f} s of this they are rejected",
+            "" if limit_s is None or denial.asking else f", and rejected after {limit_s:.0f} s of this",
             classify_code(denial.code).explanation,
             lane=lane.name,
             topic=topic,
@@ -2465,6 +2465,8 @@ class _Question:
 
     def _failed(self, result: Any) -> bool:
         code, reason = _trouble(result)
+        if code == kafka_errors.TopicAuthorizationFailedError.errno:
+            reason = read_needed(self._topic, len(self._ask.doubt), reason)
         if reason:
             self._lane.journal.ask_failed(
                 self._ask.destination, reason, code=code, now=self._pump._clock.now()

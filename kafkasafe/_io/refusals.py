@@ -13,7 +13,7 @@ import kafka.errors as kafka_errors
 from kafkasafe._core import journal as j
 from kafkasafe._core.codes import Scope, classify_code
 
-__all__ = ["RefusedDestination", "because", "error_for_send", "refused"]
+__all__ = ["RefusedDestination", "because", "error_for_send", "read_needed", "refused"]
 
 _NAMED: Final = 3
 """How many destinations a sentence names."""
@@ -32,7 +32,7 @@ class RefusedDestination:
         batches: How many wait.
         records: In them.
         confirmed: It is no stray answer, and no topic that is merely new.
-        whole: All of the destination is refused, not one batch of it.
+        whole: All of the destination is refused, not one batch of it, nor a question about it.
     """
 
     topic: str
@@ -58,12 +58,20 @@ class RefusedDestination:
     def __str__(self) -> str:
         where = self.topic if self.partition < 0 else f"{self.topic}-{self.partition}"
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - self.age_s))
-        return f"{where}: {self.error} ({self.code}) since {began}, {counted(self.records, 'record')} wait"
+        return f"{where}: {self.error} ({self.code}) since {began}, {counted(self.records, 'record')} waiting"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, one: str, many: str = "") -> str:
     """`1 record`, `2 records`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def read_needed(topic: str, batches: int, reason: str) -> str:
+    """Why nothing is known of batches in doubt, where the right is missing to ask (DescribeProducers, Fetch)."""
+    return (
+        f"READ on topic {topic} is needed to ask what became of {counted(batches, 'batch', 'batches')} that may be in"
+        f" the log already ({reason})"
+    )
 
 
 def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
@@ -73,7 +81,7 @@ def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
         for destination, denial, batches, records in journal.denials():
             if batches:
                 topic, partition = journal.address(destination)
-                whole = denial.scope is Scope.DESTINATION
+                whole = denial.scope is Scope.DESTINATION and not denial.asking
                 found.append(
                     RefusedDestination(
                         topic,
@@ -103,9 +111,8 @@ def because(waiting: Iterable[RefusedDestination]) -> str:
 def error_for_send(topic: RefusedDestination, spool_dir: Path) -> kafka_errors.KafkaError:
     """kafka-python's exception for the code, to be raised by `send`."""
     error: kafka_errors.KafkaError = kafka_errors.for_code(topic.code)(
-        f"The cluster refuses topic {topic.topic}: {topic.reason}. The record was not accepted."
-        f" {counted(topic.records, 'record')} accepted before wait in {spool_dir} and are delivered as soon as the"
-        f" cluster takes them. {classify_code(topic.code).explanation} on_refused_topic='accept' takes more records"
-        " meanwhile"
+        f"The cluster refuses topic {topic.topic}: {topic.reason}. The record was not accepted. What was accepted"
+        f" before ({counted(topic.records, 'record')}) is kept in {spool_dir} and delivered as soon as the cluster"
+        f" takes it. {classify_code(topic.code).explanation} on_refused_topic='accept' takes more records meanwhile"
     )
     return error

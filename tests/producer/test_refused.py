@@ -11,7 +11,7 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kafkasafe import RejectedError, events
+from kafkasafe import RejectedError, cli, events
 from kafkasafe._io import pump
 from kafkasafe.metrics import install
 from kafkasafe.testing.broker import KafkaCluster
@@ -106,21 +106,27 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
     registry = CollectorRegistry()
     producer = producers(proxy.bootstrap_servers, on_event=seen.append, on_refused_topic=policy)
     install(producer, registry=registry)
+
+    def said() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if getattr(record, "event", "") == "topic_refused"]
+
     with caplog.at_level(logging.ERROR, "kafkasafe.producer"):
         for number in range(100):
             harness.send(producer, topic, number)
         producer.flush_spool(30)
         harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 60)
         # Another thread logs.
-        harness.until(lambda: [r for r in caplog.records if r.event == "topic_refused"], 60)
+        harness.until(said, 60)
     told = next(event for event in seen if isinstance(event, events.TopicRefused))
     assert (told.topic, told.code, told.records) == (topic, 29, 100)
-    (line,) = [record for record in caplog.records if record.event == "topic_refused"]
-    assert "100 records wait" in line.getMessage()
+    (line,) = said()
+    assert "(100 records) is delivered as soon as" in line.getMessage()
     assert "Grant this user the right" in line.getMessage()
     harness.until(lambda: producer._pump.refused_topics, 60)
     if policy == "raise":
-        with pytest.raises(kafka_errors.TopicAuthorizationFailedError, match="100 records accepted before"):
+        with pytest.raises(
+            kafka_errors.TopicAuthorizationFailedError, match=r"accepted before \(100 records\)"
+        ):
             harness.send(producer, topic, 100)
         last = 100
     else:
@@ -128,10 +134,10 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
         last = 101
     with pytest.raises(kafka_errors.KafkaTimeoutError, match=rf"{topic}.*TOPIC_AUTHORIZATION_FAILED \(29\)"):
         producer.flush(0.1)
-    shown = generate_latest(registry).decode()
     labels = f'{{client_id="kafkasafe",error="TOPIC_AUTHORIZATION_FAILED",topic="{topic}"}}'
-    assert f"kafkasafe_refused_destinations{labels} 1.0" in shown
-    assert f"kafkasafe_refused_records{labels} {last}.0" in shown
+    waiting = f"kafkasafe_refused_records{labels} {last}.0"
+    harness.until(lambda: waiting in generate_latest(registry).decode(), 60, waiting)
+    assert f"kafkasafe_refused_destinations{labels} 1.0" in generate_latest(registry).decode()
     proxy.forget()
     before = time.monotonic()
     time.sleep(1.0)
@@ -145,6 +151,34 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
     assert delivered(cluster, topic) == list(range(last + 1))
     assert not [event for event in seen if isinstance(event, events.BatchRejected)]
     producer.close()
+
+
+def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(wire, producers, capsys):
+    """It was "TopicAuthorizationFailedError" for ever, to a user who may write. New records are accepted meanwhile."""
+    cluster, proxy = wire
+    topic = harness.new_topic(cluster, 1)
+    seen: list = []
+    producer = producers(proxy.bootstrap_servers, on_event=seen.append)
+    harness.send(producer, topic, 0).get(30)
+    rule = deny(cluster, topic, ACLOperation.READ)
+    proxy.on("Produce", topic=topic).answer(7, times=1)
+    harness.send(producer, topic, 1).durable(30)
+    harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 60)
+    needed = f"READ on topic {topic} is needed to ask what became of 1 batch "
+    told = next(event for event in seen if isinstance(event, events.TopicRefused))
+    assert told.reason.startswith(needed)
+    harness.send(producer, topic, 2).durable(30)
+    spool = producer._config.spool_dir
+    producer.close(timeout=0)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor", str(spool), "-b", ",".join(cluster.bootstrap_servers), "--timeout", "20"])
+    assert ended.value.code == 3
+    assert f"READ on topic {topic} is needed" in " ".join(capsys.readouterr().out.split())
+    allow(cluster, rule)
+    with producers(proxy.bootstrap_servers) as heir:
+        heir.flush(120)
+    assert delivered(cluster, topic) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["never-there", "deleted"])
@@ -167,7 +201,7 @@ def test_records_wait_for_a_topic_that_somebody_creates(wire, producers, monkeyp
         except kafka_errors.UnknownTopicOrPartitionError as error:
             raised = str(error)
         time.sleep(0.02)
-    assert f"{number} records accepted before wait" in raised
+    assert f"accepted before ({number} records)" in raised
     assert time.monotonic() - began > 1.5
     cluster.create_topic(topic, 1)
     producer.flush(120)
