@@ -24,6 +24,7 @@ __all__ = [
     "judge_by_both",
     "judge_by_log",
     "judge_by_state",
+    "judge_located",
     "sequence_distance",
 ]
 
@@ -88,6 +89,7 @@ class Judgement:
         evidence: For people: what was seen.
         offsets: Base offsets of batches that were found in the log itself, by index.
         missing: With GAP: how many records stand between the leader's last one and the first absent batch.
+        of_state: The leader's producer state was asked: it knows whether it misses a batch.
     """
 
     verdict: Verdict
@@ -95,6 +97,7 @@ class Judgement:
     evidence: str
     offsets: Mapping[int, int] = field(default_factory=dict)
     missing: int = 0
+    of_state: bool = False
 
 
 def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked_before: bool) -> Judgement:
@@ -253,3 +256,23 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
     present = judgement.present + by_state.present
     verdict = Verdict.DECIDED if present == len(scan.doubt) else Verdict.UNDECIDABLE
     return Judgement(verdict, present, f"{judgement.evidence}; {by_state.evidence}", judgement.offsets)
+
+
+def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
+    """What the producer state said, with the offsets that a finished scan for the present batches has found.
+
+    Args:
+        by_state: DECIDED or GAP.
+        scan: For its present batches only.
+
+    Returns:
+        (judgement, whether the present ones are below the high watermark). Where the log contradicts the state, the
+        state is believed, as it would have been without the scan, and the leader must confirm it.
+    """
+    by_log = judge_by_log(scan)
+    judgement = Judgement(
+        by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
+    )
+    # What is not there may have been where the log is not readable any more; what is behind it would be.
+    hidden = by_log.verdict is Verdict.UNDECIDABLE and all(index < by_log.present for index in by_log.offsets)
+    return judgement, hidden or (by_log.verdict is Verdict.DECIDED and by_log.present == by_state.present)

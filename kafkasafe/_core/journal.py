@@ -1655,7 +1655,8 @@ class Journal:
             self._park(partition, absent[0], evidence)
             return
         # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
-        gap = judgement.verdict is Verdict.GAP or (stable and partition.sequence_refused)
+        gap = judgement.verdict is Verdict.GAP
+        gap = gap or (stable and partition.sequence_refused and not judgement.of_state)
         if absent and gap and not self._explained(partition, absent[0]):
             if partition.asked_at < partition.dead_at:
                 # No new id while a request under the old one may still be appended.

@@ -39,6 +39,7 @@ from kafkasafe._core.identity import (
     Verdict,
     judge_by_both,
     judge_by_state,
+    judge_located,
 )
 from kafkasafe._core.loss import Cause, Survey
 from kafkasafe._core.patience import Patience
@@ -2447,6 +2448,8 @@ class _Question:
         self._partition = partition
         self._view: ProducerView | None = None
         self._scan: Scan | None = None
+        self._by_state: Judgement | None = None
+        """What the producer state says; the log is only asked where it is."""
         self._polls = 0
         self._leader_epoch = pump._leader_epoch(topic, partition)
         self._log_start = 0
@@ -2501,6 +2504,14 @@ class _Question:
             self._read_log()
 
     def _judged_by_state(self, judgement: Judgement) -> None:
+        if judgement.present and self._ask.from_offset >= 0:
+            # They are in the log: where?
+            self._by_state = judgement
+            self._read_log()
+        else:
+            self._probe(judgement)
+
+    def _probe(self, judgement: Judgement) -> None:
         self._count(judgement, "state")
         self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._pump._clock.now())
 
@@ -2512,7 +2523,7 @@ class _Question:
             return
         self._log_start = result.offset
         epoch = self._lane.journal.leader_epoch(self._ask.destination)
-        if epoch >= 0 and self._ask.from_offset > 0:
+        if epoch >= 0 and self._ask.from_offset > 0 and self._by_state is None:
             # A log that was cut and has grown again may hold them before what was acknowledged.
             self._pump._transport.offset_for_leader_epoch(
                 self._topic, self._partition, epoch, self._then(self._on_epoch)
@@ -2543,7 +2554,13 @@ class _Question:
             begin = self._read_from = log_start
         elif begin < 0:
             begin = 0
-        self._scan = Scan(self._ask.doubt, begin, result.offset)
+        doubt = self._ask.doubt
+        if self._by_state is not None:
+            if self._shrunk_to >= 0:
+                self._probe(self._by_state)  # cut since: the journal has the log looked at before it goes on
+                return
+            doubt = doubt[: self._by_state.present]
+        self._scan = Scan(doubt, begin, result.offset)
         if log_start > begin:
             self._scan.page((), next_offset=begin, log_start_offset=log_start)
         self._read()
@@ -2577,6 +2594,9 @@ class _Question:
             self._read()
             return
         # Nothing new: replicas have not confirmed the rest yet.
+        if self._by_state is not None:
+            self._probe(self._by_state)
+            return
         self._polls += 1
         if self._polls > _SCAN_PATIENCE:
             self._lane.journal.ask_failed(
@@ -2602,6 +2622,20 @@ class _Question:
             # Nobody knows which one's log this was, and so what of it a later leader must have.
             reason = "another leader came while the log was read"
             self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=self._pump._clock.now())
+            return
+        if self._by_state is not None:
+            judgement, stable = judge_located(self._by_state, scan)
+            if not stable:
+                self._probe(judgement)
+                return
+            self._count(judgement, "state")
+            self._lane.journal.judged(
+                self._ask.destination,
+                judgement,
+                stable=True,
+                leader_epoch=self._leader_epoch,
+                now=time.monotonic(),
+            )
             return
         judgement = judge_by_both(
             scan,

@@ -32,6 +32,7 @@ from kafkasafe._core.identity import (
     Verdict,
     judge_by_both,
     judge_by_state,
+    judge_located,
 )
 from kafkasafe._core.loss import Cause, Survey
 
@@ -1406,6 +1407,7 @@ class Question:
         self.polls = 0
         self.shrunk_to = -1
         self.whole = True
+        self.by_state: Judgement | None = None
         self.read_from = 0
         self.leader_epoch = self.leader.epoch
 
@@ -1433,15 +1435,22 @@ class Question:
         if judgement.present > 1 and epoch >= 0 and ask.from_offset > 0:
             self._next(lambda: self._prove(judgement, epoch))
         else:
-            self._judged(judgement, stable=False)
+            self._locate(judgement)
 
     def _prove(self, judgement: Judgement, epoch: int) -> None:
         if self.sim._fails(self.ask):
             return
         if self.leader.epoch_end(epoch) >= self.ask.from_offset:
-            self._judged(judgement, stable=False)
+            self._locate(judgement)
         else:
             self._next(self._begin)
+
+    def _locate(self, judgement: Judgement) -> None:
+        if judgement.present and self.ask.from_offset >= 0:
+            self.by_state = judgement
+            self._next(self._begin)
+        else:
+            self._judged(judgement, stable=False)
 
     def _begin(self) -> None:
         if self.sim._fails(self.ask):
@@ -1449,7 +1458,7 @@ class Question:
         begin, end = self.ask.from_offset, self.leader.end
         cut = end
         epoch = self.sim.journal.leader_epoch(self.ask.destination)
-        if epoch >= 0 and begin > 0:
+        if epoch >= 0 and begin > 0 and self.by_state is None:
             known = self.leader.epoch_end(epoch)
             cut = self.leader.start if known < 0 else min(end, known)
             self.whole = known >= begin
@@ -1458,7 +1467,14 @@ class Question:
             begin = self.read_from = self.leader.start
         elif begin < 0:
             begin = 0
-        self.scan = Scan(self.ask.doubt, begin, end)
+        doubt = self.ask.doubt
+        if self.by_state is not None:
+            if self.shrunk_to >= 0:
+                self.shrunk_to, self.read_from = -1, 0
+                self._judged(self.by_state, stable=False)
+                return
+            doubt = doubt[: self.by_state.present]
+        self.scan = Scan(doubt, begin, end)
         if self.leader.start > begin:
             self.scan.page((), next_offset=begin, log_start_offset=self.leader.start)
         self._read()
@@ -1489,6 +1505,9 @@ class Question:
         if scan.next_offset > before:
             self._read()
             return
+        if self.by_state is not None:
+            self._judged(self.by_state, stable=False)
+            return
         self.polls += 1
         if self.polls > 100:
             self.sim.journal.ask_failed(self.ask.destination, "replicas lag", code=0, now=self.sim.now)
@@ -1498,6 +1517,10 @@ class Question:
     def _conclude(self) -> None:
         if self.leader_epoch != self.leader.epoch:
             self.sim.journal.ask_failed(self.ask.destination, "another leader", code=0, now=self.sim.now)
+            return
+        if self.by_state is not None:
+            judgement, stable = judge_located(self.by_state, self.scan)
+            self._judged(judgement, stable=stable)
             return
         whole = self.whole and self.shrunk_to < 0 and not self.ask.cut
         judgement = judge_by_both(self.scan, self.view, acked_before=self.ask.acked_before, whole=whole)

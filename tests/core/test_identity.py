@@ -16,6 +16,7 @@ from kafkasafe._core.identity import (
     judge_by_both,
     judge_by_log,
     judge_by_state,
+    judge_located,
     sequence_distance,
 )
 
@@ -198,3 +199,26 @@ def test_the_state_says_that_a_batch_before_is_missing() -> None:
     assert judge_by_both(scan, None, acked_before=True, whole=True) == judge_by_log(scan)
     judged = judge_by_both(scan, ProducerView(0, a.base_sequence, 0), acked_before=True, whole=True)
     assert (judged.verdict, judged.present) == (Verdict.GAP, 0)
+
+
+@pytest.mark.parametrize(
+    ("present", "log", "start", "offsets", "stable"),
+    [
+        (3, [(0, A), (10, None), (20, B), (30, C)], 0, {0: 0, 1: 20, 2: 30}, True),
+        (2, [(0, A), (10, B)], 0, {0: 0, 1: 10}, True),
+        # Where the log is not readable any more there is no offset.
+        (3, [(30, C)], 30, {2: 30}, True),
+        (2, [(40, None)], 40, {}, True),
+        # The log contradicts the state: its leader must confirm it.
+        (3, [(0, A), (10, C)], 0, {0: 0, 2: 10}, False),
+        (2, [(0, A), (10, None)], 0, {0: 0}, False),
+    ],
+)
+def test_the_log_tells_where_what_the_state_has_is(
+    present: int, log: list[tuple[int, BatchId | None]], start: int, offsets: dict[int, int], *, stable: bool
+) -> None:
+    doubt = [A, B, C]
+    by_state = judge_by_state(doubt, ProducerView(0, doubt[present - 1].last_sequence, 0), acked_before=True)
+    judgement, below = judge_located(by_state, scanned(doubt[:present], log, start=start))
+    assert (judgement.verdict, judgement.present) == (Verdict.DECIDED, present)
+    assert (judgement.offsets, below, judgement.of_state) == (offsets, stable, True)
