@@ -517,6 +517,7 @@ class SafeProducer:
         on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
             `send` and `flush`, until `resume_parked`), "resend" (it may be there twice) or "skip".
         on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
+            Damage found while sending stops its partition only ("raise": until the file is restored).
         dead_letter (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
             record that the cluster refused for good.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
@@ -789,6 +790,7 @@ class SafeProducer:
         if self._closed is not None:
             raise self._closed
         pump.raise_parked()
+        pump.raise_damage(topic)
         self._raise_wrong_cluster()
         self._raise_loss()
         self._raise_failure()
@@ -1099,12 +1101,13 @@ class SafeProducer:
         self._seal_all()
         number = pump.last_number()
         finished = pump.wait(
-            lambda: pump.flushed(number) or pump.parked or pump.wrong_cluster is not None,
+            lambda: pump.flushed(number) or pump.parked or pump.damaged or pump.wrong_cluster is not None,
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
         pump.raise_parked()
         delivered = pump.flushed(number)
         if not delivered:
+            pump.raise_damage()
             self._raise_wrong_cluster()
         self._raise_loss()
         # Also where nothing is left to wait for: then it was given up.

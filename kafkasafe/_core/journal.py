@@ -39,6 +39,7 @@ from kafkasafe._core.identity import BatchId, Judgement, Verdict, add_sequence, 
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 __all__ = [
+    "DAMAGED",
     "TRANSITIONS",
     "UNCHOSEN",
     "WINDOW",
@@ -84,6 +85,9 @@ _REMEMBERED: Final = 64
 _MAX_EPOCH: Final = 2**15 - 2
 
 _MISSING: Final = frozenset({3, 100})
+DAMAGED: Final = -3
+"""The code of a batch whose bytes are damaged in the spool: none of Kafka's."""
+
 _DESTINATION_CODES: Final = frozenset({3, 17, 29, 100})
 """What metadata and questions may say of a destination, that may pass."""
 
@@ -1318,6 +1322,32 @@ class Journal:
             self._refuse(batch, code, message)
         else:
             batch.move(State.PREPARED)
+        self._settle(partition, message)
+
+    def damaged(self, batch: Batch, message: str) -> None:
+        """It cannot be sent, or divided: its bytes are damaged on disk. Nothing of it goes to the cluster.
+
+        Args:
+            batch: What was to be sent, or divided; its damaged bytes are kept elsewhere, durably.
+            message: For people.
+        """
+        partition = self._partitions[batch.destination]
+        batch.code, batch.message = DAMAGED, message
+        if partition.partition == UNCHOSEN:
+            self._put_aside(partition, (batch,))
+            self._touch(partition)
+            return
+        if batch.state is State.REFUSED:
+            self._reject_head(partition, batch)
+            self._touch(partition)
+            return
+        partition.in_flight -= 1
+        if batch.unanswered or partition.flow is _Flow.PROBING:
+            # It may have been appended, when it was whole: the cluster is asked.
+            batch.move(State.IN_DOUBT)
+            partition.doubtful = True
+        else:
+            self._refuse(batch, DAMAGED, message)
         self._settle(partition, message)
 
     def refused(

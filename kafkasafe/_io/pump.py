@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import heapq
 import itertools
 import logging
@@ -277,6 +278,8 @@ class Lane:
     """What a failing disk does not take, in the order in which it is tried again."""
     write_attempt: int = 0
     retry_at: float = 0.0
+    stopped: dict[int, float] = field(default_factory=dict)
+    """Destinations whose next batch is damaged on disk, and when it is looked at again."""
     undivided: list[j.Divide] = field(default_factory=list)
     """What could not be read when it was to be divided."""
     read_attempt: int = 0
@@ -373,6 +376,8 @@ class Pump:
         self._parked: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
         self._shown: list[tuple[Lane, int]] = []
         """Of them, those that the caller has been told of."""
+        self._damage: dict[tuple[str, int], SpoolCorruptError] = {}
+        """Partitions that wait behind a batch which is damaged on disk (`on_corrupt="raise"`)."""
         self._losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
@@ -1221,13 +1226,28 @@ class Pump:
         unique = {divide.batch.handle: divide for divide in (*lane.undivided, *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
         lane.undivided = []
+        stuck: list[j.Divide] = []
+        stopped = {destination for destination, until in lane.stopped.items() if until > time.monotonic()}
+        progress = False
         for index, divide in enumerate(todo):
+            if divide.batch.destination in stopped:
+                stuck.append(divide)  # nothing overtakes what is damaged
+                continue
             try:
                 self._divide(lane, divide)
-            except SpoolCorruptError:
-                raise
+                progress = True
+                if self._damage:
+                    self._damage.pop(lane.journal.address(divide.batch.destination), None)
+            except SpoolCorruptError as error:
+                if self._damaged(lane, divide.batch, error):
+                    lane.journal.damaged(divide.batch, str(error))
+                    progress = True
+                else:
+                    stopped.add(divide.batch.destination)
+                    stuck.append(divide)
+                continue
             except SpoolError as error:
-                lane.undivided = todo[index:]
+                stuck += todo[index:]
                 lane.read_attempt += 1
                 pause_s = self._backoff.pause_s(lane.read_attempt)
                 lane.unreadable_until = time.monotonic() + pause_s
@@ -1245,7 +1265,8 @@ class Pump:
                 )
                 break
             lane.read_attempt = 0
-        return bool(todo)
+        lane.undivided = stuck
+        return progress
 
     def _divide(self, lane: Lane, divide: j.Divide) -> None:
         columns = codec.decode(self._bytes(lane, lane.parcels[divide.batch.handle], divide.batch))
@@ -1508,13 +1529,20 @@ class Pump:
                 if batch.destination in unread:
                     raise unread[batch.destination]  # nothing overtakes
                 data = self._bytes(lane, parcel, batch)
-            except SpoolCorruptError:
-                raise
+            except SpoolCorruptError as error:
+                unread[batch.destination] = SpoolError(f"a batch before it is damaged on disk: {error}")
+                if self._damaged(lane, batch, error):
+                    self._post(functools.partial(lane.journal.damaged, batch, str(error)))
+                else:
+                    self._on_produced((lane, batch, -1), t.Failure(error, sent=False))
+                continue
             except SpoolError as error:
                 # Too many open files, a disk that does not answer: tried again, like a leader that does not.
                 unread[batch.destination] = error
                 self._on_produced((lane, batch, -1), t.Failure(error, sent=False))
                 continue
+            if self._damage:
+                self._damage.pop((topic, partition), None)  # it can be read again
             parcel.loose = True
             fence = self._fences.get((topic, partition), 0)
             epoch = self._leader_epoch(topic, partition)
@@ -1873,6 +1901,14 @@ class Pump:
                     topic, partition = lane.journal.address(batch.destination)
                     if self._config.on_event is not None:
                         self._emit(events.BatchCommitted(topic, partition, batch.base_offset, batch.count))
+                case j.Fate.REJECTED if batch.code == j.DAMAGED:
+                    self.stats.records[parcel.topic, "damaged"] += batch.count
+                    kept = lane.kept_in.pop(batch.handle)
+                    parcel.error = SpoolCorruptError(
+                        f"The record was damaged on disk before it was delivered: {batch.message}. What is left of its"
+                        f" batch is in {kept}",
+                        damage=(batch.message,),
+                    )
                 case j.Fate.REJECTED:
                     self.counters["records_rejected"] += batch.count
                     self.stats.records[parcel.topic, "rejected"] += batch.count
@@ -2305,14 +2341,25 @@ class Pump:
             size = 0
             portion: list[Refused] = []
             handles = []
+            damaged = False
             try:
                 for batch in aside.batches[kept : kept + _PORTION_BATCHES]:
                     size += batch.size_bytes
                     if used + size > self._config.rejected_max_bytes or (portion and size > _PORTION_BYTES):
                         break
-                    data = bytearray(self._bytes(lane, lane.parcels[batch.handle], batch))
+                    try:
+                        data = bytearray(self._bytes(lane, lane.parcels[batch.handle], batch))
+                    except SpoolCorruptError as error:
+                        if portion:
+                            break  # those before it first
+                        damaged = self._damaged(lane, batch, error)
+                        reason = "" if damaged else f"they are damaged on disk: {error}"
+                        break
                     portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
                     handles.append(batch.handle)
+                if damaged or reason:
+                    kept += damaged
+                    continue
                 if not portion:
                     reason = (
                         f"rejected/ is full ({used:,} bytes of rejected_max_bytes="
@@ -2322,8 +2369,6 @@ class Pump:
                 path = lane.rejected.keep(
                     portion, destination, cluster_id=self._cluster_id or "", now_ms=_now_ms()
                 )
-            except SpoolCorruptError:
-                raise
             except (OSError, SpoolError) as error:
                 reason = f"rejected/ cannot be written: {error}"
                 break
@@ -2351,8 +2396,62 @@ class Pump:
             )
         lane.journal.set_aside(aside, kept, reason)
 
+    def _damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
+        """A batch is damaged on disk. Whether it is in quarantine/ and is given up; else its partition waits."""
+        if batch.handle in lane.kept_in:
+            return True
+        address = lane.journal.address(batch.destination)
+        if self._config.on_corrupt == "quarantine":
+            try:
+                lane.kept_in[batch.handle] = lane.spool.quarantine(batch.position)
+            except SpoolError as failure:
+                error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
+            else:
+                self.stats.corrupt += 1
+                return True
+        lane.stopped[batch.destination] = time.monotonic() + 1.0
+        self._timer(1.0, lambda: None)  # wakes
+        self._log.seldom(
+            logging.ERROR,
+            "batch_damaged",
+            f"{address[0]}-{address[1]}",
+            "%s-%d waits, %d records of it are damaged on disk: %s",
+            *address,
+            batch.count,
+            error,
+            lane=lane.name,
+            topic=address[0],
+            partition=address[1],
+            records=batch.count,
+            position=batch.position,
+        )
+        with self.lock:
+            self._damage[address] = error
+            self.cond.notify_all()
+        return False
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a partition waits behind a batch that is damaged on disk."""
+        return bool(self._damage)
+
+    def raise_damage(self, topic: str | None = None) -> None:
+        """Raise the error of a partition (of the topic) that waits behind a batch which is damaged on disk."""
+        if not self._damage:
+            return
+        for (name, partition), error in list(self._damage.items()):
+            if topic in {None, name}:
+                raise SpoolCorruptError(
+                    f"{name}{f'-{partition}' if partition >= 0 else ''} waits: {error.args[0]}. Other partitions go on."
+                    " Restore the file from a copy, or open with on_corrupt='quarantine': the damaged bytes are then"
+                    " copied aside, their records are lost, and everything else is delivered",
+                    damage=error.damage,
+                ) from error
+
     def _rejected(self, lane: Lane, batch: j.Batch) -> None:
         """It is durable in `rejected/`: only now is that said."""
+        if batch.code == j.DAMAGED:
+            return
         topic, partition = lane.journal.address(batch.destination)
         path = lane.kept_in[batch.handle]
         self._log.seldom(

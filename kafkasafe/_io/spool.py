@@ -230,10 +230,7 @@ class Spool:
             SpoolCorruptError: It is not what was written.
             SpoolError: It cannot be read.
         """
-        segment = next((s for s in self._segments if position in s.batches), None)
-        if segment is None:
-            raise SpoolError(f"{self._lane} has no batch at position {position}")
-        stored = segment.batches[position]
+        segment, stored = self._stored(position)
         try:
             data = bytearray(self._files.read(self._reader(segment), stored.at, stored.size_bytes))
         except OSError as error:
@@ -249,11 +246,28 @@ class Spool:
             header.size_bytes,
             header.crc,
         ):
-            damage = Damage(
-                segment.path, stored.at, stored.at + stored.size_bytes, position, stored.destination
-            )
+            damage = _damage(segment, stored, position)
             raise SpoolCorruptError(f"A spooled batch is damaged on disk: {damage}", damage=(str(damage),))
         return data
+
+    def quarantine(self, position: int) -> Path:
+        """Copy the data batch at a position, which is damaged, to quarantine/: durable on return.
+
+        Raises:
+            SpoolError: It cannot be read or written.
+        """
+        damage = _damage(*self._stored(position), position)
+        try:
+            copy_aside(self._files, self._lane, [damage])
+        except OSError as error:
+            raise SpoolError(f"{copy_of(self._lane, damage)} cannot be written: {error}") from error
+        return copy_of(self._lane, damage)
+
+    def _stored(self, position: int) -> tuple[StoredSegment, Stored]:
+        segment = next((s for s in self._segments if position in s.batches), None)
+        if segment is None:
+            raise SpoolError(f"{self._lane} has no batch at position {position}")
+        return segment, segment.batches[position]
 
     @property
     def first_position(self) -> int:
@@ -663,6 +677,11 @@ class _ExtentFile:
     def _drop(self) -> None:
         with contextlib.suppress(OSError):
             self.close()
+
+
+def _damage(segment: StoredSegment, stored: Stored, position: int) -> Damage:
+    end = stored.at + stored.size_bytes
+    return Damage(segment.path, stored.at, end, position, stored.destination)
 
 
 def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
