@@ -395,7 +395,7 @@ def test_spool_sync_modes(kafka, producers, spool_sync, acks):
 
 def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, producers):
     topic = harness.new_topic(broker.cluster, 2)
-    producer = producers(broker.servers, spool="on_error", spool_after_ms=300, request_timeout_ms=2000)
+    producer = producers(broker.servers, spool="on_error", spool_after_ms=3000, request_timeout_ms=2000)
 
     def on_disk() -> int:
         return inspect_lane(Path(producer.spool_dir) / producer.lane, files=OsFiles()).records
@@ -406,7 +406,7 @@ def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, produ
     broker.proxy.stall()
     futures = [harness.send(producer, topic, number) for number in range(100, 150)]
     # After `spool_after_ms` by itself, and before that on demand.
-    harness.until(lambda: on_disk() == 50, 10, "the records to be on disk")
+    harness.until(lambda: on_disk() == 50, 60, "the records to be on disk")
     assert not any(future.is_done for future in futures)
     futures += [harness.send(producer, topic, number) for number in range(150, 160)]
     producer.flush_spool(10)
