@@ -452,6 +452,8 @@ class RecordFuture(FutureRecordMetadata):
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
         chunk = self._chunk
         if chunk.parcels is None or not self.is_done:
+            if not chunk.callbacks:
+                chunk.thread.start()
             chunk.callbacks.extend((self._index, call))
             # In this order: the list is looked at after the chunk was sealed.
             if chunk.parcels is not None:
@@ -465,6 +467,8 @@ class RecordFuture(FutureRecordMetadata):
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
         chunk = self._chunk
         if chunk.parcels is None or not self.is_done:
+            if not chunk.errbacks:
+                chunk.thread.start()
             chunk.errbacks.extend((self._index, call))
             if chunk.parcels is not None:
                 chunk.watch((chunk.locate(self._index)[0],))

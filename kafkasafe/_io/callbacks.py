@@ -9,6 +9,7 @@ are bounded by what the spool takes.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -61,8 +62,14 @@ class CallbackThread:
     def put(self, job: Callable[[], None]) -> None:
         """Run a job on the thread, after those before."""
         self._queue.put(job)
-        if not self._started:
-            # Interrupted in here (Ctrl-C) the next call starts another one, and one of the two ends at once.
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread, unless it is: before the interpreter ends, when none can be started any more."""
+        if self._started:
+            return
+        # Interrupted in here (Ctrl-C) the next call starts another one, and one of the two ends at once.
+        with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
             self._started = True
 
@@ -112,7 +119,10 @@ class CallbackThread:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Until all that was put before has run; False when the time ended first. Never waits on the thread itself."""
-        if not self._started or self.is_current_thread():
+        if self.is_current_thread():
+            return True
+        if not self._started:
+            self._run_here()
             return True
         passed = self._mark()
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -134,6 +144,7 @@ class CallbackThread:
             How many callbacks have not run yet.
         """
         if not self._started:
+            self._run_here()
             return 0
         passed = self._mark()
         self._stopping = True
@@ -157,6 +168,14 @@ class CallbackThread:
     def is_current_thread(self) -> bool:
         """Whether the caller is a callback."""
         return self._ident == threading.get_ident()
+
+    def _run_here(self) -> None:
+        """What is there when there is no thread: at the end of the interpreter."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job is not None:
+                    job()
 
     def _mark(self) -> threading.Lock:
         """A lock that is released when all before it has run. One call into C, so nothing is left half by Ctrl-C."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 
@@ -201,3 +203,34 @@ def test_what_a_hook_raises_does_not_end_the_producer(kafka, producers, raised):
     producer.flush(60)
     assert len(letters) == 1
     assert len(events) >= 2
+
+
+SCRIPT = """
+import sys
+from kafkasafe import SafeProducer
+
+if sys.argv[4] == "late":
+    # As from Python 3.12 on, when the interpreter ends.
+    import threading
+
+    def start(thread, start=threading.Thread.start):
+        if "callbacks" in thread.name:
+            raise RuntimeError("can't start new thread at interpreter shutdown")
+        start(thread)
+
+    threading.Thread.start = start
+producer = SafeProducer(bootstrap_servers=sys.argv[1], spool_dir=sys.argv[2], linger_ms=60_000)
+future = producer.send(sys.argv[3], b"x")
+future.add_callback(lambda metadata: print(metadata.offset))
+producer.send(sys.argv[3], b"y").add_callback(lambda metadata: print(metadata.offset))
+if sys.argv[4] == "late":
+    producer.flush()
+"""
+
+
+@pytest.mark.parametrize("when", ["end", "late"])
+def test_callbacks_run_at_the_end_of_the_process(kafka, tmp_path, when):
+    topic = harness.new_topic(kafka, 1)
+    command = [sys.executable, "-c", SCRIPT, ",".join(kafka.bootstrap_servers), str(tmp_path), topic, when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["0", "1"], done.stderr
