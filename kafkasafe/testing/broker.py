@@ -1079,7 +1079,9 @@ class KafkaCluster:
                     break
                 except KafkaError as error:
                     if time.monotonic() > deadline:
-                        raise self._error(f"listener {listener} lets nobody in: {error!r}", []) from error
+                        raise self._error(
+                            f"no user can log in at listener {listener}: {error!r}", []
+                        ) from error
                     time.sleep(0.1)
 
     def _define_kraft(self, boot: _BootFiles) -> None:
