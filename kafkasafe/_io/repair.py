@@ -183,6 +183,8 @@ def _finished(
 
 def _why_left(damage: Damage) -> str:
     what = "its records are not delivered" if damage.destination else "its marks are not known"
+    if not damage.destination and damage.start == damage.end:
+        what = "what was there and not delivered yet is lost unless it is restored"
     return (
         f"{damage}: {what}. Restore the file from a copy; on_corrupt='quarantine' gives it up and delivers everything"
         " else"
