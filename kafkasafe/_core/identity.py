@@ -273,6 +273,6 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
     judgement = Judgement(
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
-    # What is not there may have been where the log is not readable any more; what is behind it would be.
+    # What was not found may be where the log is not readable any more; nothing that was found comes after it.
     hidden = by_log.verdict is Verdict.UNDECIDABLE and all(index < by_log.present for index in by_log.offsets)
     return judgement, hidden or (by_log.verdict is Verdict.DECIDED and by_log.present == by_state.present)

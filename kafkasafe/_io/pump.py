@@ -375,9 +375,9 @@ class Pump:
         """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
         self._parked: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
         self._shown: list[tuple[Lane, int]] = []
-        """Of them, those that the caller has been told of."""
+        """Of them, those that the last error raised speaks of."""
         self._damage: dict[tuple[str, int], SpoolCorruptError] = {}
-        """Partitions that wait behind a batch which is damaged on disk (`on_corrupt="raise"`)."""
+        """Partitions held up by a batch that is damaged on disk (`on_corrupt="raise"`)."""
         self._losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
@@ -2432,11 +2432,11 @@ class Pump:
 
     @property
     def damaged(self) -> bool:
-        """Whether a partition waits behind a batch that is damaged on disk."""
+        """Whether a partition is held up by a batch that is damaged on disk."""
         return bool(self._damage)
 
     def raise_damage(self, topic: str | None = None) -> None:
-        """Raise the error of a partition (of the topic) that waits behind a batch which is damaged on disk."""
+        """Raise the error of a partition (of the topic) that is held up by a batch damaged on disk."""
         if not self._damage:
             return
         for (name, partition), error in list(self._damage.items()):
