@@ -37,6 +37,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kafka.errors import TopicAlreadyExistsError
+
 from kafkasafe.testing.demo import Ledger
 
 STEADY = ("plain", "gzipped", "stamped")
@@ -172,7 +174,9 @@ class Chaos:
     def recreate(self) -> None:
         self.cluster.delete_topic(RECREATED)
         time.sleep(self.dice.uniform(0, 3))
-        self.cluster.create_topic(RECREATED, PARTITIONS, 3)
+        # A producer with records for it may have had the broker make it already.
+        with contextlib.suppress(TopicAlreadyExistsError):
+            self.cluster.create_topic(RECREATED, PARTITIONS, 3)
         self.recreated_at = time.monotonic()
 
     def one(self) -> None:
@@ -297,7 +301,11 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         Ledger(folder / topic, RECORDS)
     lives: collections.Counter[str] = collections.Counter()
     hung = 0
-    with FaultProxy((1, 2, 3)) as proxy, KafkaCluster(brokers=3, proxy_ports=proxy.ports) as cluster:
+    made = {"num.partitions": PARTITIONS, "default.replication.factor": 3}
+    with (
+        FaultProxy((1, 2, 3)) as proxy,
+        KafkaCluster(brokers=3, proxy_ports=proxy.ports, config=made) as cluster,
+    ):
         proxy.connect(cluster)
         for topic in TOPICS:
             config = {
