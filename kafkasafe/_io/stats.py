@@ -324,7 +324,7 @@ class Stats(RetryStats):
     """All that a pump counts; `exhausted` are batches that were not acknowledged within `delivery_timeout_ms`.
 
     Attributes:
-        records: By (topic, outcome): accepted, committed, rejected, timed_out.
+        records: By (topic, outcome): accepted, committed, rejected, timed_out, damaged.
         errors: By (api, error): answers with an error code, and requests without an answer.
         sequence_errors: By (error, verdict).
         in_doubt_resolved: By (verdict, method): batches.
