@@ -21,7 +21,6 @@ so that the wire does not wait for the task to encode.
 from __future__ import annotations
 
 import collections
-import logging
 import random
 import threading
 import time
@@ -38,10 +37,11 @@ from kafkasafe._io.inquiry import pause_s
 from kafkasafe._io.transport import Failure, HeadersFetched, ProduceReply, ProduceRequest, Transport
 from kafkasafe.classification import classify
 from kafkasafe.errors import KafkaSafeError, RejectedError
+from kafkasafe.logs import EventLog
 
 __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"]
 
-log = logging.getLogger("kafkasafe.spark")
+log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
 """Records of a first batch: each costs five bytes more, and the batch is read back."""
@@ -340,6 +340,8 @@ class Appender:
                 " not larger than that spares it.",
                 place.topic,
                 len(data),
+                topic=place.topic,
+                event="batch_divided",
             )
         self._most_bytes[place.topic] = min(half, self._most_bytes[place.topic])
         place.too_large = True
