@@ -47,6 +47,7 @@ __all__ = [
     "Aside",
     "Ask",
     "Batch",
+    "Clock",
     "Denial",
     "Denied",
     "Divide",
@@ -65,6 +66,7 @@ __all__ = [
     "State",
     "SurveyAsk",
     "Wait",
+    "alive_s",
 ]
 
 WINDOW: Final = 5
@@ -96,6 +98,8 @@ _INVALID_TIMESTAMP: Final = 32
 _SILENCE_S: Final = 300.0
 """Two refusals further apart than this are not one that lasts: what was in between nobody heard."""
 
+_CLOCKS_DIFFER_MS: Final = 60_000
+"""How far the wall clocks of two machines, or of one before and after it was set, may lie apart."""
 _CONFIRMED_S: Final = 1.0
 """A refusal that lasts for so long is no stray answer."""
 
@@ -514,6 +518,44 @@ class Ready:
     wants_producer_id: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What time it is, also for another life.
+
+    Attributes:
+        wall_ms: Ms since the epoch. It may be set, also back.
+        boot_id: 16 bytes, of this run of the machine; zeros when unknown.
+        boot_ms: Ms since that began, without the time it slept.
+    """
+
+    wall_ms: int
+    boot_id: bytes
+    boot_ms: int
+
+
+def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float) -> float:
+    """How long requests of earlier lives may still be appended, at most.
+
+    Args:
+        quiet: What the last one wrote down at its end, None if it did not, or sent something after that.
+        clock: Now; None: nothing is known about the time since.
+        request_timeout_s: After this a request without an answer is dead.
+    """
+    if quiet is None or clock is None:
+        return request_timeout_s
+    left_ms = quiet.until_ms - quiet.written_ms
+    if any(clock.boot_id) and clock.boot_id == quiet.boot_id:
+        passed_ms = clock.boot_ms - quiet.boot_ms
+    else:
+        passed_ms = clock.wall_ms - quiet.written_ms
+        if passed_ms >= 0:
+            # Another machine's clock, or one that was set meanwhile.
+            passed_ms = max(0, passed_ms - _CLOCKS_DIFFER_MS)
+    if passed_ms < 0:
+        return max(request_timeout_s, left_ms / 1000)
+    return max(0, left_ms - passed_ms) / 1000
+
+
 @dataclass(slots=True, eq=False)
 class _Partition:
     """One destination."""
@@ -649,6 +691,11 @@ class Journal:
         self._group_index = 0
         self._blind_before = -1
         self._former_dead_at = 0.0
+        self._quiet: m.Quiet | None = None
+        self._still = False
+        """The log says when all requests are dead: that has to be taken back before one is sent."""
+        self._held: list[Batch] | None = None
+        """To be sent when it is taken back; None before that began."""
         self._ready = self._fresh()
         self._touched: dict[int, None] = {}
         self._committing: dict[int, None] = {}
@@ -895,6 +942,8 @@ class Journal:
                     pass  # what was left out was left out when the log was read
                 case m.Given(index, runs):
                     self._given[index] = runs
+                case m.Quiet():
+                    self._quiet = mark if mark.until_ms >= 0 else None
                 case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
                     self._declared(self._spooled[at].destination).explained = True
                 case m.Undecidable() | m.Resolved() | m.Cluster():
@@ -952,10 +1001,18 @@ class Journal:
                 )
                 known.state = State.PREPARED
 
-    def recovered(self, now: float) -> None:
-        """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about."""
+    def recovered(self, now: float, clock: Clock | None = None) -> None:
+        """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about.
+
+        Args:
+            now: Seconds.
+            clock: What time it is, for how long ago an earlier life sent its last request; without it, just now.
+        """
         self._drop_parents()
-        self._former_dead_at = now + self._request_timeout_s
+        quiet = self._quiet if self._blind_before < 0 else None
+        self._still = quiet is not None
+        pause_s = alive_s(quiet, clock, self._request_timeout_s)
+        self._former_dead_at = now + pause_s
         for partition in self._partitions.values():
             if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0:
                 partition.flow = _Flow.FLOWING
@@ -974,7 +1031,7 @@ class Journal:
                 partition.renew = True
             if doubt:
                 # An earlier life's last requests may still be on their way into the broker.
-                partition.dead_at = now + self._request_timeout_s
+                partition.dead_at = now + pause_s
                 partition.doubtful = True
                 partition.rested = True
                 partition.flow = _Flow.SETTLING
@@ -2144,7 +2201,41 @@ class Journal:
             partition.commits.clear()
         self._committing.clear()
         ready.wants_producer_id = self._producer_id < 0
+        if self._still:
+            self._break_silence(ready)
         return ready
+
+    def _break_silence(self, ready: Ready) -> None:
+        """What is to be sent waits until the log does not say any more that nothing is."""
+        if self._held is None:
+            if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
+                return
+
+            def durable() -> None:
+                self._still = False
+                self._ready.sends += self._held or ()
+
+            self._held = []
+            ready.persist.marks.append(m.Quiet(-1, 0, bytes(16), 0))
+            ready.persist.after.append(durable)
+        self._held += ready.sends
+        ready.sends.clear()
+
+    def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
+        """For the last group of an owner that sends nothing any more: when all that it sent is dead.
+
+        None where nothing is unfinished, so that nobody will ask, and where the log says it already.
+        """
+        if self._still or not self.unfinished:
+            return None
+        dead_at = self._former_dead_at
+        for partition in self._partitions.values():
+            # Without an answer yet: sent until just now.
+            dead_at = max(
+                dead_at, now + self._request_timeout_s if partition.in_flight else partition.dead_at
+            )
+        left_ms = int(max(0.0, dead_at - now) * 1000) + 1
+        return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
 
     def _set_apart(self, persist: Persist) -> None:
         """A division is written alone; other batches come with the next group.

@@ -32,6 +32,7 @@ __all__ = [
     "ManifestEntry",
     "Mark",
     "MarkError",
+    "Quiet",
     "Rejected",
     "Replaced",
     "Resent",
@@ -257,6 +258,23 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
+class Quiet:
+    """When the last request of this lane's owners is dead: it cannot be appended any more, nor can those before.
+
+    Attributes:
+        until_ms: By the wall clock, ms since the epoch; -1: not known, requests are sent from here on.
+        written_ms: When this was written, by the same clock.
+        boot_id: 16 bytes, of the run of the machine in which it was written; zeros when unknown.
+        boot_ms: When it was written, ms since that run began, without the time it slept.
+    """
+
+    until_ms: int
+    written_ms: int
+    boot_id: bytes
+    boot_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Revived:
     """The cluster lost batches that it had acknowledged; they are unfinished again.
 
@@ -333,6 +351,7 @@ Mark: TypeAlias = (
     | Cluster
     | Torn
     | Given
+    | Quiet
 )
 
 
@@ -355,6 +374,7 @@ class _Type(enum.IntEnum):
     RESENT = 0x4B0E
     CLUSTER = 0x4B0F
     GIVEN = 0x4B10
+    QUIET = 0x4B11
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -379,6 +399,7 @@ _REPLACED: Final = struct.Struct(">qii")
 _REJECTED: Final = struct.Struct(">qh")
 _POSITION: Final = struct.Struct(">q")
 _RESOLVED: Final = struct.Struct(">qb")
+_QUIET: Final = struct.Struct(">qq16sq")
 _REVIVED: Final = struct.Struct(">iqiii")
 _GIVEN: Final = struct.Struct(">ii")
 _RUN: Final = struct.Struct(">iii")
@@ -531,6 +552,8 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.TORN, b"".join(pieces)
         case Given(index, runs):
             return _Type.GIVEN, _GIVEN.pack(index, len(runs)) + b"".join(_RUN.pack(*run) for run in runs)
+        case Quiet(until_ms, written_ms, boot_id, boot_ms):
+            return _Type.QUIET, _QUIET.pack(until_ms, written_ms, boot_id, boot_ms)
         case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
             pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
@@ -582,6 +605,8 @@ def _read_mark(body: _Body) -> Mark:
         case _Type.GIVEN:
             index, count = body.take(_GIVEN)
             mark = Given(index, tuple(body.take_all(_RUN, count)))
+        case _Type.QUIET:
+            mark = Quiet(*body.take(_QUIET))
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -628,6 +653,9 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                 valid = bool(cluster_id)
             case Torn(positions):
                 valid = bool(positions) and min(positions) >= 0
+            case Quiet(until_ms, written_ms, boot_id, boot_ms):
+                valid = until_ms == -1 or 0 <= written_ms <= until_ms
+                valid = valid and len(boot_id) == len(NO_TOPIC_ID) and boot_ms >= 0
             case Given(index, runs):
                 ends = [0, *(first + count for first, count, _ in runs)]
                 valid = 0 <= index < len(group.manifest) and all(

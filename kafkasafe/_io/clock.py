@@ -1,18 +1,25 @@
-"""Seconds that also pass while the machine sleeps.
+"""Seconds that also pass while the machine sleeps, and what time it is for another life.
 
 `time.monotonic` stops on Linux while a laptop or a virtual machine is suspended; brokers forget us all the same.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import time
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-__all__ = ["SleepingClock", "elapsed_s"]
+from kafkasafe._core.journal import Clock
+
+__all__ = ["SleepingClock", "elapsed_s", "read_clock"]
 
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _LEAST_S: Final = 0.1  # the two clocks are not read at the same moment
 
 
@@ -51,3 +58,16 @@ class SleepingClock:
             seconds, self._slept = slept - self._slept, slept
             self._on_sleep(seconds, now)
         return now
+
+
+def read_clock() -> Clock:
+    """What time it is, for a later life to know how long ago this was."""
+    return Clock(time.time_ns() // 1_000_000, _boot_id(), time.monotonic_ns() // 1_000_000)
+
+
+@functools.cache
+def _boot_id() -> bytes:
+    """Of the running kernel; zeros where it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        return uuid.UUID(_BOOT_ID.read_text(encoding="ascii").strip()).bytes
+    return bytes(16)

@@ -46,7 +46,7 @@ from kafkasafe._core.loss import Cause, Survey
 from kafkasafe._core.patience import Patience
 from kafkasafe._core.rejected import Refused
 from kafkasafe._io import transport as t
-from kafkasafe._io.clock import SleepingClock
+from kafkasafe._io.clock import SleepingClock, read_clock
 from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
@@ -858,7 +858,7 @@ class Pump:
         self.stats.corrupt += sum(isinstance(entry, LostEntry) for entry in entries)
         replay(entries, journal)
         journal.released(spool.first_position)
-        journal.recovered(self._clock.now())
+        journal.recovered(self._clock.now(), read_clock())
         self._open_rejected(lane)
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
@@ -1087,7 +1087,10 @@ class Pump:
         try:
             position = lane.journal.release_position
             lane.spool.release(position, self._config.retain_acked_bytes, self._retain_since_ms())
-            lane.spool.close(closed_mark=True)
+            quiet = None
+            if self._transport.closed and self._config.spool_sync != "os":
+                quiet = lane.journal.quiet(self._clock.now(), read_clock())
+            lane.spool.close(closed_mark=True, marks=() if quiet is None else (quiet,))
         except SpoolError as error:
             self._log.warning(
                 "%s could not be closed in order; nothing is lost: %s",
@@ -1102,10 +1105,11 @@ class Pump:
 
     def _shut(self) -> None:
         self.left_records = sum(lane.journal.spooled_records for lane in self._lanes)
+        # First: what the lanes say of when the last request was sent has to be true.
+        self._transport.close(2.0)
         for lane in self._lanes:
             with contextlib.suppress(Exception):
                 self._close_lane(lane)
-        self._transport.close(2.0)
         self._fail(
             DeliveryTimeoutError(
                 "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"

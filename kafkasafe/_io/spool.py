@@ -326,11 +326,12 @@ class Spool:
             self._keep_spare()
         return freed
 
-    def close(self, *, closed_mark: bool = True) -> None:
+    def close(self, *, closed_mark: bool = True, marks: Sequence[m.Mark] = ()) -> None:
         """Close the files.
 
         Args:
             closed_mark: Write down that this close was orderly, if anything was written at all.
+            marks: Last ones, written with it in any case.
 
         Raises:
             SpoolWriteError: The mark could not be written; the files are closed, nothing promised is affected.
@@ -338,8 +339,8 @@ class Spool:
         if self._closed:
             return
         try:
-            if closed_mark and self._handle >= 0:
-                self.write_group((), (), closed=True)
+            if closed_mark and (marks or self._handle >= 0):
+                self.write_group(marks, (), closed=True)
                 self.sync()
         finally:
             self._closed = True

@@ -201,7 +201,7 @@ class Shell:
     def fates(self) -> list[tuple[int, j.Fate]]:
         return [(r.batch.handle, r.fate) for r in self.resolved]
 
-    def reborn(self) -> Shell:
+    def reborn(self, clock: j.Clock | None = None) -> Shell:
         """The process dies and comes back on what is durable."""
         heir = Shell()
         heir.now, heir.now_ms, heir.position = self.now, self.now_ms, self.position
@@ -219,7 +219,7 @@ class Shell:
                     identity=self.written.get(position),
                 )
                 position += batch.count
-        heir.journal.recovered(heir.now)
+        heir.journal.recovered(heir.now, clock)
         heir.written = dict(self.written)
         heir.groups = list(self.groups)
         return heir
@@ -1531,3 +1531,80 @@ def test_unchosen_batches_before_a_hole_are_the_users_to_decide() -> None:
     shell.journal.decide(parked.batch, resend=True)
     ready = shell.journal.ready(shell.now, NOW_MS)
     assert ready.divides == [j.Divide(parked.batch, refused=False)]
+
+
+# -- when an earlier life sent its last request ------------------------------------------------------------------------
+
+BOOT = bytes(range(16))
+
+
+def test_how_long_requests_of_an_earlier_life_may_still_be_appended() -> None:
+    quiet = m.Quiet(1_030_000, 1_000_000, BOOT, 500_000)
+
+    def alive(wall_ms: int, boot_id: bytes, boot_ms: int) -> float:
+        return j.alive_s(quiet, j.Clock(wall_ms, boot_id, boot_ms), 30.0)
+
+    assert j.alive_s(None, j.Clock(9_000_000, BOOT, 9_000_000), 30.0) == 30.0, "killed"
+    assert j.alive_s(quiet, None, 30.0) == 30.0
+    # The same boot: whatever was done to the wall clock.
+    assert alive(0, BOOT, 510_000) == alive(9_000_000, BOOT, 510_000) == 20.0
+    assert alive(1_010_000, BOOT, 600_000) == 0.0
+    assert alive(9_000_000, BOOT, 400_000) == 30.0, "that clock went back"
+    # Another boot, or machine: by the wall clock, which may be a minute off.
+    other = bytes(16)
+    assert alive(1_045_000, other, 9_000_000) == 30.0
+    assert alive(1_070_000, other, 0) == 20.0
+    assert alive(1_090_000, other, 0) == 0.0
+    assert alive(900_000, other, 9_000_000) == 30.0, "it went back"
+    unknown = m.Quiet(1_030_000, 1_000_000, other, 500_000)
+    assert j.alive_s(unknown, j.Clock(1_045_000, other, 600_000), 30.0) == 30.0, "two unknown boots"
+    assert j.alive_s(quiet, j.Clock(900_000, other, 0), 60.0) == 60.0
+
+
+def test_a_life_that_closed_in_order_says_when_its_requests_are_dead() -> None:
+    """Each life waited for a request timeout of its own: one that was shorter never delivered an old batch."""
+    shell = Keeps()
+    batches = shell.flowing(1, 1, age_s=7 * 3600.0)
+    assert shell.sent == batches
+    # The answer to the second is not there yet.
+    quiet = shell.journal.quiet(shell.now, j.Clock(NOW_MS, BOOT, 1000))
+    assert quiet is not None
+    assert quiet.until_ms - quiet.written_ms == pytest.approx(30_000, abs=1)
+    shell.write(j.Persist(marks=[quiet]))
+
+    soon = shell.reborn(j.Clock(NOW_MS + 10_000, BOOT, 11_000))
+    soon.turn()
+    assert soon.judge(Verdict.DECIDED, 0) == []
+    assert soon.waits[-1].at_least_s == pytest.approx(20, abs=0.1)
+    assert soon.journal.quiet(soon.now, j.Clock(NOW_MS + 10_000, BOOT, 11_000)) is None, "what it said holds"
+
+    later = shell.reborn(j.Clock(NOW_MS + 60_000, BOOT, 61_000))
+    later.turn()
+    before = len(later.marks)
+    assert [batch.position for batch in later.judge(Verdict.DECIDED, 0)] == [batches[1].position]
+    assert later.marks[before:] == [m.Quiet(-1, 0, bytes(16), 0)], "before anything is sent"
+
+    # Killed now, it may have sent until then.
+    heir = later.reborn(j.Clock(NOW_MS + 600_000, BOOT, 601_000))
+    heir.turn()
+    heir.judge(Verdict.DECIDED, 0)
+    assert heir.waits[-1].at_least_s == pytest.approx(30)
+
+
+def test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is() -> None:
+    shell = Keeps()
+    batches = shell.flowing(1, 1, age_s=7 * 3600.0)
+    quiet = shell.journal.quiet(shell.now, j.Clock(NOW_MS, BOOT, 1000))
+    assert quiet is not None
+    shell.write(j.Persist(marks=[quiet]))
+    heir = shell.reborn(j.Clock(NOW_MS + 60_000, BOOT, 61_000))
+    heir.turn()
+    judgement = Judgement(Verdict.DECIDED, 0, "seen", {})
+    heir.journal.judged(1, judgement, stable=False, leader_epoch=3, now=heir.now)
+    ready = heir.journal.ready(heir.now, heir.now_ms)
+    assert ready.sends == []
+    assert [type(mark) for mark in ready.persist.marks] == [m.Quiet]
+    assert heir.journal.ready(heir.now, heir.now_ms).sends == [], "not written yet"
+    heir.write(ready.persist)
+    assert [batch.position for batch in heir.turn()] == [batches[1].position]
+    assert heir.journal.quiet(heir.now, j.Clock(NOW_MS + 60_000, BOOT, 61_000)) is not None

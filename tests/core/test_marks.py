@@ -23,6 +23,7 @@ from kafkasafe._core.marks import (
     IdentityReason,
     ManifestEntry,
     MarkError,
+    Quiet,
     Rejected,
     Replaced,
     Resent,
@@ -65,6 +66,8 @@ MARKS = st.one_of(
     st.builds(Resolved, POSITION, st.sampled_from(Decision)),
     st.builds(Revived, NUMBER, OFFSET.map(abs), st.just(()), st.just(()), st.just(())),
     st.builds(Torn, st.just((0,))),
+    st.builds(Quiet, st.just(2**63 - 1), OFFSET.map(abs), ID, OFFSET.map(abs)),
+    st.just(Quiet(-1, 0, bytes(16), 0)),
 )
 
 
@@ -134,7 +137,7 @@ def test_what_is_written_is_read(data):
 
 
 def test_the_bytes_are_those_of_the_format():
-    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(23, 3, 200, 0xDEADBEEF),))
+    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(24, 3, 200, 0xDEADBEEF),))
     written = [
         Topic("tö", TOPIC_ID, 6),
         Destination(3, "t", -1),
@@ -151,11 +154,12 @@ def test_the_bytes_are_those_of_the_format():
         Resent("lane-003", "7.log"),
         Cluster("c"),
         Given(0, ((0, 2, 5), (4, 1, 0))),
+        Quiet(9, 5, TOPIC_ID, 3),
     ]
     columns = batch.decode(marks.encode_group(group, written, NOW))
-    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(13), 14, 15, 16)]
+    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(13), 14, 15, 16, 17)]
     assert columns.values == [
-        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 23, 3, 200, 0xDEADBEEF),
+        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 24, 3, 200, 0xDEADBEEF),
         b"\0\3t\xc3\xb6" + TOPIC_ID + struct.pack(">i", 6),
         struct.pack(">i", 3) + b"\0\1t" + struct.pack(">i", -1),
         struct.pack(">iqqi", 3, 10, 11, 4) + TOPIC_ID,
@@ -171,6 +175,7 @@ def test_the_bytes_are_those_of_the_format():
         b"\0\x08lane-003\0\x057.log",
         b"\0\1c",
         struct.pack(">iiiiiiii", 0, 2, 0, 2, 5, 4, 1, 0),
+        struct.pack(">qq", 9, 5) + TOPIC_ID + struct.pack(">q", 3),
     ]
     assert set(columns.timestamps) == {NOW}
 
@@ -223,6 +228,8 @@ def test_free_text_is_made_to_fit(text, read):
         Revived(1, 50, (1, 100)),
         Torn(()),
         Torn((-1,)),
+        Quiet(4, 5, TOPIC_ID, 3),
+        Quiet(9, 5, b"", 3),
         Given(0, ()),
         Topic("", TOPIC_ID, 1),
         Topic("t", b"", 1),

@@ -198,3 +198,47 @@ def test_what_a_dropped_producer_leaves_comes_first(broker, producers, tmp_path)
     producer.flush(60)
     assert producer.lane == lane
     assert values_of(broker.servers, topic) == list(range(10))
+
+
+DYING = """
+    import sys, time
+    from kafkasafe import SafeProducer
+    servers, topic, spool = sys.argv[1:]
+    producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool)
+    producer.send(topic, b"0").get(60)
+    print("delivered", flush=True)
+    sys.stdin.readline()
+    for number in (1, 2, 3):
+        producer.send(topic, b"%d" % number, timestamp_ms=int((time.time() - 7 * 3600) * 1000))
+    producer.flush_spool(60)
+    print("durable", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_short_lives_deliver_what_is_old(broker, producers, tmp_path):
+    """Each life waited for a request timeout of its own before it sent a batch that old, and none lived that long."""
+    topic = harness.new_topic(broker.cluster, 1)
+    arguments = [",".join(broker.servers), topic, str(tmp_path / "spool")]
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DYING), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as dying:
+        assert dying.stdout.readline() == "delivered\n"
+        broker.proxy.refuse()
+        dying.stdin.write("\n")
+        dying.stdin.flush()
+        assert dying.stdout.readline() == "durable\n"
+        dying.kill()
+    broker.proxy.restore()
+    sent = 4
+    while broker.end_offset(topic) < 4 and sent < 14:
+        producer = producers(broker.servers, request_timeout_ms=8000)
+        producer.send(topic, b"%d" % sent)
+        producer.close(timeout=3)
+        sent += 1
+    assert broker.end_offset(topic) > 3, "ten lives, and nothing delivered"
+    producers(broker.servers).close()
+    assert values_of(broker.servers, topic) == list(range(sent))
