@@ -26,6 +26,7 @@ __all__ = [
     "judge_by_state",
     "judge_located",
     "sequence_distance",
+    "shows",
 ]
 
 MAX_SEQUENCE: Final = 2**31 - 1
@@ -98,6 +99,16 @@ class Judgement:
     offsets: Mapping[int, int] = field(default_factory=dict)
     missing: int = 0
     of_state: bool = False
+
+
+def shows(view: ProducerView | None, identity: BatchId) -> bool:
+    """The leader's state has the batch, whatever an answer said of it."""
+    return (
+        view is not None
+        and view.producer_epoch == identity.producer_epoch
+        and view.last_sequence >= 0
+        and sequence_distance(identity.base_sequence, view.last_sequence) >= 0
+    )
 
 
 def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked_before: bool) -> Judgement:

@@ -35,7 +35,15 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.codes import Action, Scope, classify_produce, latest_timestamp
-from kafkasafe._core.identity import BatchId, Judgement, Verdict, add_sequence, sequence_distance
+from kafkasafe._core.identity import (
+    BatchId,
+    Judgement,
+    ProducerView,
+    Verdict,
+    add_sequence,
+    sequence_distance,
+    shows,
+)
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 __all__ = [
@@ -133,8 +141,8 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     ),
     # Committed: its mark is durable.
     State.ACKED: frozenset({State.COMMITTED}),
-    # What the broker refused waits until everything sent beside it has its answer.
-    State.REFUSED: frozenset({State.PREPARED, State.REJECTED, State.REPLACED}),
+    # What the broker refused waits until everything sent beside it has its answer. In doubt: its state says otherwise.
+    State.REFUSED: frozenset({State.PREPARED, State.REJECTED, State.REPLACED, State.IN_DOUBT}),
     # The user decides. Sealed again: its partition was not even chosen.
     State.UNDECIDABLE: frozenset({State.PREPARED, State.ACKED, State.SEALED}),
     # The cluster lost it after all.
@@ -197,6 +205,7 @@ class Batch:
         doomed: The broker named every record in it as bad: rejected when its turn comes, without another try.
         overdue: It was refused for longer than anything is waited for, for a reason that might have passed.
         condemned: Refused as soon as it is proven that it is not in the log.
+        unconfirmed: The broker says that it was not appended; its state was not looked at yet.
         parent: The refused batch it is a part of: it stands in the parent's place.
         rank: Sorts durable batches of a partition as their records were accepted.
         heirs: Its own parts that are not finished.
@@ -227,6 +236,7 @@ class Batch:
     doomed: bool = False
     overdue: bool = False
     condemned: bool = False
+    unconfirmed: bool = False
     parent: Batch | None = None
     rank: tuple[int, ...] = ()
     heirs: int = 0
@@ -257,6 +267,7 @@ class Ask:
         from_offset: Where our batches can begin in the log; -1 when not even that is known.
         read_log: The producer state must not be believed (it may expire any moment): read the log.
         fenced: A newer epoch of our id is there: what the log does not show is undecidable.
+        confirm: The broker refused it. Only its state is wanted, once: answer with `confirmed`.
         cut: The log was seen to end before what was acknowledged.
     """
 
@@ -267,6 +278,7 @@ class Ask:
     read_log: bool
     fenced: bool
     cut: bool = False
+    confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -1466,6 +1478,7 @@ class Journal:
         if alone and not batch.unanswered and verdict.absent and (final or lasting):
             self._refuse(batch, code, text)
             batch.bad_records = bad_records
+            batch.unconfirmed = True
         elif alone and (
             (verdict.absent and not final and not lasting)
             # No other request had it, and this one was not appended.
@@ -1474,6 +1487,7 @@ class Journal:
         ):
             batch.move(State.PREPARED)
             partition.renew = partition.renew or code == 59
+            batch.unconfirmed = code == 59
         else:
             partition.sequence_refused = partition.sequence_refused or code in {45, 59}
             batch.move(State.IN_DOUBT)
@@ -1614,6 +1628,25 @@ class Journal:
         else:
             partition.refresh = True
             self._pause(partition, reason)
+
+    def confirmed(self, destination: int, view: ProducerView | None) -> None:
+        """The answer to an Ask with `confirm`.
+
+        Args:
+            destination: Destination number.
+            view: The leader's state of the batch's producer id; None when it has none, or does not tell.
+        """
+        partition = self._partitions[destination]
+        if partition.flow is not _Flow.ASKING:
+            return
+        head = next((b for b in partition.queue if b.state is not State.ACKED), None)
+        if head is not None and head.unconfirmed and head.identity is not None:
+            head.unconfirmed = False
+            if shows(view, head.identity):
+                head.move(State.IN_DOUBT)
+                partition.doubtful = partition.rested = True
+        partition.flow = _Flow.SETTLING
+        self._touch(partition)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
@@ -2344,6 +2377,21 @@ class Journal:
                     partition.doubtful = partition.rested = True
         if not partition.doubtful:
             partition.fenced = partition.sequence_refused = False
+            if head is not None and head.unconfirmed and head.identity is not None:
+                # New ids follow, or a fate: what the broker says is checked once against what it has.
+                partition.flow = _Flow.ASKING
+                self._ready.asks.append(
+                    Ask(
+                        partition.number,
+                        (head.identity,),
+                        -1,
+                        acked_before=False,
+                        read_log=False,
+                        fenced=False,
+                        confirm=True,
+                    )
+                )
+                return
             if refused and head is not None:
                 self._handle_refusal(partition, head)
                 return

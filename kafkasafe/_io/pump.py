@@ -1697,8 +1697,23 @@ class Pump:
                 topic, partition, -1, lambda result: self._post(lambda: self._on_baseline(lane, ask, result))
             )
             return
+        if ask.confirm:
+            self._transport.describe_producers(
+                topic, partition, lambda result: self._post(lambda: self._on_confirmed(lane, ask, result))
+            )
+            return
         self.counters["in_doubt_asked"] += len(ask.doubt)
         self._when_calm(topic, partition, _Question(self, lane, ask, topic, partition).start)
+
+    def _on_confirmed(self, lane: Lane, ask: j.Ask, result: Any) -> None:
+        """What the leader has of a batch that it refused. Where it does not tell, its answer is believed."""
+        code, reason = _trouble(result)
+        if reason and not code:
+            lane.journal.ask_failed(ask.destination, reason, code=0, now=self._clock.now())
+            return
+        state = None if reason else result.producers.get(ask.doubt[0].producer_id)
+        view = state and ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+        lane.journal.confirmed(ask.destination, view)
 
     def _on_baseline(self, lane: Lane, ask: j.Ask, result: Any) -> None:
         code, reason = _trouble(result)

@@ -1165,8 +1165,20 @@ class Sim:
         if not ask.doubt:
             self.mine(self._delay(), lambda: self._baseline(ask))
             return
+        if ask.confirm:
+            self.mine(self._delay(), lambda: self._confirm(ask))
+            return
         self.asked += 1
         Question(self, ask).start()
+
+    def _confirm(self, ask: j.Ask) -> None:
+        if self.rng.random() < self.weather.ask_fails:
+            self.journal.ask_failed(ask.destination, "no answer", code=0, now=self.now)
+            return
+        leader = self.leaders[self.journal.address(ask.destination)[1]]
+        known = leader.producers.get(ask.doubt[0].producer_id) if self.options.describes else None
+        view = known and ProducerView(known.epoch, known.last_sequence, known.timestamp)
+        self.journal.confirmed(ask.destination, view)
 
     def _fails(self, ask: j.Ask) -> bool:
         partition = self.journal.address(ask.destination)[1]

@@ -100,6 +100,8 @@ class Shell:
         self.now = 100.0
         self.now_ms = NOW_MS
         self.position = 0
+        self.view: ProducerView | None = None
+        """What the leader says of a batch that it refused."""
         self.marks: list[m.Mark] = []
         self.groups: list[j.Persist] = []
         self.sent: list[j.Batch] = []
@@ -120,14 +122,18 @@ class Shell:
         for _ in range(100):
             ready = self.journal.ready(self.now, self.now_ms)
             self.sent += ready.sends
-            self.asks += ready.asks
+            confirms = [ask for ask in ready.asks if ask.confirm]
+            self.asks += [ask for ask in ready.asks if not ask.confirm]
             self.waits += ready.waits
             self.divides += ready.divides
             self.resolved += ready.resolved
             self.notices += ready.notices
             self.surveys += ready.surveys
             self.checks += ready.checks
-            if not (ready.persist or ready.sends or ready.resolved or ready.divides or ready.asides):
+            for ask in confirms:
+                self.journal.confirmed(ask.destination, self.view)
+            work = ready.persist or ready.sends or ready.resolved or ready.divides or ready.asides or confirms
+            if not work:
                 return self.sent[before:]
             for aside in ready.asides:
                 self.put_aside(aside)
@@ -549,9 +555,9 @@ def test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it() -> Non
 
 
 def test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet() -> None:
-    shell = Keeps()
+    shell = Keeps(refused_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
-    shell.refuse(batches[2], 87)
+    shell.lose(batches[2], sent=False, code=29)
     shell.ack(batches[1], 1)
     shell.turn()
     (mark,) = [x for x in shell.marks if isinstance(x, m.Identified)]
@@ -1418,6 +1424,20 @@ def test_on_error_sends_from_memory_and_spills_with_all_before_it() -> None:
     assert shell.journal.unfinished == 0
 
 
+@pytest.mark.parametrize("code", [10, 87, 59])
+def test_a_refusal_of_what_the_leader_has_is_not_believed(code: int) -> None:
+    shell = Shell()
+    batches = shell.flowing(1, 2, 1)
+    shell.view = ProducerView(0, 2, NOW_MS)
+    shell.refuse(batches[1], code, log_start_offset=1)
+    shell.lose(batches[2], sent=False)
+    shell.turn()
+    assert (shell.divides, shell.refusals()) == ([], [])
+    assert shell.asks[-1].doubt == (BatchId(7, 0, 1, 2),)
+    shell.judge(Verdict.DECIDED, 1, stable=True)
+    assert shell.fates()[-1] == (batches[1].handle, j.Fate.COMMITTED)
+
+
 def test_on_error_what_is_refused_in_memory_goes_to_disk_first() -> None:
     shell = Shell(durable_first=False, refused_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
@@ -1452,6 +1472,9 @@ def test_on_error_a_refusal_waits_for_the_disk() -> None:
     shell.journal.spill(batches)
     ready = shell.journal.ready(shell.now, NOW_MS)
     shell.refuse(batches[1], 87)
+    (ask,) = shell.journal.ready(shell.now, NOW_MS).asks
+    assert ask.confirm
+    shell.journal.confirmed(1, None)
     assert shell.journal.ready(shell.now, NOW_MS).divides == []
     shell.write(ready.persist)
     shell.turn()
