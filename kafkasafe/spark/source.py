@@ -88,10 +88,10 @@ class KafkaSafeSource(DataSource):
             from kafkasafe.spark.streaming import LimitedStreamReader
         except ImportError:
             if options.max_offsets or options.min_offsets:
+                name = "maxOffsetsPerTrigger" if options.max_offsets else "minOffsetsPerTrigger"
                 raise error(
                     "UNSUPPORTED_OPTION",
-                    "maxOffsetsPerTrigger and minOffsetsPerTrigger need PySpark 4.2 or later: older ones do not say"
-                    " where a micro-batch begins.",
+                    f"{name} needs PySpark 4.2 or later: older ones do not say where a micro-batch begins.",
                 ) from None
             return StreamReader(options, schema)
         return LimitedStreamReader(options, schema)
