@@ -172,7 +172,8 @@ class Chaos:
             rule.remove()
 
     def recreate(self) -> None:
-        self.cluster.delete_topic(RECREATED)
+        with self.cluster.admin() as admin:
+            admin.delete_topics([RECREATED])
         time.sleep(self.dice.uniform(0, 3))
         # A producer with records for it may have had the broker make it already.
         with contextlib.suppress(TopicAlreadyExistsError):
