@@ -53,6 +53,7 @@ __all__ = ["RecordFuture", "SafeProducer"]
 log = EventLog("producer")
 
 _MAX_RECORDS: Final = 8192
+_new: Final = object.__new__
 _RECORD_OVERHEAD: Final = 16
 """The most that a record without headers and timestamp takes beside its key and value."""
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -550,7 +551,8 @@ class SafeProducer:
         self.config: Mapping[str, Any] = config.kafka
         # Taken by `with` only. A signal handler that calls this producer in the middle of one of its calls, on the same
         # thread, takes it once more: see `_send_apart` and `_seal`.
-        self._lock = threading.RLock()
+        self._new_lock()
+        self._asks_partitioner = config.custom_partitioner
         self._started = time.monotonic()
         self._chunks: dict[str, _Chunk] = {}
         self._partition_counts: dict[str, int] = {}
@@ -676,7 +678,7 @@ class SafeProducer:
             if type(key) is not bytes:
                 key = _as_bytes(key, "key", "key_serializer")
             size += len(key)
-        if self._config.custom_partitioner and partition is None:
+        if self._asks_partitioner and partition is None:
             partition = self._ask_partitioner(topic, given_key, key, given_value, value)
         special: tuple[int | None, Headers, int | None] | None = None
         if headers or partition is not None or timestamp_ms is not None:
@@ -691,7 +693,7 @@ class SafeProducer:
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
                 " It was not accepted"
             )
-        if self._lock._is_owned():  # type: ignore[attr-defined]
+        if self._interrupted():
             return self._send_apart(topic, key, value, special, size)
         deadline: float | None = None
         while True:
@@ -718,8 +720,16 @@ class SafeProducer:
                         continue
                     if index >= _MAX_RECORDS - 1:
                         self._seal(chunk)
-                    return RecordFuture(self, chunk, index)
+                    # As `RecordFuture(self, chunk, index)`, without the call of a Python function for each record.
+                    future = _new(RecordFuture)
+                    future._producer, future._chunk, future._index = self, chunk, index
+                    return future
             deadline = self._wait_for_room(deadline)
+
+    def _new_lock(self) -> None:
+        self._lock = threading.RLock()
+        # Whether this thread has it already. Looked up once: `send` asks each time.
+        self._interrupted: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def _send_apart(
         self,
@@ -1734,7 +1744,7 @@ def _forked() -> None:
             "This producer was opened before os.fork(): the parent process owns it and delivers what it accepted. Open"
             " a new SafeProducer in the child"
         )
-        producer._lock = threading.RLock()
+        producer._new_lock()
         producer._chunks = {}
         producer._pump.forked(producer._closed)
         producer._callbacks = producer._callback_thread()
