@@ -45,7 +45,8 @@ class _Limiter:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        # Taken again by a signal handler that logs in the middle of another line of its thread.
+        self._lock = threading.RLock()
         self._last: dict[tuple[str, str], float] = {}
         self._windows: dict[str, tuple[float, int]] = {}
         self._suppressed: dict[str, int] = {}

@@ -94,6 +94,25 @@ def test_one_thing_once_in_a_while_and_a_kind_not_too_often(records):
     assert records[-1].getMessage().endswith("more of this kind were not logged)")
 
 
+def test_a_signal_handler_may_log_in_the_middle_of_another_line(records):
+    log = EventLog("network")
+
+    class Interrupted(dict):
+        def get(self, *of):
+            if not records:
+                log.seldom(logging.WARNING, "inner", "a", "from the handler")
+            return super().get(*of)
+
+    log._limiter._last = Interrupted()
+    thread = threading.Thread(
+        target=lambda: log.seldom(logging.WARNING, "outer", "a", "the line"), daemon=True
+    )
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [record.event for record in records] == ["inner", "outer"]
+
+
 def test_what_nobody_listens_to_does_not_count(caplog):
     caplog.set_level(logging.WARNING, "kafkasafe")
     log = EventLog("producer", clock=Clock())
