@@ -22,6 +22,7 @@ import math
 import random
 import re
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,6 +63,7 @@ from kafkasafe._io.transport import (
     TopicInfo,
     Transport,
     _Manager,
+    in_words,
 )
 from kafkasafe.classification import Verdict
 from kafkasafe.config import validate_consumer
@@ -324,6 +326,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         ConfigError: An option is unknown or has a value that cannot work.
         LineageFileError: The file of `lineage_path` is damaged, of a newer version, or in use.
         BaselineError: The same of `offsets_path`.
+        KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`; the message has the reason.
     """
 
     config: dict[str, Any]
@@ -331,6 +334,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     _coordinator: Any
     _subscription: Any
     _manager: Any
+    _client: Any
 
     def __init__(self, *topics: str, **options: Unpack[ConsumerOptions]) -> None:
         self._safe = validate_consumer(options)
@@ -352,8 +356,16 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         parent: Any = super()
         try:
             parent.__init__(*topics, **{**_OURS, **self._safe.kafka})
-        except BaseException:
+        except BaseException as failed:
             self._memory.close()
+            if hasattr(self, "_client"):
+                # KafkaConsumer leaves its thread and sockets behind, for each try of an application anew.
+                self._client.close()
+            cause = getattr(getattr(self, "_manager", None), "last_failure", None)
+            if isinstance(failed, kafka_errors.KafkaTimeoutError) and cause is not None:
+                raise kafka_errors.KafkaTimeoutError(
+                    f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
+                ) from cause
             raise
         # KafkaConsumer makes its parts itself and has no hook for others.
         self._fetcher.__class__ = _Fetcher
@@ -1809,9 +1821,14 @@ class _Coordinator(ConsumerCoordinator):
 
 
 class _ReachingManager(_Manager):
-    """Finds the way back when all brokers that the metadata name are gone: by the bootstrap servers (KIP-899)."""
+    """Finds the way back when all brokers that the metadata name are gone: by the bootstrap servers (KIP-899).
+
+    Attributes:
+        last_failure: Why the last connection, or question for metadata, failed.
+    """
 
     def __init__(self, net: Any, **configs: Any) -> None:
+        self.last_failure: BaseException | None = None
         parent: Any = super()
         parent.__init__(net, **configs)
         name = (
@@ -1820,6 +1837,12 @@ class _ReachingManager(_Manager):
         self.cluster = Metadata(**{**self.cluster.config, name: configs.get(name, True)})
         attach: Any = self.cluster.attach
         attach(self)
+
+    def update_backoff(self, node_id: Any) -> Any:
+        # KafkaConnectionManager calls it where it handles the error, which it only logs.
+        self.last_failure = sys.exc_info()[1] or self.last_failure
+        parent: Any = super()
+        return parent.update_backoff(node_id)
 
     def least_loaded_node(self) -> Any:
         parent: Any = super()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 
 import kafka.errors as kafka_errors
@@ -72,7 +73,7 @@ def test_the_command_line_by_a_config_file(cluster, tmp_path):
         assert result.exit_code in ({0, 1} if arguments[0] == "doctor" else {0}), (arguments, result.output)
 
 
-@pytest.mark.parametrize(
+wrong_settings = pytest.mark.parametrize(
     ("change", "cause"),
     [
         ({"sasl_plain_password": "wrong"}, "SaslAuthenticationFailedError"),
@@ -87,6 +88,9 @@ def test_the_command_line_by_a_config_file(cluster, tmp_path):
         ),
     ],
 )
+
+
+@wrong_settings
 def test_the_cause_is_where_an_application_waits(cluster, tmp_path, change, cause):
     options = {**cluster.client_options("SECURE"), **change}
     producer = SafeProducer(**options, spool_dir=tmp_path, delivery_timeout_ms=4000)
@@ -106,6 +110,17 @@ def test_the_cause_is_where_an_application_waits(cluster, tmp_path, change, caus
         assert not producer.bootstrap_connected()
     finally:
         producer.close(timeout=0)
+
+
+@wrong_settings
+def test_a_consumer_that_cannot_start_says_why_and_leaves_nothing_behind(cluster, change, cause):
+    before = set(threading.enumerate())
+    with pytest.raises(kafka_errors.KafkaTimeoutError, match=rf"Unable to bootstrap from .*{cause}"):
+        SafeConsumer(**{**cluster.client_options("SECURE"), **change}, bootstrap_timeout_ms=2000)
+    deadline = time.monotonic() + 60
+    while left := {thread for thread in set(threading.enumerate()) - before if "-io-" in thread.name}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 def test_no_cause_is_named_while_the_cluster_answers(cluster, tmp_path):
