@@ -14,14 +14,23 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from kafkasafe._io.appender import FencedError
     from kafkasafe.spark.listener import MetricsListener
     from kafkasafe.spark.sink import foreach_batch_sink, write_batch
     from kafkasafe.spark.source import KafkaSafeSource, register
 
-__all__ = ["KafkaSafeSource", "MetricsListener", "foreach_batch_sink", "register", "write_batch"]
+__all__ = [
+    "FencedError",
+    "KafkaSafeSource",
+    "MetricsListener",
+    "foreach_batch_sink",
+    "register",
+    "write_batch",
+]
 
 # Name → module. Lazily, so that who uses one part does not need what the others import.
 _HOMES: Final = {
+    "FencedError": "kafkasafe._io.appender",
     "KafkaSafeSource": "kafkasafe.spark.source",
     "MetricsListener": "kafkasafe.spark.listener",
     "foreach_batch_sink": "kafkasafe.spark.sink",

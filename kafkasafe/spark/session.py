@@ -213,6 +213,12 @@ class Session:
                 failure.add_note(
                     f"kafkasafe: batch {batch_id} of {self._app_id} was begun {machine.restarts} times (maxRestarts)"
                 )
+            if _is_fenced(failure) and not isinstance(failure, FencedError):
+                raise FencedError(
+                    f"Another driver has begun a transaction for {self._app_id} while batch {batch_id} was"
+                    " written: only one at a time may use a txnAppId. Nothing is visible that was not committed"
+                    " before. Give each a txnAppId of its own, or stop the other one and start again."
+                ) from failure
             raise failure
         seconds = time.monotonic() - began
         if machine.step is Step.DUPLICATE and not machine.committed_by_us:

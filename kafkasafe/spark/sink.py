@@ -149,6 +149,7 @@ def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> O
 
     Raises:
         ConfigError: As `foreach_batch_sink`; or a column is missing or has a wrong type.
+        FencedError: Another call with this `txnAppId` took over; nothing of this one is visible, or all.
         KafkaError: It could not be written; nothing of it is visible.
     """
     if topic is not None:
