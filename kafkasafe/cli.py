@@ -23,6 +23,7 @@ from rich.table import Table
 
 from kafkasafe._core import codes
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
+from kafkasafe._core.offsets import BaselineError
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli_audit import AUDIT_CODES, audit_topic
 from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED
@@ -588,7 +589,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments, prog_name="kafkasafe")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except (KafkaError, OSError) as error:
+    except (KafkaError, OSError, BaselineError) as error:
         text = str(error) or type(error).__name__
         print(f"kafkasafe: {text}", file=sys.stderr)
         sys.exit(EXIT_FAILED)

@@ -165,6 +165,16 @@ def test_what_cannot_be_carried_out_is_one_line_and_exit_code_3(capsys, monkeypa
     assert err == f"kafkasafe: {error}\n"
 
 
+def test_a_baseline_that_cannot_be_used_is_not_taken_for_lost_records(capsys, tmp_path):
+    baseline = tmp_path / "ends.json"
+    baseline.write_text("hi")
+    code, out, err = run(capsys, "offsets", "orders", "-b", "127.0.0.1:9", "--baseline", str(baseline))
+    assert (code, out) == (3, "")  # 1 says that an end offset went back
+    assert err.startswith(f"kafkasafe: {baseline} cannot be used: ")
+    assert err.count("\n") == 1
+    assert baseline.read_text() == "hi"
+
+
 def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
     fake_demo(monkeypatch, error=KeyboardInterrupt())
     code, _, err = run(capsys, "demo")
