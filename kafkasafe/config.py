@@ -235,6 +235,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     if merged["on_event"] is not None and not callable(merged["on_event"]):
         raise ConfigError(f"on_event must be callable, not {merged['on_event']!r}")
     remote = merged["remote_storage_timeout_ms"]
+    _check_memories(merged)
     return ConsumerConfig(
         kafka={name: value for name, value in options.items() if name not in _CONSUMER},
         on_divergence=merged["on_divergence"],
@@ -247,6 +248,19 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
         if remote is None
         else _number(merged, "remote_storage_timeout_ms", least=1) / 1000,
     )
+
+
+def _check_memories(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the files that a SafeConsumer remembers by cannot be written."""
+    paths = {name: _path(options, name) for name in ("offsets_path", "lineage_path")}
+    for name, path in paths.items():
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{name}: {path} is a directory; give the name of a file")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{name}: {path.parent} is not a directory; create it, or correct {name}")
+    offsets, lineage = paths.values()
+    if offsets is not None and lineage is not None and offsets.absolute() == lineage.absolute():
+        raise ConfigError(f"offsets_path and lineage_path are both {offsets}; each needs a file of its own")
 
 
 def _check_names(options: Mapping[str, Any], known: Mapping[str, Any]) -> None:

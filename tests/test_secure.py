@@ -157,6 +157,7 @@ def test_a_certificate_by_either_tool(tmp_path, monkeypatch, tool):
         ({"listeners": {"SECURE": "TLS"}}, "SECURE must be one of PLAINTEXT, SSL"),
         ({"listeners": {"S": "SSL"}, "version": "1.1.1"}, "need Kafka 2.0"),
         ({"users": {"a b": "x"}}, "plain words"),
+        ({"listeners": {"S": "SASL_SSL"}, "users": {}}, "leave users out for alice"),
     ],
 )
 def test_listeners_that_cannot_be(options, says):

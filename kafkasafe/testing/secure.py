@@ -39,6 +39,8 @@ def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], vers
             raise ConfigError(f"listeners: {name} must be one of {', '.join(PROTOCOLS)}, not {protocol!r}")
     if listeners and version < (2, 0):
         raise ConfigError("listeners need Kafka 2.0 or later")
+    if not users and any(protocol.startswith("SASL") for protocol in listeners.values()):
+        raise ConfigError("users: a listener with SASL needs one; leave users out for alice")
     for user, password in users.items():
         if not re.fullmatch(r"[\w.-]+", user) or not re.fullmatch(r"[^\"\\\n]+", password):
             raise ConfigError(f"users: {user!r} and its password must be plain words")

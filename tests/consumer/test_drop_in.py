@@ -184,6 +184,10 @@ class TestOptions:
             {"remote_storage_timeout_ms": 0},
             {"on_event": 7},
             {"offsets_hold_timeout_s": -1},
+            {"offsets_path": "/"},
+            {"offsets_path": "/nowhere/ends.json"},
+            {"lineage_path": "/nowhere/lineage.json"},
+            {"offsets_path": "/tmp/one.json", "lineage_path": "/tmp/one.json"},
         ],
     )
     def test_values_that_cannot_work(self, option):
