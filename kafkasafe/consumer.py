@@ -1840,7 +1840,12 @@ class _ReachingManager(_Manager):
 
     def update_backoff(self, node_id: Any) -> Any:
         # KafkaConnectionManager calls it where it handles the error, which it only logs.
-        self.last_failure = sys.exc_info()[1] or self.last_failure
+        failure = sys.exc_info()[1]
+        late = (kafka_errors.KafkaTimeoutError, kafka_errors.RequestTimedOutError)
+        cut_short = isinstance(failure, late) or isinstance(getattr(failure, "__cause__", None), late)
+        # The last try ends with the time there is, which says nothing of why the tries before it failed.
+        if failure is not None and not (cut_short and self.last_failure is not None):
+            self.last_failure = failure
         parent: Any = super()
         return parent.update_backoff(node_id)
 
