@@ -175,10 +175,11 @@ def test_a_thread_that_is_apart_waits_for_no_handler(records, blocked):
             int("x")
         except ValueError:
             log.exception("%s", "a", event="something")
-        for number in range(20_000):
-            log.info("%d", number, event="many")
+        # Kept, or left out where other tests have let kafka-python say much: in any case it does not wait.
         limit_foreign()
         logging.getLogger("kafka.net.selector").error("of kafka-python's")
+        for number in range(20_000):
+            log.info("%d", number, event="many")
     assert not drain(0.01)
     blocked.set()
     assert drain(60)
@@ -199,7 +200,7 @@ def test_a_thread_that_is_apart_waits_for_no_handler(records, blocked):
         log.info("the last one", event="after")
     assert drain(60)
     (dropped,) = (record for record in records if record.event == "log_dropped")
-    assert dropped.suppressed + len(kept) == 20_001
+    assert dropped.suppressed + len(kept) == 20_000
     assert last.event in {"many", "log_dropped"}
 
 

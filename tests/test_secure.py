@@ -130,7 +130,9 @@ def test_no_cause_is_named_while_the_cluster_answers(cluster, tmp_path):
         assert producer.last_network_error is None
 
 
-def test_kafkas_own_tools_are_fetched_when_they_are_asked_for(cluster):
+def test_kafkas_own_tools_are_fetched_when_they_are_asked_for(cluster, tmp_path):
+    with SafeProducer(**cluster.client_options("SECURE"), spool_dir=tmp_path) as producer:
+        producer.send("orders", b"x").get(60)
     (segment,) = cluster.log_segments("orders", 0)
     assert "baseOffset" in cluster.run_java_tool("org.apache.kafka.tools.DumpLogSegments", "--files", segment)
 
