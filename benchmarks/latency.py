@@ -18,29 +18,26 @@ from typing import Any
 
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
 VALUE = b"x" * 100
+WARM_UP = 50
 
 
 @contextlib.contextmanager
-def opened(servers: list[str], topic: str, parent: str | None) -> Iterator[dict[str, Callable[[], Any]]]:
-    from kafka import KafkaProducer
-
+def safe(servers: list[str], parent: str | None, spool: str) -> Iterator[Any]:
     from kafkasafe import SafeProducer
 
-    with contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="kafkasafe-bench-", dir=parent) as folder,
+        SafeProducer(bootstrap_servers=servers, spool_dir=folder, spool=spool) as producer,
+    ):
+        yield producer
 
-        def safe(spool: str) -> SafeProducer:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kafkasafe-bench-", dir=parent))
-            return stack.enter_context(SafeProducer(bootstrap_servers=servers, spool_dir=folder, spool=spool))
 
-        always, on_error = safe("always"), safe("on_error")
-        theirs = KafkaProducer(bootstrap_servers=servers)
-        stack.callback(theirs.close)
-        yield {
-            "kafka-python, send + get": lambda: theirs.send(topic, VALUE).get(60),
-            "SafeProducer, send + durable": lambda: always.send(topic, VALUE).durable(60),
-            "SafeProducer, send + get": lambda: always.send(topic, VALUE).get(60),
-            'SafeProducer, spool="on_error", send + get': lambda: on_error.send(topic, VALUE).get(60),
-        }
+@contextlib.contextmanager
+def theirs(servers: list[str]) -> Iterator[Any]:
+    from kafka import KafkaProducer
+
+    with contextlib.closing(KafkaProducer(bootstrap_servers=servers)) as producer:
+        yield producer
 
 
 def main() -> None:
@@ -50,23 +47,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=300, help="of each client in each round")
-    parser.add_argument("--rounds", type=int, default=5, help="the first one does not count")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--spool-parent", help="directory for the spools: on the disk to be measured")
     options = parser.parse_args()
     with KafkaCluster(brokers=1, java_options=JAVA_OPTIONS) as cluster:
         cluster.create_topic("latency")
-        with opened(cluster.bootstrap_servers, "latency", options.spool_parent) as clients:
-            taken: dict[str, list[float]] = {name: [] for name in clients}
-            for number in range(options.rounds):
-                for name, one in clients.items():
-                    for _ in range(options.records):
+        servers, parent = cluster.bootstrap_servers, options.spool_parent
+        clients: dict[str, tuple[Callable[[], Any], str]] = {
+            "kafka-python, send + get": (lambda: theirs(servers), "get"),
+            "SafeProducer, send + durable": (lambda: safe(servers, parent, "always"), "durable"),
+            "SafeProducer, send + get": (lambda: safe(servers, parent, "always"), "get"),
+            'SafeProducer, spool="on_error", send + get': (lambda: safe(servers, parent, "on_error"), "get"),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in clients}
+        for _ in range(options.rounds):
+            # One client at a time: the threads of others would share its interpreter.
+            for name, (opened, wait) in clients.items():
+                with opened() as producer:
+                    for number in range(WARM_UP + options.records):
                         began = time.perf_counter()
-                        one()
-                        if number:
+                        getattr(producer.send("latency", VALUE), wait)(60)
+                        if number >= WARM_UP:
                             taken[name].append((time.perf_counter() - began) * 1000)
-            for name, times in taken.items():
-                cuts = statistics.quantiles(times, n=100)
-                print(f"{name:44} p50 {cuts[49]:6.2f} ms   p99 {cuts[98]:6.2f} ms", flush=True)
+        for name, times in taken.items():
+            cuts = statistics.quantiles(times, n=100)
+            print(f"{name:44} p50 {cuts[49]:6.2f} ms   p99 {cuts[98]:6.2f} ms", flush=True)
 
 
 if __name__ == "__main__":
