@@ -26,7 +26,7 @@ from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind,
 from kafkasafe._core.offsets import BaselineError
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli_audit import AUDIT_CODES, audit_topic
-from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED
+from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, PIPED_COLUMNS
 from kafkasafe.cli_doctor import DOCTOR_CODES, doctor
 from kafkasafe.cli_offsets import OFFSETS_CODES, offsets
 from kafkasafe.cli_spool import spool_app
@@ -538,7 +538,7 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
         previous = run.client
     console.print()
     # A table is not cut where there is no terminal to measure.
-    wide = console if console.is_terminal else Console(highlight=False, width=120)
+    wide = console if console.is_terminal else Console(highlight=False, width=PIPED_COLUMNS)
     wide.print(table)
     console.print(_explain(runs), soft_wrap=True)
 
@@ -561,8 +561,8 @@ def _explain(runs: Sequence[Run]) -> str:
     if others:
         lost, acked_lost = sum(run.lost for run in others), sum(run.acked_lost for run in others)
         lines += [
-            "For the controls sent is what send() or produce() took: an application knows no more that keeps no copy",
-            f"of its own. They lost {lost:,}; {acked_lost:,} of these after they were acknowledged. An application",
+            "For the controls sent is what send() or produce() took: without a copy of its own the application cannot",
+            f"know more. They lost {lost:,}; {acked_lost:,} of these after they were acknowledged. An application",
             "that keeps each record itself until it is acknowledged, and sends it again after a crash, avoids the",
             "loss, but not the duplicates. Keeping them, and knowing what not to send again, is what the spool does.",
         ]

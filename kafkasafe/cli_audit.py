@@ -16,6 +16,7 @@ from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,
+    PIPED_COLUMNS,
     ConfigFile,
     Json,
     Servers,
@@ -31,7 +32,6 @@ __all__ = ["AUDIT_CODES", "audit_topic"]
 AUDIT_CODES: Final = CODES.format(broken="something is missing or there twice")
 _ROWS: Final = 200
 _DETAILS: Final = 20
-_PIPED_COLUMNS: Final = 200
 
 
 def audit_topic(
@@ -129,7 +129,7 @@ def _print(found: Audit) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         # Where there is no terminal to measure nothing is cut off.
-        console = Console(highlight=False, width=_PIPED_COLUMNS)
+        console = Console(highlight=False, width=PIPED_COLUMNS)
     table = Table(title=f"{found.topic}: {counted(found.records, 'record')}", title_justify="left")
     for name in ("partition", "producer id", "epochs", "offsets", "batches", "records", "missing", "again"):
         table.add_column(name, justify="left" if name in {"epochs", "offsets"} else "right")

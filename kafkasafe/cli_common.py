@@ -27,6 +27,7 @@ __all__ = [
     "EXIT_FAILED",
     "EXIT_INTERRUPTED",
     "EXIT_USAGE",
+    "PIPED_COLUMNS",
     "RESEND_HINT",
     "ConfigFile",
     "Directory",
@@ -45,6 +46,9 @@ EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
 EXIT_INTERRUPTED: Final = 130
+
+PIPED_COLUMNS: Final = 200
+"""Where there is no terminal to measure nothing is cut off."""
 
 CODES: Final = (
     "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 it could not be carried out."

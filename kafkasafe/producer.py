@@ -1234,9 +1234,10 @@ class SafeProducer:
         servers = self._config.kafka["bootstrap_servers"]
         directory = str(self._config.spool_dir)
         log.warning(
-            "%d records are not delivered, they wait in %s: the next producer on that directory delivers them, or"
+            "%d record%s not delivered, waiting in %s: the next producer on that directory delivers what waits, or"
             " kafkasafe spool drain %s -b %s",
             records,
+            " is" if records == 1 else "s are",
             directory,
             shlex.quote(directory),
             servers if isinstance(servers, str) else ",".join(servers),

@@ -905,9 +905,10 @@ class Pump:
             )
         if lane.rejected.records:
             self._log.warning(
-                "%s: %d rejected records are kept in %s; `kafkasafe spool resend` sends them again",
+                "%s: %d rejected record%s kept in %s; `kafkasafe spool resend` sends them again",
                 lane.name,
                 lane.rejected.records,
+                " is" if lane.rejected.records == 1 else "s are",
                 lane.lock.path / "rejected",
                 lane=lane.name,
                 records=lane.rejected.records,
