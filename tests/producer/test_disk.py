@@ -34,7 +34,7 @@ class Quota(OsFiles):
         fail: By method: errors to raise, one per call.
     """
 
-    __slots__ = ("directory", "fail", "greedy", "honest", "room")
+    __slots__ = ("_lock", "directory", "fail", "greedy", "honest", "room")
 
     def __init__(self, directory: Path, room: int = 1 << 40, *, honest: bool = True) -> None:
         self.directory = directory
@@ -42,6 +42,13 @@ class Quota(OsFiles):
         self.honest = honest
         self.greedy = False
         self.fail: dict[str, list[int]] = {}
+        # What is measured is not changed meanwhile by the thread that writes.
+        self._lock = threading.Lock()
+
+    def fill_up(self) -> None:
+        """Not a byte is left for anybody: others take the rest, and from now on whatever is given back."""
+        with self._lock:
+            self.room, self.greedy = self._used(), True
 
     def _used(self) -> int:
         used = 0
@@ -62,25 +69,28 @@ class Quota(OsFiles):
     def writev(self, handle, buffers, offset):
         self._strike("writev")
         data = b"".join(buffers)
-        size, reserved = os.fstat(handle).st_size, os.fstat(handle).st_blocks * 512
-        grows = max(0, offset + len(data) - max(size, reserved))
-        missing = grows - max(0, self.room - self._used())
-        if missing >= len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        # Like the kernel: what fits is written, the next call fails.
-        return super().writev(handle, [data[: len(data) - max(0, missing)]], offset)
+        with self._lock:
+            size, reserved = os.fstat(handle).st_size, os.fstat(handle).st_blocks * 512
+            grows = max(0, offset + len(data) - max(size, reserved))
+            missing = grows - max(0, self.room - self._used())
+            if missing >= len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            # Like the kernel: what fits is written, the next call fails.
+            return super().writev(handle, [data[: len(data) - max(0, missing)]], offset)
 
     def preallocate(self, handle, size):
-        if self._used() + size - os.fstat(handle).st_size > self.room:
-            return False
-        return super().preallocate(handle, size)
+        with self._lock:
+            if self._used() + size - os.fstat(handle).st_size > self.room:
+                return False
+            return super().preallocate(handle, size)
 
     @contextlib.contextmanager
     def _gives_back(self):
-        before = self._used()
-        yield
-        if self.greedy:
-            self.room -= max(0, before - self._used())
+        with self._lock:
+            before = self._used()
+            yield
+            if self.greedy:
+                self.room -= max(0, before - self._used())
 
     def truncate(self, handle, size):
         with self._gives_back():
@@ -92,7 +102,8 @@ class Quota(OsFiles):
             with self._gives_back():
                 super().unlink(path)
         else:
-            super().unlink(path)
+            with self._lock:
+                super().unlink(path)
 
     def create(self, path):
         self._strike("create")
