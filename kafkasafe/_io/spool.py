@@ -185,7 +185,11 @@ class Spool:
         positions: list[int] = []
         if batches and not atomic and not self._keep_spare():
             # What is left is for marks.
-            raise self._failed("written to", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.next_position == self.synced_position:
+                # Nothing is to be undone. A segment begun for each mark that follows would take what is left.
+                raise self._error("written to", error)
+            raise self._failed("written to", error)
         try:
             if self._repair:
                 self._put_back()
@@ -480,6 +484,9 @@ class Spool:
         self._repair = True
         self.next_position = self.synced_position
         self._disk_position = min(self._disk_position, self.synced_position)
+        return self._error(what, error)
+
+    def _error(self, what: str, error: OSError) -> SpoolWriteError:
         hint = "; make room and it goes on" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
         return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}")
 

@@ -78,6 +78,33 @@ def test_marks_are_written_on_a_full_disk_and_room_is_made_again():
 
 
 @pytest.mark.usefixtures("_real_size")
+def test_data_that_waits_for_room_does_not_make_marks_more_expensive():
+    """Each mark is followed by another try of the data. A try that writes nothing must not cost a segment, whose
+    beginning repeats all that is known of every partition."""
+    disk = Disk(capacity_bytes=1_000_000)
+    known = [m.Destination(number, "topic", number) for number in range(1, 201)]
+    lock, spool, _ = open_lane(disk.process(), lambda: known, segment_bytes=SEGMENT)
+    positions = filled(disk, spool)
+    with pytest.raises(SpoolWriteError):
+        spool.write_group([committed(positions[:1])], ())
+    assert RESERVE not in disk.files()
+    disk.capacity_bytes = disk.used_bytes + 65_536
+    for number in range(100):
+        spool.write_group([committed(positions[number % len(positions) :][:1])], ())
+        spool.sync()
+        with pytest.raises(SpoolWriteError, match="No space left"):
+            spool.write_group((), [(1, bytearray(encode(7, 1, 1)))])
+    assert spool.release(spool.next_position) > 500_000
+    spool.write_group((), [(1, bytearray(encode(7, 1, 40_000)))])
+    spool.sync()
+    spool.close()
+    lock.release()
+    found = recover(disk, segment_bytes=SEGMENT)
+    assert found.items[-1][1][0] == "batch"
+    found.close()
+
+
+@pytest.mark.usefixtures("_real_size")
 @pytest.mark.parametrize("left", [b"", b"x" * 100])
 def test_a_reserve_that_is_short_is_none(left):
     disk = Disk()
