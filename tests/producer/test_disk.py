@@ -242,8 +242,7 @@ def test_a_full_disk(broker, producers, quota, honest):
     assert "everything accepted before is kept" in str(error)
     assert count > 30
     if not honest:
-        # Not a byte is left for anybody.
-        quota.room, quota.greedy = quota._used(), True
+        quota.fill_up()
     broker.proxy.restore()
     if not honest:
         committed = lambda: producer.metrics()["kafkasafe"]["records_committed"]  # noqa: E731
