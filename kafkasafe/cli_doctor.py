@@ -16,10 +16,10 @@ from kafka.errors import KafkaError
 from kafkasafe._core.concerns import Concern, concerns_of
 from kafkasafe._core.examine import Finding
 from kafkasafe._io.admin import open_admin, settings_of
+from kafkasafe._io.connect import connect
 from kafkasafe._io.examination import Examined, LaneContent, examine, read_content
 from kafkasafe._io.inspection import resent_in
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.transport import Transport
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
@@ -139,7 +139,7 @@ def ask(
 ) -> tuple[list[Examined], str | None]:
     """(what became of each undelivered batch, id of the cluster)."""
     # Asking about a topic must not make one.
-    transport = Transport({**options, "allow_auto_create_topics": False})
+    transport = connect({**options, "allow_auto_create_topics": False})
     transport.start()
     deadline = time.monotonic() + timeout_s
     try:

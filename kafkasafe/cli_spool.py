@@ -28,7 +28,6 @@ from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import given_partitions
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
-from kafkasafe._io.transport import in_words
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
@@ -48,6 +47,7 @@ from kafkasafe.cli_common import (
     progress,
 )
 from kafkasafe.cli_doctor import ask
+from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate
 from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError, UndecidableError, UsageError
 from kafkasafe.events import BatchCommitted, DeliveryRetried, TopicAccepted, TopicRefused

@@ -50,22 +50,23 @@ from kafkasafe._core.epochs import (
 )
 from kafkasafe._core.memory import Remembered
 from kafkasafe._io.batches import BatchFetcher, BatchPolling
+from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.metadata import Metadata
 from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
-from kafkasafe._io.transport import (
+from kafkasafe._io.transport import _Manager
+from kafkasafe.classification import Verdict
+from kafkasafe.cluster.api import (
+    Cluster,
     EpochEnd,
     Failure,
     OffsetListed,
     RecordsFetched,
     Reply,
     TopicInfo,
-    Transport,
-    _Manager,
     in_words,
 )
-from kafkasafe.classification import Verdict
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
 from kafkasafe.events import (
@@ -345,7 +346,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         self._log = log.bind(client_id=options.get("client_id", KafkaConsumer.DEFAULT_CONFIG["client_id"]))
         self._stats = ConsumerStats()
         self._lock = threading.Lock()
-        self._transport: Transport | None = None
+        self._transport: Cluster | None = None
         self._parts: dict[TopicPartition, _Part] = {}
         self._resting: dict[TopicPartition, float] = {}
         self._desk = Desk(self._ring)
@@ -639,7 +640,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         transport = self._network()
         since: float | None = None
 
-        def send(reply: Reply) -> None:
+        def send(reply: Reply[Any]) -> None:
             transport.list_offset(
                 tp.topic, tp.partition, timestamp, reply, isolation_level=int(self._fetcher._isolation_level)
             )
@@ -777,7 +778,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         """Where an epoch ends in the log of who leads under `current`."""
         transport = self._network()
 
-        def send(reply: Reply) -> None:
+        def send(reply: Reply[Any]) -> None:
             transport.offset_for_leader_epoch(
                 tp.topic, tp.partition, epoch, reply, current_leader_epoch=current
             )
@@ -796,7 +797,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _isolation(self) -> IsolationLevel:
         return "read_committed" if int(self._fetcher._isolation_level) else "read_uncommitted"
 
-    def _network(self) -> Transport:
+    def _network(self) -> Cluster:
         """Our own connections, made when they are needed first."""
         with self._lock:
             if self._closed:
@@ -804,7 +805,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             if self._transport is None:
                 # The version that was found is no option: brokers may be upgraded while this runs.
                 options = {**self.config, "api_version": self._safe.kafka.get("api_version")}
-                self._transport = Transport(options)
+                self._transport = connect(options)
                 self._transport.start()
             return self._transport
 
@@ -1143,7 +1144,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _batch_at(self, tp: TopicPartition, offset: int, current: int) -> Procedure[RecordsFetched]:
         transport = self._network()
 
-        def send(reply: Reply) -> None:
+        def send(reply: Reply[Any]) -> None:
             # The first batch comes whole, however large.
             transport.fetch_records(tp.topic, tp.partition, offset, 1, reply, current_leader_epoch=current)
 
@@ -1159,7 +1160,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _log_end(self, tp: TopicPartition) -> Procedure[int]:
         transport = self._network()
 
-        def send(reply: Reply) -> None:
+        def send(reply: Reply[Any]) -> None:
             transport.log_end_offset(tp.topic, tp.partition, reply)
 
         answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send, stats=self._stats)

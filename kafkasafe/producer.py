@@ -29,12 +29,13 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.callbacks import CallbackThread
+from kafkasafe._io.connect import connect
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, seems_given
 from kafkasafe._io.refusals import because, error_for_send
 from kafkasafe._io.stats import Reading
-from kafkasafe._io.transport import Transport, in_words
+from kafkasafe.cluster.api import Broker, Cluster, in_words
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate, volatile_reason
 from kafkasafe.errors import (
     ForkedProcessError,
@@ -589,7 +590,7 @@ class SafeProducer:
         lock = directory.take_lane(config.spool_lane)
         self._hold = _Hold(self)
         try:
-            self._transport = Transport(config.kafka)
+            self._transport: Cluster = connect(config.kafka)
             try:
                 self._pump = Pump(
                     config,
@@ -1508,7 +1509,7 @@ class _Cluster:
         transport: Knows what the cluster said in this life.
     """
 
-    def __init__(self, topic: str, partitions: int, transport: Transport) -> None:
+    def __init__(self, topic: str, partitions: int, transport: Cluster) -> None:
         self._topic = topic
         self._partitions = set(range(partitions))
         self._transport = transport
@@ -1556,11 +1557,11 @@ class _Cluster:
         }
         return led or None
 
-    def brokers(self) -> list[Any]:
+    def brokers(self) -> list[Broker]:
         """The brokers, each with node_id, host, port and rack."""
-        return self._transport.brokers()
+        return list(self._transport.brokers())
 
-    def broker_metadata(self, broker_id: int) -> Any:
+    def broker_metadata(self, broker_id: int) -> Broker | None:
         """One of them, None if it is not known."""
         return next((broker for broker in self._transport.brokers() if broker.node_id == broker_id), None)
 

@@ -13,8 +13,9 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from kafkasafe._core import batch
-from kafkasafe._io.transport import Failure, ProduceRequest, Transport
+from kafkasafe._io.transport import Transport
 from kafkasafe.cli import app
+from kafkasafe.cluster.api import Failure, ProduceRequest
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka

@@ -34,8 +34,9 @@ from kafkasafe._core import batch
 from kafkasafe._core.arrow_pack import divide
 from kafkasafe._core.txn import Grant, Report
 from kafkasafe._io.inquiry import pause_s
-from kafkasafe._io.transport import Failure, HeadersFetched, ProduceReply, ProduceRequest, Transport
+from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
+from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
 from kafkasafe.errors import KafkaSafeError, RejectedError
 from kafkasafe.logs import EventLog
 

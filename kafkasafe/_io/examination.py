@@ -32,7 +32,7 @@ from kafkasafe._io.rejected import (
     waits_of,
 )
 from kafkasafe._io.stats import ConsumerStats
-from kafkasafe._io.transport import Failure, Reply, Transport
+from kafkasafe.cluster.api import Cluster, Failure, Reply
 from kafkasafe.errors import SpoolError
 
 __all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
@@ -281,7 +281,7 @@ class _Place:
 
 def examine(
     contents: Sequence[LaneContent],
-    transport: Transport | None,
+    transport: Cluster | None,
     *,
     timeout_s: float,
     told: Callable[[int, int], None] = lambda _done, _all: None,
@@ -366,7 +366,7 @@ def _wait(
 
 
 def _examined(
-    transport: Transport, place: _Place, note: Callable[[Exception], None]
+    transport: Cluster, place: _Place, note: Callable[[Exception], None]
 ) -> Procedure[list[Examined]]:
     """Asks about one partition; again where another leader came meanwhile, whose log may be another one."""
     for _ in range(_LEADERS):
@@ -378,19 +378,17 @@ def _examined(
     return found
 
 
-def _leader(transport: Transport, place: _Place) -> tuple[int, int]:
+def _leader(transport: Cluster, place: _Place) -> tuple[int, int]:
     info = transport.topic(place.topic)
     known = None if info is None else info.partitions.get(place.partition)
     return (-1, -1) if known is None else (known.leader, known.leader_epoch)
 
 
-def _read(
-    transport: Transport, place: _Place, note: Callable[[Exception], None]
-) -> Procedure[list[Examined]]:
+def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) -> Procedure[list[Examined]]:
     topic, partition, journal = place.topic, place.partition, place.content.journal
     stats = ConsumerStats()
 
-    def asked(api: str, send: Callable[[Reply], None]) -> Procedure[Any]:
+    def asked(api: str, send: Callable[[Reply[Any]], None]) -> Procedure[Any]:
         return insist(transport, topic, api, send, lambda error, _: note(error), stats=stats)
 
     views: Mapping[int, ProducerView] = {}
@@ -428,7 +426,7 @@ def _read(
     while not examination.done and polls <= _PATIENCE:
         at = examination.next_offset
 
-        def fetch(reply: Reply, at: int = at) -> None:
+        def fetch(reply: Reply[Any], at: int = at) -> None:
             transport.fetch_headers(topic, partition, at, _PAGE_BYTES, reply)
 
         page = yield from asked("fetch", fetch)
@@ -458,7 +456,7 @@ def _doubted(batch: SpooledBatch, verdict: Verdict, changed: str) -> Verdict:
     return Verdict(verdict.finding, verdict.offsets, verdict.evidence + changed)
 
 
-def _recreated(transport: Transport, place: _Place, known: bytes) -> str:
+def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:
     info = transport.topic(place.topic)
     if info is None or not any(known) or not any(info.topic_id) or known == info.topic_id:
         return ""

@@ -22,8 +22,8 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from kafka.errors import for_code
 
 from kafkasafe._io.stats import ConsumerStats
-from kafkasafe._io.transport import Failure, Reply, Transport
 from kafkasafe.classification import Verdict, classify
+from kafkasafe.cluster.api import Cluster, Failure, Reply
 
 __all__ = ["Ask", "Desk", "Inquiry", "Pause", "Procedure", "Step", "insist", "pause_s"]
 
@@ -39,7 +39,7 @@ MAX_PAUSE_S: Final = 0.4
 class Ask:
     """One request; `send` gets the callback for its answer."""
 
-    send: Callable[[Reply], None]
+    send: Callable[[Reply[Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ class Desk:
 
 
 def insist(
-    transport: Transport,
+    transport: Cluster,
     topic: str,
     api: str,
-    send: Callable[[Reply], None],
+    send: Callable[[Reply[Any]], None],
     on_failure: Callable[[Exception, Verdict], None] | None = None,
     *,
     stats: ConsumerStats,

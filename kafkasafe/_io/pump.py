@@ -45,7 +45,6 @@ from kafkasafe._core.identity import (
 from kafkasafe._core.loss import Cause, Survey
 from kafkasafe._core.patience import Patience
 from kafkasafe._core.rejected import Refused
-from kafkasafe._io import transport as t
 from kafkasafe._io.clock import SleepingClock, read_clock
 from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
@@ -57,6 +56,7 @@ from kafkasafe._io.retry import Backoff
 from kafkasafe._io.siblings import LeftBehind, Siblings
 from kafkasafe._io.spool import Spool
 from kafkasafe._io.stats import Stats
+from kafkasafe.cluster import api as t
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import (
     DataLossError,
@@ -312,7 +312,7 @@ class Pump:
     def __init__(
         self,
         config: ProducerConfig,
-        transport: t.Transport,
+        transport: t.Cluster,
         directory: SpoolDirectory,
         files: Files,
         *,

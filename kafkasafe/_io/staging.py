@@ -24,8 +24,9 @@ from kafkasafe._core.txn import Grant
 from kafkasafe._io.appender import Appender, FencedError, RestartError
 from kafkasafe._io.inquiry import pause_s
 from kafkasafe._io.transactions import Coordinator, call, insist
-from kafkasafe._io.transport import Failure, OffsetListed, ProducerIdGranted, RecordsFetched, Transport
+from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
+from kafkasafe.cluster.api import Failure, OffsetListed, ProducerIdGranted, RecordsFetched
 from kafkasafe.errors import KafkaSafeError
 
 __all__ = ["Staged", "Stager", "StagingError", "fetch_staged"]

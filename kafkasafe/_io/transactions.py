@@ -29,15 +29,9 @@ from kafka.protocol.producer import (
 
 from kafkasafe._core.txn import Grant
 from kafkasafe._io.inquiry import pause_s
-from kafkasafe._io.transport import (
-    Failure,
-    MetadataRefreshed,
-    ProducersDescribed,
-    Reply,
-    TopicInfo,
-    Transport,
-)
+from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
 
 __all__ = ["Coordinator", "TopicPartition", "call", "insist"]
 
@@ -88,7 +82,7 @@ def _error(code: int, message: str) -> Exception:
     return told
 
 
-def call(send: Callable[[Reply], None], timeout_s: float) -> Any:
+def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
     """The answer to one request.
 
     Raises:

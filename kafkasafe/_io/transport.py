@@ -49,7 +49,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import kafka.errors as kafka_errors
@@ -68,13 +68,35 @@ from kafka.protocol.producer import InitProducerIdRequest
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.util import ensure_valid_topic_name
 
-from kafkasafe._core.batch import BatchHeader, iter_headers
+from kafkasafe._core.batch import iter_headers
+from kafkasafe.cluster.api import (
+    NO_TOPIC_ID,
+    Broker,
+    Buffer,
+    EpochEnd,
+    Failure,
+    HeadersFetched,
+    MetadataRefreshed,
+    OffsetListed,
+    PartitionInfo,
+    ProduceCallback,
+    ProduceReply,
+    ProduceRequest,
+    ProducerIdGranted,
+    ProducersDescribed,
+    ProducerState,
+    RecordsFetched,
+    Reply,
+    StaleFenceError,
+    TopicInfo,
+    TopicsListed,
+    in_words,
+)
 from kafkasafe.errors import ForkedProcessError, WrongClusterError
 from kafkasafe.logs import EventLog, apart, limit_foreign, own_threads
 
 log = EventLog("network")
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 NodeId: TypeAlias = int | str
 TopicPartition: TypeAlias = tuple[str, int]
 
@@ -93,7 +115,6 @@ _LOG_OVERHEAD: Final = 12
 _MAGIC_AT: Final = 16
 _LAST_DELTA_AT: Final = 23
 
-_NO_TOPIC_ID: Final = bytes(16)
 _MAX_OFFSET: Final = 2**62  # no log gets there; what is added to an offset still fits into 64 bits
 _UNKNOWN_TOPIC: Final = 3
 _LEADER_NOT_AVAILABLE: Final = 5
@@ -114,247 +135,6 @@ _MISSING_TOPIC_POLL_MAX_S: Final = 5.0
 _CALM_S: Final = 60.0  # a network thread that lived so long had no lasting reason to crash
 _CRASH_PAUSE_MAX_S: Final = 5.0
 _LOG_EVERY_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A request that has no answer.
-
-    Attributes:
-        error: What happened; a `KafkaError` where Kafka or its client has one for it.
-        sent: False only if the request provably never reached the socket. True leaves open whether the broker
-            has seen it.
-        fence: As `ProduceReply.fence`; 0 for other requests.
-    """
-
-    error: BaseException
-    sent: bool
-    fence: int = 0
-
-    @property
-    def code(self) -> int | None:
-        """Kafka's error code, None if the failure is none of Kafka's errors."""
-        code = getattr(self.error, "errno", None)
-        return code if isinstance(self.error, kafka_errors.KafkaError) and isinstance(code, int) else None
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
-    """Who leads a partition.
-
-    Attributes:
-        leader: Node id, -1 if there is none.
-        leader_epoch: Its epoch, -1 where the broker is too old (< 2.4) to say it reliably.
-    """
-
-    leader: int
-    leader_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
-    """A topic in the latest metadata.
-
-    Attributes:
-        name: Topic name.
-        topic_id: Its id, 16 bytes; all zero when unknown (brokers < 2.8).
-        partitions: By number. While `error_code` is not 0: what was known before, if anything.
-        error_code: Kafka's error code for the topic as a whole, 0 for none. 3 is also answered for a moment by a
-            broker that has just started.
-    """
-
-    name: str
-    topic_id: bytes
-    partitions: Mapping[int, PartitionInfo]
-    error_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataRefreshed:
-    """An answer to a metadata request.
-
-    Attributes:
-        cluster_id: Id of the cluster that answered, None from old brokers.
-        brokers: Node ids.
-        topics: All watched topics the answer spoke of.
-    """
-
-    cluster_id: str | None
-    brokers: tuple[int, ...]
-    topics: Mapping[str, TopicInfo]
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerIdGranted:
-    """A producer id of the caller's own."""
-
-    producer_id: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProduceRequest:
-    """One batch to be appended to one partition.
-
-    Attributes:
-        token: Given back with the reply.
-        topic: Topic name.
-        partition: Partition number.
-        data: Exactly one RecordBatch, base offset 0. Not copied: it must not change before the reply.
-        fence: The newest `fence` that was received for this partition, 0 before the first reply; None for no
-            check. The batch is refused (`Failure`, not sent) if another batch of the partition has failed since
-            then and the caller, who does not know it yet, would let this one overtake it.
-    """
-
-    token: Any
-    topic: str
-    partition: int
-    data: Buffer
-    fence: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProduceReply:
-    """A broker's answer for one batch.
-
-    Attributes:
-        error_code: Kafka's error code, 0 for success.
-        base_offset: Offset of the batch's first record, -1 if unknown.
-        log_append_time: Ms since the epoch, -1 unless the topic uses LogAppendTime.
-        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
-        record_errors: (index in the batch, message) of the records that made the broker refuse it.
-        error_message: What the broker says about the error, if anything.
-        leader_hint: (node id, leader epoch) of the leader the broker points to (KIP-951), else None. Already
-            taken over into the metadata.
-        fence: Number of batches of this partition that have failed so far (see `ProduceRequest.fence`).
-    """
-
-    error_code: int
-    base_offset: int
-    log_append_time: int
-    log_start_offset: int
-    record_errors: tuple[tuple[int, str], ...] = ()
-    error_message: str | None = None
-    leader_hint: tuple[int, int] | None = None
-    fence: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerState:
-    """What the leader of a partition remembers of one producer.
-
-    Attributes:
-        epoch: Newest epoch seen.
-        last_sequence: Sequence of the last record appended (inclusive), -1 if none.
-        last_timestamp: Its timestamp in ms since the epoch, -1 if none.
-    """
-
-    epoch: int
-    last_sequence: int
-    last_timestamp: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProducersDescribed:
-    """The answer to DescribeProducers for one partition; `producers` is by producer id."""
-
-    error_code: int
-    producers: Mapping[int, ProducerState] = field(default_factory=dict)
-    error_message: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HeadersFetched:
-    """The batch headers of one Fetch answer.
-
-    Attributes:
-        error_code: Kafka's error code, 0 for success.
-        high_watermark: First offset that is not replicated yet, -1 if unknown.
-        last_stable_offset: First offset of an open transaction, -1 if unknown.
-        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
-        headers: Headers of the complete batches, in order. The first may begin before the offset asked for.
-        next_offset: Where to go on: behind the last complete batch; the offset asked for if there was none.
-    """
-
-    error_code: int
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-    headers: list[BatchHeader]
-    next_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsFetched:
-    """The batches of one Fetch answer, as the broker sent them.
-
-    Attributes:
-        error_code: Kafka's error code, 0 for success.
-        high_watermark: First offset that is not replicated yet, -1 if unknown.
-        last_stable_offset: First offset of an open transaction, -1 if unknown.
-        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
-        records: Whole batches, and possibly a part of one more. The first may begin before the offset asked for. Not
-            checked.
-        aborted: (producer id, first offset) of the aborted transactions that they hold records of; always empty with
-            read_uncommitted.
-        next_offset: Where to go on: behind the last whole batch; the offset asked for if there was none.
-        diverging: (leader epoch, end offset) where the log differs from what was read, if `last_fetched_epoch` was
-            given and the broker (2.7 and later) noticed; then there are no records.
-    """
-
-    error_code: int
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-    records: Buffer
-    aborted: tuple[tuple[int, int], ...]
-    next_offset: int
-    diverging: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TopicsListed:
-    """All topics that the client may see, with the numbers of their partitions; internal ones apart."""
-
-    topics: Mapping[str, tuple[int, ...]]
-    internal: Mapping[str, tuple[int, ...]]
-    error_code: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetListed:
-    """The answer to ListOffsets; `offset` is -1 if there is none, `leader_epoch` -1 if unknown.
-
-    `timestamp` is that of the record, in ms; -1 unless the question was one by time.
-    """
-
-    error_code: int
-    offset: int
-    leader_epoch: int
-    timestamp: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """The answer to OffsetForLeaderEpoch.
-
-    Attributes:
-        error_code: Kafka's error code, 0 for success.
-        leader_epoch: The largest epoch up to the one asked for, -1 for unknown (which is not data loss).
-        end_offset: Where it ends (exclusive), -1 for unknown.
-    """
-
-    error_code: int
-    leader_epoch: int
-    end_offset: int
-
-
-Reply: TypeAlias = Callable[[Any], None]
-ProduceCallback: TypeAlias = Callable[[Any, ProduceReply | Failure], None]
-
-
-class StaleFenceError(kafka_errors.RetriableError):
-    """An earlier batch of this partition failed, and the caller had not heard of it yet. Nothing was sent."""
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -620,18 +400,6 @@ class _Manager(KafkaConnectionManager):
         return result
 
 
-# How a TLS alert begins, taken for the length of a frame: 0x15, 0x03, a minor version, 0x00.
-_TLS_ALERTS: Final = tuple(f"Invalid frame length: {0x15030000 + (minor << 8)}" for minor in range(5))
-
-
-def in_words(error: BaseException) -> str:
-    """An error with its name: kafka-python's have it in their text, others do not."""
-    name, text = type(error).__name__, str(error)
-    if text.endswith(_TLS_ALERTS):
-        text += "; it answers in TLS, so security_protocol must be SSL or SASL_SSL"
-    return text if text.startswith(name) else f"{name}: {text}" if text else name
-
-
 class _suppress_closed:  # noqa: N801  # reads as contextlib.suppress
     """Swallows what a closed or crashed event loop raises."""
 
@@ -817,7 +585,7 @@ class _KafkaCall(_Call):
         self,
         request: Any,
         parse: Callable[[Any], Any],
-        reply: Reply,
+        reply: Reply[Any],
         *,
         timeout_s: float,
         targets: tuple[TopicPartition, ...] = (),
@@ -876,10 +644,10 @@ class _ProduceCall(_Call):
         self,
         hub: Transport,
         node_id: NodeId,
-        requests: list[tuple[ProduceRequest, memoryview]],
+        requests: list[tuple[ProduceRequest[Any], memoryview]],
         acks: int,
         timeout_ms: int,
-        reply: ProduceCallback,
+        reply: ProduceCallback[Any],
         transactional_id: str | None = None,
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
@@ -901,7 +669,7 @@ class _ProduceCall(_Call):
             KafkaProduceRequest, min_version=_MIN_PRODUCE, max_version=_MAX_PRODUCE
         )
         fences = self.hub._fences
-        fresh: list[ProduceRequest] = []
+        fresh: list[ProduceRequest[Any]] = []
         batches: list[tuple[str, int, Buffer]] = []
         for request, view in zip(self.requests, self.views, strict=True):
             fence = fences.get((request.topic, request.partition), 0)
@@ -1000,7 +768,7 @@ class _ProduceCall(_Call):
             fence = self.hub._raise_fence((request.topic, request.partition))
             self._answer(request, Failure(error, sent=sent, fence=fence))
 
-    def _answer(self, request: ProduceRequest, result: ProduceReply | Failure) -> None:
+    def _answer(self, request: ProduceRequest[Any], result: ProduceReply | Failure) -> None:
         self.hub._leave((request.topic, request.partition))
         _safely(self.reply, request.token, result)
 
@@ -1309,7 +1077,7 @@ class _Attempt:
     """A metadata request under way. `waiters` and `parked` are those who asked before it began."""
 
     link: _Link
-    waiters: list[Reply]
+    waiters: list[Reply[Any]]
     parked: list[_Parked]
     timer: Any = None
     over: bool = False
@@ -1401,7 +1169,7 @@ class Transport:
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._parked: list[_Parked] = []
-        self._waiters: list[Reply] = []
+        self._waiters: list[Reply[Any]] = []
         self._wanted = False
         self._attempt: _Attempt | None = None
         self._attempted_at = -1e9
@@ -1506,11 +1274,13 @@ class Transport:
         """Watched topics of which the latest metadata knows partitions."""
         return [name for name, info in self._topics.items() if info.partitions]
 
-    def brokers(self) -> list[Any]:
-        """The brokers of the latest metadata, as kafka-python has them."""
-        return list(self._manager.cluster.brokers())
+    def brokers(self) -> list[Broker]:
+        """The brokers of the latest metadata."""
+        return [
+            Broker(each.node_id, each.host, each.port, each.rack) for each in self._manager.cluster.brokers()
+        ]
 
-    def refresh_metadata(self, topics: Sequence[str], reply: Reply) -> None:
+    def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
 
         Topics never seen are asked for at once, others not within `retry_backoff_ms` of the last time.
@@ -1607,7 +1377,7 @@ class Transport:
             f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
         )
 
-    def init_producer_id(self, reply: Reply) -> None:
+    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
         """Asks any broker for a producer id.
 
         Args:
@@ -1639,10 +1409,10 @@ class Transport:
 
     def produce(
         self,
-        requests: Sequence[ProduceRequest],
+        requests: Sequence[ProduceRequest[Any]],
         acks: int,
         timeout_ms: int,
-        reply: ProduceCallback,
+        reply: ProduceCallback[Any],
         *,
         transactional_id: str | None = None,
     ) -> None:
@@ -1680,7 +1450,7 @@ class Transport:
         self,
         request: Any,
         parse: Callable[[Any], Any],
-        reply: Reply,
+        reply: Reply[Any],
         *,
         node: tuple[int, str, int] | None = None,
         minimum: int = 0,
@@ -1711,7 +1481,7 @@ class Transport:
 
         self._post(run, lambda error: _safely(reply, Failure(error, sent=False)))
 
-    def describe_producers(self, topic: str, partition: int, reply: Reply) -> None:
+    def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
         """Asks the leader which producers it remembers (KIP-664).
 
         Args:
@@ -1741,7 +1511,9 @@ class Transport:
 
         self._ask_leader(topic, partition, make, parse, reply)
 
-    def fetch_headers(self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply) -> None:
+    def fetch_headers(
+        self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
+    ) -> None:
         """Reads batch headers from a log, isolation read_uncommitted, without waiting for new ones.
 
         Args:
@@ -1798,7 +1570,7 @@ class Transport:
         partition: int,
         offset: int,
         max_bytes: int,
-        reply: Reply,
+        reply: Reply[RecordsFetched],
         *,
         isolation_level: int = 0,
         max_wait_ms: int = 0,
@@ -1870,7 +1642,7 @@ class Transport:
 
         self._ask_leader(topic, partition, make, parse, reply)
 
-    def list_topics(self, reply: Reply) -> None:
+    def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """Asks any broker for all topics. They are not watched.
 
         Args:
@@ -1900,7 +1672,13 @@ class Transport:
         )
 
     def list_offset(
-        self, topic: str, partition: int, timestamp: int, reply: Reply, *, isolation_level: int = 0
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        isolation_level: int = 0,
     ) -> None:
         """Asks the leader for an offset.
 
@@ -1915,7 +1693,7 @@ class Transport:
         """
         self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
 
-    def log_end_offset(self, topic: str, partition: int, reply: Reply) -> None:
+    def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """Asks the leader where its log ends, which may be beyond the high watermark.
 
         Asked as a debugging replica (-2), which a broker answers whether it leads or not. From Kafka 2.4 on the
@@ -1933,7 +1711,7 @@ class Transport:
         topic: str,
         partition: int,
         timestamp: int,
-        reply: Reply,
+        reply: Reply[OffsetListed],
         *,
         replica_id: int,
         isolation_level: int = 0,
@@ -1970,7 +1748,13 @@ class Transport:
         self._ask_leader(topic, partition, make, parse, reply)
 
     def offset_for_leader_epoch(
-        self, topic: str, partition: int, leader_epoch: int, reply: Reply, *, current_leader_epoch: int = -1
+        self,
+        topic: str,
+        partition: int,
+        leader_epoch: int,
+        reply: Reply[EpochEnd],
+        *,
+        current_leader_epoch: int = -1,
     ) -> None:
         """Asks the leader where an epoch ends in its log (KIP-279).
 
@@ -2151,7 +1935,7 @@ class Transport:
         partition: int,
         make: Callable[[], tuple[Any, int, int]],
         parse: Callable[[Any], Any],
-        reply: Reply,
+        reply: Reply[Any],
     ) -> None:
         def parsed(response: Any) -> Any:
             result = parse(response)
@@ -2192,7 +1976,7 @@ class Transport:
 
         self._post(lambda: route(False), fail)
 
-    def _route_any(self, make: Callable[[], _KafkaCall], *, final: bool, reply: Reply) -> None:
+    def _route_any(self, make: Callable[[], _KafkaCall], *, final: bool, reply: Reply[Any]) -> None:
         nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
         links = [self._link(node) for node in nodes]
         now = time.monotonic()
@@ -2212,16 +1996,16 @@ class Transport:
 
     def _route_produce(
         self,
-        requests: Sequence[ProduceRequest],
+        requests: Sequence[ProduceRequest[Any]],
         acks: int,
         timeout_ms: int,
-        reply: ProduceCallback,
+        reply: ProduceCallback[Any],
         *,
         final: bool,
         transactional_id: str | None,
     ) -> None:
         groups: dict[int, _Group] = {}
-        parked: list[ProduceRequest] = []
+        parked: list[ProduceRequest[Any]] = []
         for request in requests:
             leader = self._leader(request.topic, request.partition)
             if isinstance(leader, int):
@@ -2272,7 +2056,7 @@ class Transport:
             )
 
     def _fail_produce(
-        self, request: ProduceRequest, error: BaseException, sent: bool, reply: ProduceCallback
+        self, request: ProduceRequest[Any], error: BaseException, sent: bool, reply: ProduceCallback[Any]
     ) -> None:
         fence = self._raise_fence((request.topic, request.partition))
         _safely(reply, request.token, Failure(error, sent=sent, fence=fence))
@@ -2530,7 +2314,7 @@ class Transport:
             if name is None or name not in self._watched:
                 continue
             old = topics.get(name)
-            topic_id = _NO_TOPIC_ID if answer.topic_id is None else answer.topic_id.bytes
+            topic_id = NO_TOPIC_ID if answer.topic_id is None else answer.topic_id.bytes
             if answer.error_code:
                 info = TopicInfo(
                     name,
@@ -2539,7 +2323,7 @@ class Transport:
                     answer.error_code,
                 )
             else:
-                same = old is not None and old.topic_id == topic_id != _NO_TOPIC_ID
+                same = old is not None and old.topic_id == topic_id != NO_TOPIC_ID
                 partitions = {}
                 for partition in answer.partitions:
                     epoch = _known(partition.leader_epoch) if reliable else -1
@@ -2593,12 +2377,12 @@ class _Group:
     """Splits the batches for one leader into requests: one batch for each partition, bounded bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.frames: list[list[tuple[ProduceRequest, memoryview]]] = []
+        self.frames: list[list[tuple[ProduceRequest[Any], memoryview]]] = []
         self._max_bytes = max_bytes
         self._bytes = 0
         self._partitions: set[TopicPartition] = set()
 
-    def add(self, request: ProduceRequest, data: memoryview) -> None:
+    def add(self, request: ProduceRequest[Any], data: memoryview) -> None:
         target = request.topic, request.partition
         if not self.frames or target in self._partitions or self._bytes + len(data) > self._max_bytes:
             self.frames.append([])

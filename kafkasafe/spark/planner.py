@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
+from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import Ask, Desk, Pause, Procedure, insist, pause_s
 from kafkasafe._io.stats import ConsumerStats
-from kafkasafe._io.transport import EpochEnd, Failure, OffsetListed, Reply, TopicInfo, TopicsListed, Transport
 from kafkasafe.classification import Verdict, classify
+from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, OffsetListed, Reply, TopicInfo, TopicsListed
 from kafkasafe.errors import DataLossError, KafkaSafeError
 from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
 from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
@@ -117,7 +118,7 @@ class Planner:
     def __init__(self, options: ReadOptions, notices: Notices) -> None:
         self._options = options
         self._notices = notices
-        self._transport: Transport | None = None
+        self._transport: Cluster | None = None
         self._tracker = EndOffsetTracker()
         self._stats = ConsumerStats()
         self._isolation: IsolationLevel = "read_committed" if options.isolation else "read_uncommitted"
@@ -552,7 +553,7 @@ class Planner:
     def _list(self, partition: Partition, timestamp: int) -> Procedure[OffsetListed]:
         transport = self._network()
 
-        def send(reply: Reply) -> None:
+        def send(reply: Reply[Any]) -> None:
             transport.list_offset(*partition, timestamp, reply, isolation_level=self._options.isolation)
 
         answer: OffsetListed = yield from insist(
@@ -563,7 +564,7 @@ class Planner:
     def _epoch_end(self, partition: Partition, epoch: int, current: int) -> Procedure[EpochEnd]:
         transport = self._network()
 
-        def send(reply: Reply) -> None:
+        def send(reply: Reply[Any]) -> None:
             transport.offset_for_leader_epoch(*partition, epoch, reply, current_leader_epoch=current)
 
         def failed(problem: Exception, verdict: Verdict) -> None:
@@ -737,9 +738,9 @@ class Planner:
     def _servers(self) -> str:
         return ",".join(self._options.connection["bootstrap_servers"])
 
-    def _network(self) -> Transport:
+    def _network(self) -> Cluster:
         if self._transport is None:
-            self._transport = Transport({**self._options.connection, "allow_auto_create_topics": False})
+            self._transport = connect({**self._options.connection, "allow_auto_create_topics": False})
             self._transport.start()
         return self._transport
 

@@ -26,9 +26,10 @@ import pyarrow.compute
 from kafkasafe._core.arrow_decode import HEADERS, Decoder
 from kafkasafe._core.batch import BatchHeader, iter_headers
 from kafkasafe._core.epochs import UNDEFINED, Lineage
+from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import pause_s
-from kafkasafe._io.transport import Failure, RecordsFetched, Transport
 from kafkasafe.classification import classify
+from kafkasafe.cluster.api import Cluster, Failure, RecordsFetched
 from kafkasafe.errors import DataLossError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.spark.notices import Notices
@@ -314,17 +315,17 @@ def answer_code(answer: Any) -> int | None:
 
 # --- connections, kept from task to task ----------------------------------------------------------------------------
 
-_transports: dict[tuple[int, str], Transport] = {}
+_transports: dict[tuple[int, str], Cluster] = {}
 _transports_lock: Final = threading.Lock()
 
 
-def _shared(connection: Mapping[str, Any]) -> Transport:
+def _shared(connection: Mapping[str, Any]) -> Cluster:
     """Spark uses a Python worker for many tasks: connecting in each would cost more than a small range."""
     key = os.getpid(), repr(sorted(connection.items()))
     with _transports_lock:
         transport = _transports.get(key)
         if transport is None or transport.closed:
-            transport = _transports[key] = Transport({**connection, "allow_auto_create_topics": False})
+            transport = _transports[key] = connect({**connection, "allow_auto_create_topics": False})
             transport.start()
         return transport
 
@@ -333,7 +334,7 @@ def close_connections() -> None:
     """Closes what this process keeps open. The next task opens it again."""
     with _transports_lock:
         mine = [key for key in _transports if key[0] == os.getpid()]
-        transports: Sequence[Transport] = [_transports.pop(key) for key in mine]
+        transports: Sequence[Cluster] = [_transports.pop(key) for key in mine]
     for transport in transports:
         transport.close(5.0)
 

@@ -32,15 +32,9 @@ from kafkasafe._core.txn import (
 )
 from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe._io.transactions import Coordinator, call, insist
-from kafkasafe._io.transport import (
-    Failure,
-    OffsetListed,
-    ProduceReply,
-    ProduceRequest,
-    RecordsFetched,
-    Transport,
-)
+from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
+from kafkasafe.cluster.api import Failure, OffsetListed, ProduceReply, ProduceRequest, RecordsFetched
 from kafkasafe.errors import CheckpointMismatchError, ConfigError
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions

@@ -11,7 +11,8 @@ import kafka.errors as kafka_errors
 from kafka import KafkaProducer, TopicPartition
 
 from kafkasafe._core import batch
-from kafkasafe._io.transport import Failure, ProduceRequest, Transport
+from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.api import Failure, ProduceRequest
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import LogDivergedError
 

@@ -11,7 +11,7 @@ import pytest
 from consuming import Consumers, Raw, Slowness, Writer, new_topic, until
 from kafka import TopicPartition
 
-from kafkasafe._io.transport import Failure
+from kafkasafe.cluster.api import Failure
 from kafkasafe.events import OffsetLowered, PositionReset
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing.broker import KafkaCluster

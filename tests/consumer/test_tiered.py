@@ -14,7 +14,7 @@ from consuming import Consumers, Raw, Slowness, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._io.transport import Failure
+from kafkasafe.cluster.api import Failure
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
 from kafkasafe.testing.broker import KafkaCluster, _tidy_client

@@ -13,7 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from kafkasafe._core import batch
-from kafkasafe._io.transport import Failure, RecordsFetched, TopicsListed, Transport
+from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.api import Failure, RecordsFetched, TopicsListed
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka

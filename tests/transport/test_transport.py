@@ -26,7 +26,8 @@ from kafka.protocol.producer import ProduceResponse
 
 from kafkasafe._core import batch
 from kafkasafe._io import transport as module
-from kafkasafe._io.transport import (
+from kafkasafe._io.transport import Transport, encode_produce
+from kafkasafe.cluster.api import (
     EpochEnd,
     Failure,
     HeadersFetched,
@@ -37,8 +38,6 @@ from kafkasafe._io.transport import (
     ProducerIdGranted,
     ProducersDescribed,
     StaleFenceError,
-    Transport,
-    encode_produce,
 )
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
