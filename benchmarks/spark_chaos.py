@@ -388,6 +388,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     growth.consumer.close()
     if down is not None:
         cluster.start(down[0], timeout_s=120)
+    cluster.wait_for_markers()
     result = {
         "seed": seed,
         "sink": sink,

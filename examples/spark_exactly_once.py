@@ -153,6 +153,7 @@ def own_cluster(clicks: int) -> None:
         checkpoint = str(Path(scratch) / "checkpoint")
         live(servers, checkpoint, kill_in_batch=1)
         live(servers, checkpoint, kill_in_batch=None)
+        cluster.wait_for_markers()  # a commit is answered before its markers are written
         found = read_totals(servers)
         once = collections.Counter({(minute, page): count for minute, page, count in found})
         print(

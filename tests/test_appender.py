@@ -69,6 +69,7 @@ def send(task, topic, partition, data):
 
 
 def committed(kafka, topic, partition=0):
+    kafka.wait_for_markers()
     consumer = KafkaConsumer(
         bootstrap_servers=kafka.bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False
     )

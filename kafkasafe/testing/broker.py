@@ -698,6 +698,23 @@ class KafkaCluster:
 
         return self._until_topic(topic, synced, deadline, live_leader=False)[partition]
 
+    def wait_for_markers(self, timeout_s: float = 120.0) -> None:
+        """Returns when each transaction that was committed or aborted before the call is so for every reader.
+
+        A commit is answered when it is decided; its markers are written afterwards, partition by partition. Until then
+        a `read_committed` reader ends, for a moment, before the transaction's records.
+
+        Raises:
+            ClusterError: There are transactions without their markers after `timeout_s`.
+            kafka.errors.UnsupportedVersionError: The brokers are older than 3.0 (KIP-664).
+        """
+        deadline = time.monotonic() + timeout_s
+        with self.admin() as admin:
+            while any(admin.list_transactions(state_filters=["PrepareCommit", "PrepareAbort"]).values()):
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"There are transactions without their markers after {timeout_s:g} s")
+                time.sleep(0.02)
+
     def alter_topic(self, name: str, config: Mapping[str, object], timeout_s: float = 30.0) -> None:
         """Sets topic settings; the others stay as they are."""
         values = {key: _text(value) for key, value in config.items()}

@@ -8,7 +8,7 @@ import threading
 import time
 
 import kafka.errors as kafka_errors
-from kafka import KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from kafkasafe._core import batch
 from kafkasafe._io.transport import Transport
@@ -24,6 +24,7 @@ __all__ = [
     "collect",
     "join",
     "kafka_errors",
+    "make_offsets_topic",
     "new_name",
     "new_topic",
     "until",
@@ -38,6 +39,17 @@ def new_topic(cluster, partitions=1, **more):
     name = new_name()
     cluster.create_topic(name, partitions, **more)
     return name
+
+
+def make_offsets_topic(cluster):
+    """Kafka creates it when the first group is looked up, and only while there are brokers enough for its copies."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=cluster.bootstrap_servers, group_id=new_name(), enable_auto_commit=False
+    )
+    try:
+        consumer.committed(TopicPartition(new_name(), 0), timeout_ms=120_000)
+    finally:
+        consumer.close()
 
 
 def until(condition, timeout_s=120.0, what=""):

@@ -32,6 +32,8 @@ def cluster():
         "auto.create.topics.enable": False,
     }
     with KafkaCluster(brokers=2, config=config) as running:
+        # The first group makes the topic of the offsets, which needs both brokers.
+        consuming.make_offsets_topic(running)
         yield running
 
 

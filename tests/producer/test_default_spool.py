@@ -10,7 +10,7 @@ import harness
 import pytest
 from typer.testing import CliRunner
 
-from kafkasafe import SafeProducer, cli, events
+from kafkasafe import SafeProducer, cli, events, logs
 from kafkasafe.errors import ConfigError
 
 pytestmark = pytest.mark.kafka
@@ -80,6 +80,7 @@ def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
     (event,) = [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
     assert (event.directory, event.records) == (str(former), 20)
     assert (event.cluster_id is not None) is known
+    assert logs.drain(60)
     assert f"20 records wait in {former}" in caplog.text
     assert event.command in caplog.text
     harness.until(

@@ -45,6 +45,8 @@ def options(cluster: Any, **more: Any) -> dict[str, Any]:
 
 def read(cluster: Any, topic: str, *, committed: bool = True) -> list[Any]:
     """All messages of a topic, by librdkafka."""
+    if committed:
+        cluster.wait_for_markers()
     consumer = Consumer(
         {
             "bootstrap.servers": ",".join(cluster.bootstrap_servers),

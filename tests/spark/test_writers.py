@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry
 from pyspark.sql import Row
 from sinks import crash, new_name, numbers, options, read, values
@@ -471,7 +472,8 @@ def test_a_commit_that_lives_on_without_its_driver_is_locked_out(kafka, topic, s
     old = writers._session(writers._parsed(steps.options), steps.options["txnAppId"])
     monkeypatch.setattr(Session, "mark", slow)
     try:
-        with pytest.raises(Exception, match=r"Fenced|ProducerEpoch") as refused:
+        # Which step finds it out, and whether with the new id or the old, depends on the coordinator's markers.
+        with pytest.raises((FencedError, KafkaError)) as refused:
             steps.commit(messages, 1)
         assert isinstance(refused.value, FencedError) or refused.value.errno in {47, 90}
     finally:
