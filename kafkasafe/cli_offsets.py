@@ -11,11 +11,13 @@ from typing import Annotated, Any, Final
 
 import typer
 from kafka import TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from kafkasafe._io.backoff import PAUSES
+from kafkasafe._io.retry import RetryPolicy
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
@@ -177,21 +179,26 @@ def _resolve(
 ) -> tuple[list[TopicPartition], Mapping[str, str]]:
     places: dict[TopicPartition, None] = {}
     problems: dict[str, str] = {}
-    ask: Any = consumer.partitions_for_topic
-    for topic, partition in wanted:
-        found: set[int] | None = None
-        error = "the cluster does not have it"
-        while not found:
-            try:
-                found = ask(topic)
-            except KafkaError as failure:
-                error = f"{type(failure).__name__}: {failure}"
-            if found or time.monotonic() >= deadline:
-                break
-            time.sleep(0.1)
+
+    def partitions_of(topic: str) -> set[int]:
+        ask: Any = consumer.partitions_for_topic
+        found: set[int] | None = ask(topic)
         if not found:
-            problems[topic] = error
-        elif partition is not None and partition not in found:
+            raise UnknownTopicOrPartitionError(topic)
+        return found
+
+    for topic, partition in wanted:
+        # Not all brokers know a new topic at once, nor is there always one to ask.
+        policy = RetryPolicy(deadline_s=max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata")
+        try:
+            found = policy.call(partitions_of, topic)
+        except UnknownTopicOrPartitionError:
+            problems[topic] = "the cluster does not have it"
+            continue
+        except KafkaError as error:
+            problems[topic] = f"{type(error).__name__}: {error}"
+            continue
+        if partition is not None and partition not in found:
             problems[topic] = f"it has no partition {partition}"
         else:
             chosen = sorted(found) if partition is None else [partition]

@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
     "drop_in.py": "orders holds 1000 records",
     "outage.py": "the topic holds 3001 records: each once, in order",
+    "own_calls.py": "Prometheus sees",
     "spark_exactly_once.py": "each total is there once, and right",
     "dead_letter.py": "dead letter: key 'large', 50000 bytes",
 }
@@ -71,6 +72,15 @@ def test_dead_letter_runs_on_a_given_cluster(tmp_path, kafka):
     assert SAYS["dead_letter.py"] in run(
         tmp_path, "dead_letter.py", "--bootstrap", ",".join(kafka.bootstrap_servers)
     )
+
+
+def test_own_calls_runs_on_a_given_cluster(tmp_path, kafka):
+    servers = ",".join(kafka.bootstrap_servers)
+    out = run(tmp_path, "own_calls.py", "--bootstrap", servers, "--topic", "own-calls-topic")
+    tries = [line for line in out.splitlines() if "UNKNOWN_TOPIC_OR_PARTITION, again in" in line]
+    assert tries, out
+    assert f"Prometheus sees {len(tries)} retries" in out
+    assert "try 1: TOPIC_ALREADY_EXISTS, given up (verdict)" in out
 
 
 def test_outage_runs_on_a_given_cluster(tmp_path, kafka):

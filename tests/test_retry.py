@@ -95,7 +95,15 @@ def test_a_success_costs_nothing(world):
 def test_pauses_double_with_jitter_up_to_the_bound(world):
     clock, policy, call, _ = world
     assert call(policy(first_s=1, max_s=4, deadline_s=None, attempts=9), Broker(clock, 5), "a") == ("a",)
-    assert clock.pauses == [0.5, 1.0, 2.0, 2.0, 2.0]
+    # Halfway between the least pause, of ten tries a second, and the bound.
+    assert clock.pauses == [0.55, 1.05, 2.05, 2.05, 2.05]
+
+
+def test_any_wait_of_tenacitys_may_take_the_place_of_the_pauses(world):
+    clock, policy, call, _ = world
+    wait = tenacity.wait_fixed(3) + tenacity.wait_fixed(1)
+    assert call(policy(wait=wait), Broker(clock, 2), "a") == ("a",)
+    assert clock.pauses == [4, 4]
 
 
 def test_the_dice_may_say_nothing_and_the_rate_holds_all_the_same(world):

@@ -12,15 +12,15 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-import random
 import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kafka.errors import for_code
 
+from kafkasafe._io.backoff import PAUSES
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, Failure, Reply
@@ -28,11 +28,6 @@ from kafkasafe.cluster.api import Cluster, Failure, Reply
 __all__ = ["Ask", "Desk", "Inquiry", "Pause", "Procedure", "Step", "insist", "pause_s"]
 
 T = TypeVar("T")
-
-FIRST_PAUSE_S: Final = 0.1
-"""Least time between two tries: ten requests a second (KAFKA-19599 saw 9,000)."""
-MAX_PAUSE_S: Final = 0.4
-"""A partition that is ready again is noticed within a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +50,7 @@ Procedure: TypeAlias = Generator[Step, Any, T]
 
 def pause_s(failures: int) -> float:
     """Seconds before try number `failures + 1`."""
-    bound = min(FIRST_PAUSE_S * 2.0 ** min(failures, 10), MAX_PAUSE_S)
-    return FIRST_PAUSE_S + (bound - FIRST_PAUSE_S) * random.random()
+    return PAUSES.pause_s(failures + 1)
 
 
 class Inquiry(Generic[T]):

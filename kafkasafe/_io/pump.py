@@ -45,6 +45,7 @@ from kafkasafe._core.identity import (
 from kafkasafe._core.loss import Cause, Survey
 from kafkasafe._core.patience import Patience
 from kafkasafe._core.rejected import Refused
+from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.clock import SleepingClock, read_clock
 from kafkasafe._io.files import Files
 from kafkasafe._io.inspection import inspect
@@ -52,7 +53,6 @@ from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.recovery import LostEntry, replay
 from kafkasafe._io.refusals import RefusedDestination, counted, read_needed, refused
 from kafkasafe._io.rejected import RejectedStore, data_of, retire, waits_of
-from kafkasafe._io.retry import Backoff
 from kafkasafe._io.siblings import LeftBehind, Siblings
 from kafkasafe._io.spool import Spool
 from kafkasafe._io.stats import Stats

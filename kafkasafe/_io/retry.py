@@ -1,4 +1,4 @@
-"""When to try again: tenacity's waits. Whether to try is decided in the core (`kafkasafe.classify`)."""
+"""`RetryPolicy`: a call that tenacity tries again. Whether to is decided in the core (`kafkasafe.classify`)."""
 
 from __future__ import annotations
 
@@ -17,38 +17,18 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 import tenacity
 from kafka.errors import KafkaTimeoutError
 
+from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.stats import Reading, RetryStats
 from kafkasafe.classification import ErrorAction, Verdict, classify
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.logs import EventLog
 
-__all__ = ["Backoff", "RetryEvent", "RetryPolicy"]
+__all__ = ["RetryEvent", "RetryPolicy"]
 
 log = EventLog("retry")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Backoff:
-    """Exponential pauses with full jitter.
-
-    Args:
-        first_s: Upper bound of the first pause, seconds.
-        max_s: Upper bound of any pause, seconds.
-        least_s: Lower bound of any pause: at most 1 / least_s tries a second, whatever the dice say.
-    """
-
-    def __init__(self, first_s: float, max_s: float, least_s: float = 0.02) -> None:
-        self._wait = tenacity.wait_random_exponential(multiplier=first_s, max=max_s, min=least_s)
-        self._least_s = least_s
-
-    def pause_s(self, attempt: int) -> float:
-        """Seconds to wait after failure number `attempt` (≥ 1) in a row."""
-        never_called: Callable[..., Any] = Backoff.pause_s
-        state = tenacity.RetryCallState(tenacity.Retrying(), fn=never_called, args=(), kwargs={})
-        state.attempt_number = min(attempt, 32)
-        return max(self._least_s, float(self._wait(state)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +102,8 @@ class RetryPolicy:
         reraise: True: a call that is given up raises its last error, with a note that says what was tried. False:
             tenacity's `RetryError`, with the last error as its cause.
         whether: Instead of `kafkasafe.classify`: the verdict on an error.
+        wait: Instead of `first_s`, `max_s` and `dice`: any of tenacity's waits, or a function of tenacity's
+            `RetryCallState` that gives the seconds until the next try. `rate_per_s` still caps calls with a partition.
         client_id: Label of its metrics.
         clock: Monotonic seconds.
         sleep: Waits so many seconds.
@@ -144,6 +126,7 @@ class RetryPolicy:
         on_retry: Callable[[RetryEvent], object] | None = None,
         reraise: bool = True,
         whether: Callable[[BaseException], Verdict] | None = None,
+        wait: Callable[[tenacity.RetryCallState], float] | None = None,
         client_id: str = "kafkasafe-retry",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
@@ -162,6 +145,7 @@ class RetryPolicy:
             raise ConfigError(
                 "deadline_s and attempts are both None: a call would be tried for ever; set one"
             )
+        self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=dice)
         # Asked once, so that a wrong name is told here and not at the first error.
         self._api = classify(0, api).api
         self._on_retry = on_retry
@@ -172,7 +156,6 @@ class RetryPolicy:
         self._clock = clock
         self._sleep = sleep
         self._async_sleep = async_sleep
-        self._dice = dice
         self._lock = threading.Lock()
         self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last try failed.
 
@@ -290,10 +273,9 @@ class _Call:
         self._tries = 0
         self._out_of_time = False
         self._gave_up: _GaveUp | None = None
-        self._exponential = tenacity.wait_exponential(multiplier=policy._first_s, max=policy._max_s)
         self._options: dict[str, Any] = {
             "retry": self._is_again,
-            "wait": self._pause_s,
+            "wait": policy._wait,
             "stop": self._is_over,
             "before_sleep": self._tell_pause,
             "reraise": policy._reraise,
@@ -366,12 +348,6 @@ class _Call:
             return True
         self._tell(error, None, "verdict")
         return False
-
-    def _pause_s(self, state: tenacity.RetryCallState) -> float:
-        policy = self._policy
-        # Full jitter: anything between nothing and the exponential bound.
-        jittered_s = self._exponential(state) * policy._dice()
-        return max(policy._least_s, jittered_s)
 
     def _is_over(self, state: tenacity.RetryCallState) -> bool:
         error = _outcome(state)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
+import tenacity
 from kafka.errors import KafkaTimeoutError, for_code
 from kafka.protocol.admin import CreateTopicsRequest, DescribeTransactionsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
@@ -28,7 +29,8 @@ from kafka.protocol.producer import (
 )
 
 from kafkasafe._core.txn import Grant
-from kafkasafe._io.inquiry import pause_s
+from kafkasafe._io.backoff import PAUSES, Backoff
+from kafkasafe._io.retry import RetryPolicy
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
@@ -44,7 +46,8 @@ _NOT_COORDINATOR: Final = frozenset({15, 16})
 _TOPIC_ALREADY_EXISTS: Final = 36
 _NO_OFFSET: Final = -1
 _CONCURRENT: Final = 51
-_SOON_S: Final = 0.005
+# The coordinator ends the transaction before: a matter of milliseconds.
+_SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
 # Which right a request needs: error code → (what it is a right on, by request, otherwise).
@@ -116,23 +119,20 @@ def insist(attempt: Callable[[float], T], *, deadline: float, what: str, api: st
     Raises:
         KafkaError: One that no retry helps, or the last one when the deadline has passed.
     """
-    failures = 0
-    while True:
-        try:
-            return attempt(deadline - time.monotonic())
-        except Exception as error:
-            verdict = classify(error, api)
-            rest_s = pause_s(failures)
-            if getattr(error, "errno", None) == _CONCURRENT:
-                # The coordinator ends the transaction before: a matter of milliseconds.
-                rest_s = min(_SOON_S * 2**failures, rest_s)
-            if not verdict.retriable:
-                raise
-            if time.monotonic() + rest_s > deadline:
-                error.add_note(f"kafkasafe: {what} was tried {failures + 1} times and given up")
-                raise
-        time.sleep(rest_s)
-        failures += 1
+
+    def tried() -> T:
+        return attempt(deadline - time.monotonic())
+
+    tried.__qualname__ = what
+    policy = RetryPolicy(deadline_s=max(0.0, deadline - time.monotonic()), wait=_wait_s, api=api)
+    return policy.call(tried)
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    """Seconds until a step of a transaction is tried again."""
+    error = None if state.outcome is None else state.outcome.exception()
+    pause_s = PAUSES(state)
+    return min(_SOON(state), pause_s) if getattr(error, "errno", None) == _CONCURRENT else pause_s
 
 
 class Coordinator:

@@ -69,6 +69,7 @@ from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._core.batch import iter_headers
+from kafkasafe._io.backoff import Backoff
 from kafkasafe.cluster.api import (
     NO_TOPIC_ID,
     Broker,
@@ -133,7 +134,7 @@ _PAUSE_POLL_S: Final = 0.02
 _LEADERLESS_POLL_MAX_S: Final = 1.0
 _MISSING_TOPIC_POLL_MAX_S: Final = 5.0
 _CALM_S: Final = 60.0  # a network thread that lived so long had no lasting reason to crash
-_CRASH_PAUSE_MAX_S: Final = 5.0
+_CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 _LOG_EVERY_S: Final = 30.0
 
 
@@ -973,7 +974,7 @@ class _Link:
             self._back_off()
         elif error is not None:
             # A connection that broke may be made again at once, but not in a tight circle.
-            self.not_before = time.monotonic() + self.hub._backoff_s(1)
+            self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(1)
         if error is not None or not self.ready_once:
             self.hub._want_metadata()
         cause = error if isinstance(error, BaseException) else None
@@ -983,7 +984,7 @@ class _Link:
 
     def _back_off(self) -> None:
         self.failures += 1
-        self.not_before = time.monotonic() + self.hub._backoff_s(self.failures)
+        self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(self.failures)
 
     def _drop(self, error: BaseException) -> None:
         """All that waits fails, in order: none of it may overtake what was lost with the connection."""
@@ -1134,8 +1135,15 @@ class Transport:
         config: dict[str, Any] = self._manager.config
         self._request_timeout_s: float = config["request_timeout_ms"] / 1000
         self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
-        self._reconnect_backoff_s: float = config["reconnect_backoff_ms"] / 1000
-        self._reconnect_backoff_max_s: float = config["reconnect_backoff_max_ms"] / 1000
+        self._reconnect_backoff = Backoff.around(
+            config["reconnect_backoff_ms"] / 1000, config["reconnect_backoff_max_ms"] / 1000
+        )
+        self._leaderless_backoff = Backoff(
+            self._retry_backoff_s, _LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
+        )
+        self._missing_backoff = Backoff(
+            self._retry_backoff_s, _MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
+        )
         self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
         self._max_request_bytes: int = options.get("max_request_size", 1048576)
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
@@ -1863,7 +1871,7 @@ class Transport:
                 link.hang_up()
         if crashed:
             self._crashes = 0 if time.monotonic() - self._born_at > _CALM_S else self._crashes + 1
-            if not self._stopped.wait(min(_CRASH_PAUSE_MAX_S, 0.1 * 2.0 ** min(self._crashes, 20))):
+            if not self._stopped.wait(_CRASH_BACKOFF.pause_s(self._crashes + 1)):
                 self._begin_anew()
                 return
         self._ended = True
@@ -2076,11 +2084,7 @@ class Transport:
         else:
             self._pending[target] = (node_id, count - 1)
 
-    # -- Back-off, silence ---------------------------------------------------------------------------------------
-
-    def _backoff_s(self, failures: int) -> float:
-        exponential = self._reconnect_backoff_s * 2.0 ** min(failures - 1, 30)
-        return min(exponential, self._reconnect_backoff_max_s) * random.uniform(0.8, 1.2)
+    # -- Silence -------------------------------------------------------------------------------------------------
 
     def _watch_silence(self) -> None:
         if not self._ticking and not self._closing:
@@ -2270,10 +2274,9 @@ class Transport:
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
         self._refresh_no_later(now + self._metadata_max_age_s)
         if missing or leaderless:
-            delay = self._retry_backoff_s * 2.0 ** min(self._bad_refreshes, 20)
             self._bad_refreshes += 1
-            slowest = _LEADERLESS_POLL_MAX_S if leaderless else _MISSING_TOPIC_POLL_MAX_S
-            self._refresh_no_later(now + min(delay, slowest))
+            backoff = self._leaderless_backoff if leaderless else self._missing_backoff
+            self._refresh_no_later(now + backoff.pause_s(self._bad_refreshes))
         else:
             self._bad_refreshes = 0
         if self._wanted or self._waiters:

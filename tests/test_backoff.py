@@ -1,0 +1,100 @@
+"""Every pause before another try comes from one wait, and no module reckons one by itself."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import tenacity
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kafkasafe
+from kafkasafe._io.backoff import PAUSES, Backoff
+
+PACKAGE = Path(kafkasafe.__file__).parent
+HOME = "_io/backoff.py"
+SLEEPS = {"sleep", "Pause", "call_later", "_timer"}
+NO_PAUSE = {("_io/transport.py", "random.random")}
+"""Randomness that is no jitter: which of equals is asked."""
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith("testing/"):
+            yield name, ast.parse(path.read_text())
+
+
+def called(node):
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def grows(node):
+    """Whether an expression becomes larger with each failure."""
+    return any(
+        isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mult | ast.Pow) for each in ast.walk(node)
+    )
+
+
+def test_no_other_module_reckons_a_pause():
+    found = set()
+    for name, tree in modules():
+        if name == HOME:
+            continue
+        for node in ast.walk(tree):
+            call = called(node)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+                if not isinstance(node.right, ast.Constant):
+                    found.add((name, ast.unparse(node)))
+            elif call in {"random.random", "random.uniform"} or call.startswith("tenacity.wait_"):
+                found.add((name, call))
+            elif call.rsplit(".", 1)[-1] in SLEEPS and any(map(grows, node.args)):
+                found.add((name, ast.unparse(node)))
+    assert found == NO_PAUSE
+
+
+@given(
+    first_s=st.floats(0.001, 5),
+    max_s=st.floats(0.001, 50),
+    least_s=st.floats(0, 1),
+    jitter=st.floats(0, 1),
+    dice=st.floats(0, 1, exclude_max=True),
+    failures=st.integers(1, 10_000),
+)
+def test_a_pause_is_between_the_least_and_the_bound(first_s, max_s, least_s, jitter, dice, failures):
+    pause_s = Backoff(first_s, max_s, least_s=least_s, jitter=jitter, dice=lambda: dice).pause_s(failures)
+    bound_s = min(first_s * 2.0 ** min(failures - 1, 60), max_s)
+    assert least_s * 0.999 <= pause_s <= max(least_s, bound_s) * 1.001
+    assert pause_s >= bound_s * (1 - jitter) * 0.999
+
+
+@pytest.mark.parametrize(("dice", "share"), [(0.0, 0.8), (0.5, 1.0), (0.999999, 1.2)])
+def test_reconnects_are_off_by_a_fifth_at_most(monkeypatch, dice, share):
+    backoff = Backoff.around(0.05, 1.0)
+    monkeypatch.setattr(backoff, "_dice", lambda: dice)
+    expected = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [backoff.pause_s(n) for n in range(1, 8)] == pytest.approx([s * share for s in expected], rel=1e-4)
+
+
+def test_tenacity_takes_it_as_it_is():
+    slept = []
+
+    def fails():
+        raise OSError
+
+    retrying = tenacity.Retrying(
+        wait=Backoff(1, 3, jitter=0), stop=tenacity.stop_after_attempt(4), sleep=slept.append, reraise=True
+    )
+    with pytest.raises(OSError):
+        retrying(fails)
+    assert slept == [1, 2, 3]
+
+
+def test_look_ups_ask_ten_times_a_second_at_most_and_notice_within_a_second():
+    pauses = [PAUSES.pause_s(n) for n in range(1, 200)]
+    assert pauses[0] == pytest.approx(0.1)
+    assert min(pauses) >= 0.1
+    assert max(pauses) <= 0.4
+    assert max(pauses) - min(pauses) > 0.1, "without jitter all clients ask at the same moment"
