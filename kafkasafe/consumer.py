@@ -53,13 +53,16 @@ from kafkasafe._io.batches import BatchFetcher, BatchPolling
 from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
 from kafkasafe._io.lineage_file import LineageMemory
+from kafkasafe._io.lookups import LeaderChangedError, LookUps, Note
 from kafkasafe._io.metadata import Metadata
 from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
 from kafkasafe._io.transport import _Manager
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST,
     Cluster,
-    EpochEnd,
     Failure,
     OffsetListed,
     RecordsFetched,
@@ -80,21 +83,16 @@ from kafkasafe.events import (
 )
 from kafkasafe.logs import EventLog, as_own_thread, limit_foreign
 from kafkasafe.metrics import consumer_readings, install
-from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
+from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.options import ConsumerOptions
 
 __all__ = ["Offsets", "SafeConsumer"]
 
 log = EventLog("consumer")
 
-EARLIEST: Final = -2
-LOCAL_START: Final = -4
-LATEST: Final = -1
 _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
 
 _OUT_OF_RANGE: Final = 1
-# LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE (KIP-207).
-_NOT_AVAILABLE: Final = frozenset({5, 78})
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
@@ -104,7 +102,6 @@ _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _REMOTE: Final = frozenset({-1, 7, 9})
 # Each round of asking about an offset out of range is three requests: so ten a second.
 _RANGE_PAUSE_S: Final = 0.3
-_OLD_ANSWERS: Final = 3
 # How long after an error of a follower the leader is asked to serve by itself (it would send us back at once).
 _LEADER_ONLY_S: Final = 30.0
 # How long a broker may take to read one remote batch. It answers with nothing when it takes longer.
@@ -145,10 +142,6 @@ class Offsets(dict[TopicPartition, Any]):
     ) -> None:
         super().__init__(answered)
         self.missing = dict(missing)
-
-
-class _LeaderChangedError(Exception):
-    """A walk's answers must all be of one leader."""
 
 
 class _Walked:
@@ -373,6 +366,14 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         self._fetcher.owner = self
         self._coordinator.__class__ = _Coordinator
         self._coordinator.owner = self
+        self._lookups = LookUps(
+            self._network,
+            self._tracker,
+            self._stats,
+            self._emit,
+            int(self._fetcher._isolation_level),
+            _ignore,
+        )
         if self._safe.metrics:
             install(self)
 
@@ -601,7 +602,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
 
     def _look_up(
         self,
-        procedures: Mapping[TopicPartition, Callable[[Callable[[Exception], None]], Procedure[Any]]],
+        procedures: Mapping[TopicPartition, Callable[[Note], Procedure[Any]]],
         timeout_ms: float | None,
         *,
         partial: bool,
@@ -636,48 +637,16 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return Offsets(answered, missing)
 
-    def _list(self, tp: TopicPartition, timestamp: int, note: Callable[[Exception], None]) -> Procedure[Any]:
-        transport = self._network()
-        since: float | None = None
-
-        def send(reply: Reply[Any]) -> None:
-            transport.list_offset(
-                tp.topic, tp.partition, timestamp, reply, isolation_level=int(self._fetcher._isolation_level)
-            )
-
-        def failed(error: Exception, verdict: Verdict) -> None:
-            nonlocal since
-            if verdict.code in _NOT_AVAILABLE:
-                since = time.monotonic() if since is None else since
-                if timestamp == LATEST:
-                    self._tracker.unavailable(
-                        tp.topic, tp.partition, verdict.code, isolation_level=self._isolation
-                    )
-            note(error)
-
-        try:
-            answer: OffsetListed = yield from insist(
-                transport, tp.topic, "list_offsets", send, failed, stats=self._stats
-            )
-        finally:  # also when time is over
-            if since is not None:
-                self._stats.unavailable_s[tp.topic] += time.monotonic() - since
-        if answer.offset < 0 and timestamp in _STRATEGY:
-            raise _code_error(
-                -1, f"{tp.topic}-{tp.partition}: the broker answered offset {answer.offset} without an error"
-            )
-        return answer
-
-    def _start(self, tp: TopicPartition, note: Callable[[Exception], None]) -> Procedure[int]:
-        answer = yield from self._list(tp, EARLIEST, note)
+    def _start(self, tp: TopicPartition, note: Note) -> Procedure[int]:
+        answer = yield from self._lookups.listed(*tp, EARLIEST, note)
         return int(answer.offset)
 
     def _at_time(
-        self, tp: TopicPartition, timestamp: int, note: Callable[[Exception], None]
+        self, tp: TopicPartition, timestamp: int, note: Note
     ) -> Procedure[OffsetAndTimestamp | None]:
         tries = 0
         while True:
-            answer = yield from self._list(tp, timestamp, note)
+            answer = yield from self._lookups.listed(*tp, timestamp, note)
             if answer.offset < 0:
                 return None
             if (yield from self._is_whole(tp, answer.offset, note)):
@@ -686,9 +655,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             tries += 1
         return OffsetAndTimestamp(answer.offset, answer.timestamp, answer.leader_epoch)
 
-    def _is_whole(
-        self, tp: TopicPartition, offset: int, note: Callable[[Exception], None]
-    ) -> Procedure[bool]:
+    def _is_whole(self, tp: TopicPartition, offset: int, note: Note) -> Procedure[bool]:
         """Whether the answer to a look-up by time took remote storage into account.
 
         A leader that does not find its remote segments answers with the first such record on its own disk, and no error
@@ -714,84 +681,15 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _local(self, tp: TopicPartition) -> Procedure[_Local]:
         """Where the leader's own part of the log begins. An answer at any time: remote storage is not asked."""
         try:
-            answer = yield from self._list(tp, LOCAL_START, _ignore)
+            answer = yield from self._lookups.listed(*tp, EARLIEST_LOCAL)
         except kafka_errors.IllegalStateError:  # closed meanwhile
             raise
         except kafka_errors.KafkaError:
             return _Local(None)  # brokers before 3.4, which have no remote storage
         return _Local(answer.offset if answer.offset >= 0 else None)
 
-    def _end(self, tp: TopicPartition, note: Callable[[Exception], None]) -> Procedure[int]:
-        topic, partition = tp
-        transport = self._network()
-        tries = 0
-        while True:
-            answer = yield from self._list(tp, LATEST, note)
-            info = transport.topic(topic)
-            topic_id = info.topic_id if info is not None and any(info.topic_id) else None
-            result = self._tracker.observe(
-                topic,
-                partition,
-                answer.offset,
-                leader_epoch=answer.leader_epoch,
-                topic_id=topic_id,
-                isolation_level=self._isolation,
-            )
-            if isinstance(result, Held) and result.ask_epoch is not None:
-                try:
-                    proof = yield from self._epoch_end(tp, result.ask_epoch, answer.leader_epoch, note)
-                except _LeaderChangedError:
-                    yield Pause(pause_s(tries))
-                    continue
-                result = self._tracker.prove(
-                    topic,
-                    partition,
-                    requested_epoch=result.ask_epoch,
-                    reply_epoch=proof.leader_epoch,
-                    end_offset=proof.end_offset,
-                    leader_epoch=answer.leader_epoch,
-                    isolation_level=self._isolation,
-                )
-            tries += 1
-            match result:
-                case Value(offset=int(offset)):
-                    return offset
-                case Lowered(offset=offset, previous=previous, cause=cause):
-                    self._emit(OffsetLowered(topic, partition, offset, previous, cause.value))
-                    return offset
-                case Held(offset=int(offset), why=why) if (
-                    why not in {Why.FORMER_LEADER, Why.FORMER_TOPIC} or tries >= _OLD_ANSWERS
-                ):
-                    self._emit(OffsetHeld(topic, partition, offset, answer.offset, why.value))
-                    return offset
-                case Undecidable(offset=offset):
-                    self._emit(OffsetHeld(topic, partition, offset, answer.offset, "undecidable"))
-                    return offset
-                case _:
-                    # The answer is of a former leader or topic: metadata tell who to ask now.
-                    transport.refresh_metadata([topic], lambda _: None)
-                    yield Pause(pause_s(tries))
-
-    def _epoch_end(
-        self, tp: TopicPartition, epoch: int, current: int, note: Callable[[Exception], None]
-    ) -> Procedure[EpochEnd]:
-        """Where an epoch ends in the log of who leads under `current`."""
-        transport = self._network()
-
-        def send(reply: Reply[Any]) -> None:
-            transport.offset_for_leader_epoch(
-                tp.topic, tp.partition, epoch, reply, current_leader_epoch=current
-            )
-
-        def failed(error: Exception, verdict: Verdict) -> None:
-            note(error)
-            if verdict.code in _OTHER_LEADER:
-                raise _LeaderChangedError
-
-        answer: EpochEnd = yield from insist(
-            transport, tp.topic, "offset_for_leader_epoch", send, failed, stats=self._stats
-        )
-        return answer
+    def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
+        return (yield from self._lookups.end(*tp, note)).offset
 
     @property
     def _isolation(self) -> IsolationLevel:
@@ -1055,7 +953,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 else:
                     current = self._newest_epoch(tp)
                     walked = yield from self._walk_one_leader(tp, lineage, marks, position, current)
-            except _LeaderChangedError:
+            except LeaderChangedError:
                 self._manager.cluster.request_update()
                 yield Pause(pause_s(tries))
                 tries += 1
@@ -1088,7 +986,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         outcome: Outcome | None
         try:
             while (epoch := walk.query()) is not None:
-                answer = yield from self._epoch_end(tp, epoch, current, _ignore)
+                answer = yield from self._lookups.epoch_end(*tp, epoch, current)
                 walk.answer(answer.leader_epoch, answer.end_offset)
         except kafka_errors.IllegalStateError:  # closed meanwhile
             raise
@@ -1150,7 +1048,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
 
         def failed(_: Exception, verdict: Verdict) -> None:
             if verdict.code in _OTHER_LEADER or verdict.code == _OUT_OF_RANGE:
-                raise _LeaderChangedError
+                raise LeaderChangedError
 
         answer: RecordsFetched = yield from insist(
             transport, tp.topic, "fetch", send, failed, stats=self._stats

@@ -24,12 +24,13 @@ from typing import Any, Final, TypeVar
 from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
 from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import Ask, Desk, Pause, Procedure, insist, pause_s
+from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
-from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, OffsetListed, Reply, TopicInfo, TopicsListed
+from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, TopicInfo, TopicsListed
 from kafkasafe.errors import DataLossError, KafkaSafeError
-from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
-from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
+from kafkasafe.events import SourceDataLost
+from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import (
     EARLIEST,
@@ -52,20 +53,13 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 _UNKNOWN_TOPIC: Final = 3
-# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
-_OTHER_LEADER: Final = frozenset({6, 74, 75})
 # A broker that has just started answers UNKNOWN_TOPIC for a moment.
 _MISSING_TOPIC_S: Final = 5.0
 _METADATA_AGE_S: Final = 5.0
-_OLD_ANSWERS: Final = 3
 
 
 class SourceUnavailableError(KafkaSafeError):
     """The brokers did not answer in time. Nothing was read or skipped: the query can be started again."""
-
-
-class _LeaderChangedError(Exception):
-    """A walk's answers must all be of one leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +79,6 @@ class Range:
     begin: int
     end: int
     epochs: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """An end offset that may be worked with, and under which epoch its leader leads."""
-
-    offset: int
-    epoch: int
 
 
 @dataclass(slots=True)
@@ -121,6 +107,9 @@ class Planner:
         self._transport: Cluster | None = None
         self._tracker = EndOffsetTracker()
         self._stats = ConsumerStats()
+        self._lookups = LookUps(
+            self._network, self._tracker, self._stats, notices.tell, options.isolation, self._note
+        )
         self._isolation: IsolationLevel = "read_committed" if options.isolation else "read_uncommitted"
         # Leadership under which what was read was found to be there still: (topic id, leader epoch).
         self._checked: dict[Partition, tuple[bytes | None, int]] = {}
@@ -162,7 +151,9 @@ class Planner:
         self._require(partitions)
         begins = self._resolve(self._options.starting, "starting", partitions)
         ends = self._resolve(self._options.ending, "ending", partitions)
-        starts = self._gather({partition: self._list(partition, EARLIEST) for partition in partitions})
+        starts = self._gather(
+            {partition: self._lookups.listed(*partition, EARLIEST) for partition in partitions}
+        )
         ranges = []
         for partition in partitions:
             begin, end, log_start = begins[partition], ends[partition], starts[partition].offset
@@ -192,8 +183,10 @@ class Planner:
     def bounds(self) -> dict[Partition, tuple[int, int]]:
         """First offset and end of each partition's log."""
         partitions = self._partitions(fresh=False)
-        starts = self._gather({partition: self._list(partition, EARLIEST) for partition in partitions})
-        ends = self._gather({partition: self._end(partition) for partition in partitions})
+        starts = self._gather(
+            {partition: self._lookups.listed(*partition, EARLIEST) for partition in partitions}
+        )
+        ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
         return {partition: (starts[partition].offset, ends[partition].offset) for partition in partitions}
 
     def latest(self, start: Positions, limit: int = 0, at_least: int = 0) -> Positions:
@@ -239,13 +232,13 @@ class Planner:
     def stop_at_latest(self) -> None:
         """From now on nothing behind what is there at this moment is planned (Trigger.AvailableNow)."""
         partitions = self._partitions(fresh=True)
-        ends = self._gather({partition: self._end(partition) for partition in partitions})
+        ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
         self._target = {partition: end.offset for partition, end in ends.items()}
 
     def ends(self) -> Positions:
         """The ends of all partitions, for reports. Nothing is planned."""
         partitions = self._partitions(fresh=False)
-        ends = self._gather({partition: self._end(partition) for partition in partitions})
+        ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
         return Positions(
             {partition: Mark(end.offset) for partition, end in ends.items()}, self._ids(partitions)
         )
@@ -354,36 +347,36 @@ class Planner:
         if info is None or partition[1] not in info.partitions:
             begin = 0 if was is None else was.offset
             return _Found(begin, begin, why="missing", exists=False)
-        now_id = _id_of(info)
+        now_id = id_of(info)
         if was is None:
-            end = yield from self._end(partition)
-            first = (yield from self._list(partition, EARLIEST)).offset
-            found = _Found(first, max(first, end.offset), end.epoch)
+            end = yield from self._lookups.end(*partition)
+            first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+            found = _Found(first, max(first, end.offset), end.leader_epoch)
             if first > 0:
                 found.why, found.lost = "new_partition", (0, first - 1)
         elif topic_id is not None and now_id is not None and now_id != topic_id:
             self._checked.pop(partition, None)
             self._runs.pop(partition, None)
-            end = yield from self._end(partition)
-            first = (yield from self._list(partition, EARLIEST)).offset
-            found = _Found(first, max(first, end.offset), end.epoch, "recreated")
+            end = yield from self._lookups.end(*partition)
+            first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+            found = _Found(first, max(first, end.offset), end.leader_epoch, "recreated")
         else:
             self._seed(partition, was, now_id)
-            end = yield from self._end(partition)
-            found = _Found(was.offset, max(was.offset, end.offset), end.epoch)
-            if self._checked.get(partition) != (now_id, end.epoch):
+            end = yield from self._lookups.end(*partition)
+            found = _Found(was.offset, max(was.offset, end.offset), end.leader_epoch)
+            if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
                 # Lowered with a proof, or by decision: the tracker holds everything else.
                 found.begin = found.end = end.offset
                 found.why, found.lost = "truncated", (end.offset, was.offset - 1)
             if found.end > found.begin:
-                first = (yield from self._list(partition, EARLIEST)).offset
+                first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
                 if first > found.begin:
                     found.lost = (found.begin, first - 1)
                     found.begin, found.end, found.why = first, max(first, found.end), "retention"
         if found.why is None:
-            self._checked[partition] = (now_id, end.epoch)
+            self._checked[partition] = (now_id, end.leader_epoch)
         if found.end > found.begin:
             yield from self._learn(partition, found, None if was is None else was.lineage)
         return found
@@ -410,23 +403,25 @@ class Planner:
         while True:
             try:
                 outcome = yield from self._walk(partition, lineage, position, found.leader_epoch)
-            except _LeaderChangedError:
+            except LeaderChangedError:
                 self._network().refresh_metadata([partition[0]], _ignore)
                 yield Pause(pause_s(tries))
                 tries += 1
-                found.leader_epoch = (yield from self._list(partition, LATEST)).leader_epoch
+                found.leader_epoch = (yield from self._lookups.listed(*partition, LATEST)).leader_epoch
                 continue
             break
         if isinstance(outcome, Diverged) and outcome.at < position:
             found.why, found.lost = "diverged", outcome.rolled_back
             found.begin = outcome.at
-            found.end = max(outcome.at, min(found.end, (yield from self._list(partition, LATEST)).offset))
+            found.end = max(
+                outcome.at, min(found.end, (yield from self._lookups.listed(*partition, LATEST)).offset)
+            )
 
     def _walk(self, partition: Partition, lineage: Lineage, position: int, current: int) -> Procedure[Any]:
-        first = (yield from self._list(partition, EARLIEST)).offset
+        first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
         walk = EpochWalk(lineage, position=position, log_start_offset=first)
         while (epoch := walk.query()) is not None:
-            answer = yield from self._epoch_end(partition, epoch, current)
+            answer = yield from self._lookups.epoch_end(*partition, epoch, current)
             walk.answer(answer.leader_epoch, answer.end_offset)
         outcome = walk.outcome
         if (
@@ -454,14 +449,16 @@ class Planner:
         try:
             while True:
                 below = (
-                    yield from self._epoch_end(partition, epoch - 1, current) if epoch > 0 else _none_below()
+                    yield from self._lookups.epoch_end(*partition, epoch - 1, current)
+                    if epoch > 0
+                    else _none_below()
                 )
                 begin = max(below.end_offset, 0) if below.leader_epoch >= 0 else 0
                 runs.append((epoch, begin))
                 if begin <= down_to or below.leader_epoch < 0 or below.leader_epoch >= epoch:
                     break
                 epoch = below.leader_epoch
-        except _LeaderChangedError:
+        except LeaderChangedError:
             # The next plan asks the new one; until then nothing is claimed.
             return
         runs.reverse()
@@ -474,8 +471,8 @@ class Planner:
         info = self._info(partition[0])
         if info is None or partition[1] not in info.partitions:
             return _Found(begin, begin, why="missing", exists=False)
-        now_id = _id_of(info)
-        answer = yield from self._list(partition, LATEST)
+        now_id = id_of(info)
+        answer = yield from self._lookups.listed(*partition, LATEST)
         found = _Found(begin, last, answer.leader_epoch)
         if topic_id is not None and now_id is not None and topic_id != now_id:
             return _Found(begin, begin, answer.leader_epoch, "recreated", (begin, last - 1))
@@ -486,7 +483,7 @@ class Planner:
             lost_from = max(begin, found.begin)
             found.begin, found.end = begin, min(before, lost_from)
             found.lost = (lost_from, last - 1)
-        first = (yield from self._list(partition, EARLIEST)).offset
+        first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
         if first > begin:
             found.why, found.lost = "retention", (begin, min(first, last) - 1)
             found.begin = min(first, last)
@@ -501,81 +498,7 @@ class Planner:
         checked = self._checked.get(partition)
         if info is None or told is None or checked is None:
             return False
-        return checked[0] == _id_of(info) and checked[1] >= told.leader_epoch
-
-    def _end(self, partition: Partition) -> Procedure[_End]:
-        """The end of what may be read, as the tracker lets it pass."""
-        tries = 0
-        while True:
-            answer = yield from self._list(partition, LATEST)
-            info = self._info(partition[0])
-            result = self._tracker.observe(
-                *partition,
-                answer.offset,
-                leader_epoch=answer.leader_epoch,
-                topic_id=None if info is None else _id_of(info),
-                isolation_level=self._isolation,
-            )
-            if isinstance(result, Held) and result.ask_epoch is not None:
-                try:
-                    proof = yield from self._epoch_end(partition, result.ask_epoch, answer.leader_epoch)
-                except _LeaderChangedError:
-                    yield Pause(pause_s(tries))
-                    tries += 1
-                    continue
-                result = self._tracker.prove(
-                    *partition,
-                    requested_epoch=result.ask_epoch,
-                    reply_epoch=proof.leader_epoch,
-                    end_offset=proof.end_offset,
-                    leader_epoch=answer.leader_epoch,
-                    isolation_level=self._isolation,
-                )
-            tries += 1
-            match result:
-                case Value(offset=int(offset)):
-                    return _End(offset, answer.leader_epoch)
-                case Lowered(offset=offset, previous=previous, cause=cause):
-                    self._notices.tell(OffsetLowered(*partition, offset, previous, cause.value))
-                    return _End(offset, answer.leader_epoch)
-                case Held(offset=int(offset), why=why) if (
-                    why not in {Why.FORMER_LEADER, Why.FORMER_TOPIC} or tries >= _OLD_ANSWERS
-                ):
-                    self._notices.tell(OffsetHeld(*partition, offset, answer.offset, why.value))
-                    return _End(offset, answer.leader_epoch)
-                case Undecidable(offset=offset):
-                    self._notices.tell(OffsetHeld(*partition, offset, answer.offset, "undecidable"))
-                    return _End(offset, answer.leader_epoch)
-                case _:
-                    self._network().refresh_metadata([partition[0]], _ignore)
-                    yield Pause(pause_s(tries))
-
-    def _list(self, partition: Partition, timestamp: int) -> Procedure[OffsetListed]:
-        transport = self._network()
-
-        def send(reply: Reply[Any]) -> None:
-            transport.list_offset(*partition, timestamp, reply, isolation_level=self._options.isolation)
-
-        answer: OffsetListed = yield from insist(
-            transport, partition[0], "list_offsets", send, self._note, stats=self._stats
-        )
-        return answer
-
-    def _epoch_end(self, partition: Partition, epoch: int, current: int) -> Procedure[EpochEnd]:
-        transport = self._network()
-
-        def send(reply: Reply[Any]) -> None:
-            transport.offset_for_leader_epoch(*partition, epoch, reply, current_leader_epoch=current)
-
-        def failed(problem: Exception, verdict: Verdict) -> None:
-            self._note(problem, verdict)
-            if verdict.code in _OTHER_LEADER:
-                raise _LeaderChangedError
-
-        answer: EpochEnd = yield from insist(
-            transport, partition[0], "offset_for_leader_epoch", send, failed, stats=self._stats
-        )
-        return answer
+        return checked[0] == id_of(info) and checked[1] >= told.leader_epoch
 
     # --- bounds that the user gave ------------------------------------------------------------------------------------
 
@@ -603,8 +526,8 @@ class Planner:
         assert value is not None  # noqa: S101  # a bound has one or the other
         if isinstance(bound, Offsets):
             if value == EARLIEST:
-                return (yield from self._list(partition, EARLIEST)).offset
-            end = (yield from self._end(partition)).offset
+                return (yield from self._lookups.listed(*partition, EARLIEST)).offset
+            end = (yield from self._lookups.end(*partition)).offset
             if value == LATEST:
                 return end
             if value > end:
@@ -614,7 +537,7 @@ class Planner:
                     " behind the end.",
                 )
             return value
-        found = (yield from self._list(partition, value)).offset
+        found = (yield from self._lookups.listed(*partition, value)).offset
         if found >= 0:
             return found
         if which == "starting" and self._options.time_without_record == "error":
@@ -623,7 +546,7 @@ class Planner:
                 f"{_names([partition])} has no record at or behind {value} ms: choose an earlier moment, or"
                 ' .option("startingOffsetsByTimestampStrategy", "latest").',
             )
-        return (yield from self._end(partition)).offset
+        return (yield from self._lookups.end(*partition)).offset
 
     # --- topics and partitions ----------------------------------------------------------------------------------------
 
@@ -696,7 +619,7 @@ class Planner:
             answer = yield Ask(lambda reply: transport.refresh_metadata(names, reply))
             if isinstance(answer, Failure):
                 problem: Any = answer.error
-                self._note(problem, classify(problem, "metadata"))
+                self._note(problem)
                 if not classify(problem, "metadata").retriable and not isinstance(problem, OSError):
                     raise problem
             else:
@@ -718,7 +641,12 @@ class Planner:
     def _list_topics(self) -> Procedure[TopicsListed]:
         transport = self._network()
         answer: TopicsListed = yield from insist(
-            transport, "", "metadata", transport.list_topics, self._note, stats=self._stats
+            transport,
+            "",
+            "metadata",
+            transport.list_topics,
+            lambda problem, _: self._note(problem),
+            stats=self._stats,
         )
         return answer
 
@@ -729,7 +657,7 @@ class Planner:
 
     def _ids(self, partitions: Iterable[Partition]) -> dict[str, bytes]:
         infos = {topic: self._info(topic) for topic in {topic for topic, _ in partitions}}
-        ids = {topic: _id_of(info) for topic, info in infos.items() if info is not None}
+        ids = {topic: id_of(info) for topic, info in infos.items() if info is not None}
         return {topic: number for topic, number in ids.items() if number is not None}
 
     # --- the network --------------------------------------------------------------------------------------------------
@@ -744,10 +672,10 @@ class Planner:
             self._transport.start()
         return self._transport
 
-    def _note(self, problem: Exception, verdict: Verdict) -> None:
-        self._last_problem = f"{type(problem).__name__}: {problem}", verdict
+    def _note(self, problem: Exception) -> None:
+        self._last_problem = f"{type(problem).__name__}: {problem}"
 
-    _last_problem: tuple[str, Verdict] | None = None
+    _last_problem: str | None = None
 
     def _gather(self, procedures: Mapping[K, Procedure[T]]) -> dict[K, T]:
         """Runs them side by side.
@@ -777,7 +705,7 @@ class Planner:
 
     def _too_late(self, waiting: list[str]) -> SourceUnavailableError:
         told = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
-        last = f" The last answer was {self._last_problem[0]}." if self._last_problem else ""
+        last = f" The last answer was {self._last_problem}." if self._last_problem else ""
         connected = self._transport is not None and self._transport.connected
         if connected:
             return SourceUnavailableError(
@@ -796,10 +724,6 @@ def _none_below() -> Procedure[EpochEnd]:
     """Epoch 0 has none before it."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
-
-
-def _id_of(info: TopicInfo) -> bytes | None:
-    return info.topic_id if any(info.topic_id) else None
 
 
 def _ignore(_: object) -> None:
