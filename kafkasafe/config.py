@@ -52,6 +52,9 @@ MIB: Final = 1024 * 1024
 MAX_LANES: Final = 1000
 _ENDLESS: Final = 2**62
 MIN_SPOOL_BYTES: Final = 16 * MIB
+_SPOOL_BYTES: Final = 1024 * MIB
+_MEMORY_BYTES: Final = 32 * MIB
+"""As Kafka's own producer has it (`buffer.memory`)."""
 _SEGMENT_OVERHEAD: Final = 64 * 1024
 
 # KafkaProducer's defaults, where ours are the same; then where they differ, and why.
@@ -70,7 +73,7 @@ _SPOOL: Final[dict[str, Any]] = {
     "spool_dir": None,
     "spool": "always",
     "spool_lane": None,
-    "spool_max_bytes": 1024 * MIB,
+    "spool_max_bytes": None,
     "spool_segment_bytes": None,
     "spool_sync": "group",
     "spool_after_ms": 1000,
@@ -89,12 +92,27 @@ _SPOOL: Final[dict[str, Any]] = {
     "on_refused_topic": "raise",
     "producer_id_expiration_ms": 86_400_000,
 }
+# With spool="never" there is nothing that they could be about.
+_FILES_ONLY: Final = (
+    "spool_dir",
+    "spool_lane",
+    "spool_segment_bytes",
+    "spool_sync",
+    "spool_after_ms",
+    "rejected_max_bytes",
+    "retain_acked_bytes",
+    "retain_acked_s",
+    "heal_recreated_topics",
+    "on_corrupt",
+)
+_NOWHERE: Final = Path("memory")
+"""How messages name the place where records wait with spool="never"."""
 DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
 DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
 _GONE: Final = "kafka-python had it before version 3; leave it out"
 # Options of kafka-python 1.4 to 2.3. The nearest of today's would be something else altogether.
 _REMOVED: Final[dict[str, str]] = {
-    "buffer_memory": f"{_GONE}. How much may wait is spool_max_bytes, on disk",
+    "buffer_memory": f"{_GONE}. How much may wait is spool_max_bytes, on disk or (spool='never') in memory",
     "api_version_auto_timeout_ms": f"{_GONE}. Nothing waits for a broker's version",
     "sock_chunk_bytes": _GONE,
     "sock_chunk_buffer_count": _GONE,
@@ -132,7 +150,7 @@ class ProducerConfig:
         client_id: Never empty.
         spool_dir: Absolute path.
         spool: "always": on disk before it is sent. "on_error": on disk when the cluster does not acknowledge it
-            within `spool_after_s`, when the buffer fills, and at close.
+            within `spool_after_s`, when the buffer fills, and at close. "never": there are no files at all.
         batch_bytes: Largest batch, headers included.
         linger_s: How long a batch waits for company.
         max_block_s: How long `send` waits for room.
@@ -157,7 +175,7 @@ class ProducerConfig:
     value_serializer: Any
     spool_dir: Path
     spool_dir_is_default: bool
-    spool: Literal["always", "on_error"]
+    spool: Literal["always", "on_error", "never"]
     spool_lane: int | None
     spool_max_bytes: int
     spool_segment_bytes: int
@@ -177,6 +195,11 @@ class ProducerConfig:
     refused_timeout_s: float | None
     on_refused_topic: Literal["raise", "accept"]
     state_age_s: float
+
+    @property
+    def in_memory(self) -> bool:
+        """`spool="never"`: what is accepted is in memory only, until the cluster acknowledges it."""
+        return self.spool == "never"
 
 
 _CONSUMER: Final[dict[str, Any]] = {
@@ -315,7 +338,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     window = _number(merged, "max_in_flight_requests_per_connection", least=1)
     _check_idempotence(options, acks, window)
     if merged["retries"] not in {float("inf"), 2147483647}:
-        _ignored("retries", merged["retries"], "a record that waits on disk is never given up")
+        _ignored("retries", merged["retries"], "a record that waits is never given up")
     if window > _MOST_IN_FLIGHT:
         _ignored("max_in_flight_requests_per_connection", window, f"it is {_MOST_IN_FLIGHT} at most")
     for name, reason in _WITHOUT_EFFECT.items():
@@ -323,9 +346,16 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
             _ignored(name, merged[name], reason)
     _check_connection(merged)
     max_request = _number(merged, "max_request_size", least=1024)
+    spool = _choice(merged, "spool", ("always", "on_error", "never"))
+    if merged["spool_max_bytes"] is None:
+        merged["spool_max_bytes"] = _MEMORY_BYTES if spool == "never" else _SPOOL_BYTES
     spool_max = _number(merged, "spool_max_bytes", least=MIN_SPOOL_BYTES)
     segment = merged["spool_segment_bytes"]
-    if segment is None:
+    if spool == "never":
+        _check_memory(merged, max_request, spool_max)
+        # Of marks, most of them: what is delivered is forgotten one segment at a time.
+        segment = MIB
+    elif segment is None:
         segment = max(min(64 * MIB, spool_max // 8), 2 * MIB)
         if max_request > segment - _SEGMENT_OVERHEAD:
             # One record must fit.
@@ -337,11 +367,11 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
                 )
     else:
         segment = _number(merged, "spool_segment_bytes", least=MIB)
-    if segment * 4 > spool_max:
+    if spool != "never" and segment * 4 > spool_max:
         raise ConfigError(
             f"spool_segment_bytes={segment} must be at most a quarter of spool_max_bytes={spool_max}"
         )
-    if max_request > segment - _SEGMENT_OVERHEAD:
+    if spool != "never" and max_request > segment - _SEGMENT_OVERHEAD:
         raise ConfigError(
             f"max_request_size={max_request} must fit into a segment ({segment} bytes) of the spool: set"
             f" spool_segment_bytes={max_request + _SEGMENT_OVERHEAD} or more, and spool_max_bytes to at least four"
@@ -349,7 +379,10 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         )
     timeout = merged["delivery_timeout_ms"]
     client_id = merged["client_id"] or "kafkasafe"
-    spool_dir, is_default = _spool_dir(merged["spool_dir"], client_id, merged["bootstrap_servers"])
+    if spool == "never":
+        spool_dir, is_default = _NOWHERE, False
+    else:
+        spool_dir, is_default = _spool_dir(merged["spool_dir"], client_id, merged["bootstrap_servers"])
     partitioner = merged["partitioner"]
     if not hasattr(partitioner, "partition"):
         raise ConfigError(
@@ -377,13 +410,13 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         value_serializer=merged["value_serializer"],
         spool_dir=spool_dir,
         spool_dir_is_default=is_default,
-        spool=_choice(merged, "spool", ("always", "on_error")),
+        spool=spool,
         spool_lane=_lane(merged["spool_lane"]),
         spool_max_bytes=spool_max,
         spool_segment_bytes=segment,
-        spool_sync=_choice(merged, "spool_sync", ("group", "each", "os")),
+        spool_sync="os" if spool == "never" else _choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
-        rejected_max_bytes=_number(merged, "rejected_max_bytes", least=0),
+        rejected_max_bytes=0 if spool == "never" else _number(merged, "rejected_max_bytes", least=0),
         retain_acked_bytes=_number(merged, "retain_acked_bytes", least=0),
         retain_acked_s=_seconds(merged, "retain_acked_s"),
         on_acked_loss=_choice(merged, "on_acked_loss", ("heal", "raise", "event")),
@@ -406,6 +439,22 @@ def _ignored(name: str, value: Any, reason: str) -> None:
     # What was given may hold anything; of these two it is a number.
     shown = value if isinstance(value, (int, float)) else "…"
     log.warning("%s=%s has no effect: %s", name, shown, reason, event="option_ignored")
+
+
+def _check_memory(options: Mapping[str, Any], max_request: int, limit: int) -> None:
+    """`spool="never"` beside an option that is about files, or a limit that takes no record of the largest size."""
+    needless = [name for name in _FILES_ONLY if options[name] != _SPOOL[name]]
+    if needless:
+        names = ", ".join(f"{name}={options[name]!r}" for name in needless)
+        raise ConfigError(
+            f"spool='never' writes no file, so {names} can have no effect: leave it out, or choose spool='on_error' or"
+            " 'always'"
+        )
+    if max_request * 4 > limit:
+        raise ConfigError(
+            f"max_request_size={max_request} needs room for at least four such records: set"
+            f" spool_max_bytes={max_request * 4} or more (it is {limit}, of memory), or lower max_request_size"
+        )
 
 
 def _check_idempotence(options: Mapping[str, Any], acks: int, window: int) -> None:

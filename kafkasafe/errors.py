@@ -158,10 +158,12 @@ class UndecidableError(KafkaSafeError):
 
 
 class DeliveryTimeoutError(KafkaSafeError):
-    """`delivery_timeout_ms` ended before the cluster acknowledged the record.
+    """`delivery_timeout_ms` ended before the cluster acknowledged the record, or the producer did (`spool="never"`).
 
     The record is not dropped: it stays in the spool and is delivered when the cluster takes it, in this life of
     the process or the next. Do not send it again. So, other than kafka-python's KafkaTimeoutError, it is not retriable.
+    With `spool="never"` it stays in memory as long as the producer lives; the error from `close()`, and of the futures
+    that it ends, says how many records are lost.
     """
 
 
@@ -174,7 +176,10 @@ class SpoolWriteError(SpoolError):
 
 
 class SpoolFullError(SpoolError, KafkaTimeoutError):
-    """No room in the spool within `max_block_ms`. The record was not accepted; all accepted ones are kept."""
+    """No room in the spool (with `spool="never"`: in memory) within `max_block_ms`.
+
+    The record was not accepted; all accepted ones are kept.
+    """
 
 
 class SpoolCorruptError(SpoolError):

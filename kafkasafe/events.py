@@ -46,7 +46,10 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class BatchRejected:
-    """The cluster refused records for good; they are kept aside in the spool directory."""
+    """The cluster refused records for good; they are kept aside in the spool directory.
+
+    With `spool="never"` they are kept nowhere, and `kept_in` is empty.
+    """
 
     topic: str
     partition: int

@@ -83,9 +83,9 @@ class ProducerOptions(ConnectionOptions, total=False):
     max_block_ms: float
     max_request_size: int
     spool_dir: _Path | None
-    spool: Literal["always", "on_error"]
+    spool: Literal["always", "on_error", "never"]
     spool_lane: int | None
-    spool_max_bytes: int
+    spool_max_bytes: int | None
     spool_segment_bytes: int | None
     spool_sync: Literal["group", "each", "os"]
     spool_after_ms: float

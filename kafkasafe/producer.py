@@ -30,14 +30,16 @@ from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.connect import connect
-from kafkasafe._io.files import OsFiles
+from kafkasafe._io.files import Files, OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, seems_given
 from kafkasafe._io.refusals import because, error_for_send
 from kafkasafe._io.stats import Reading
 from kafkasafe.cluster.api import Broker, Cluster, in_words
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate, volatile_reason
 from kafkasafe.errors import (
+    DeliveryTimeoutError,
     ForkedProcessError,
     ProducerClosedError,
     SpoolError,
@@ -65,6 +67,8 @@ _SEALED_SIZE: Final = 1 << 40
 """Size of a chunk that takes no more records."""
 _CLOSE_IDLE_S: Final = 5.0
 """How long `close` waits for the next delivery."""
+_CLOSE_MEMORY_IDLE_S: Final = 30.0
+"""The same with `spool="never"`: what is left then is lost."""
 _CLOSE_PAUSES: Final = 2
 """Request timeouts: how much of a pause whose end is known `close` waits for besides."""
 _DROPPED_IDLE_S: Final = 1.0
@@ -371,6 +375,8 @@ class RecordFuture(FutureRecordMetadata):
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
 
+        With `spool="never"` only the cluster makes a record durable: this waits for its acknowledgement.
+
         Args:
             timeout: Seconds, None for ever.
 
@@ -382,9 +388,16 @@ class RecordFuture(FutureRecordMetadata):
             SpoolError: The spool failed for good.
         """
         self._producer._seal_chunk(self._chunk)
-        self._producer._pump.wait(lambda: self._is_durable() or self.is_done, timeout)
+        pump = self._producer._pump
+        in_memory = self._producer._config.in_memory
+        pump.wait(
+            lambda: self._is_durable() or self.is_done or (in_memory and pump.wrong_cluster is not None),
+            timeout,
+        )
         if not self._is_durable():
             self._producer._raise_failure()
+            if in_memory and not self.is_done:
+                self._producer._raise_wrong_cluster()
             error = self.exception
             if error is not None:
                 raise error
@@ -395,7 +408,10 @@ class RecordFuture(FutureRecordMetadata):
 
     def _is_durable(self) -> bool:
         parcel = self._parcel()
-        return parcel is not None and (parcel.durable or (parcel.done and parcel.error is None))
+        if parcel is None:
+            return False
+        kept = parcel.durable and not self._producer._config.in_memory
+        return kept or (parcel.done and parcel.error is None)
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
         """Wait for the cluster's acknowledgement, and for the record's callbacks.
@@ -505,9 +521,10 @@ class SafeProducer:
             Default: `KAFKASAFE_SPOOL_DIR`, else the user's state directory.
         spool (str): "always": every record is on disk before it is sent. "on_error": only what the cluster does not
             acknowledge within `spool_after_ms`, when the buffer fills, and at close; a crash of this process before
-            that loses those records.
-        spool_max_bytes (int): Largest size of the spool on disk. When it is full `send` blocks up to `max_block_ms`,
-            then raises SpoolFullError. Default: 1 GiB.
+            that loses those records. "never": there are no files; whatever the cluster has not acknowledged is lost
+            when this process ends.
+        spool_max_bytes (int): Largest size of the spool on disk, or of what waits in memory (`spool="never"`). When it
+            is full `send` blocks up to `max_block_ms`, then raises SpoolFullError. Default: 1 GiB, of memory 32 MiB.
         spool_segment_bytes (int): Size of one file. Default: an eighth of that, at most 64 MiB.
         spool_sync (str): "group": one fsync for all batches that wait. "each": one per batch. "os": none; a crash of
             the machine (not of the process) may lose what is not acknowledged.
@@ -566,9 +583,15 @@ class SafeProducer:
         self._serializes = self._key_serializer is not None or self._value_serializer is not None
         self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
-        files = OsFiles()
+        files: Files = MemoryFiles() if config.in_memory else OsFiles()
         directory = SpoolDirectory.open(config.spool_dir, files=files)
-        if config.spool_dir_is_default:
+        if config.in_memory:
+            log.info(
+                "spool='never': records that the cluster has not acknowledged are lost when this process ends",
+                client_id=config.client_id,
+                event="spool_never",
+            )
+        elif config.spool_dir_is_default:
             log.info(
                 "Records wait in %s (spool_dir or KAFKASAFE_SPOOL_DIR change it)",
                 config.spool_dir,
@@ -576,7 +599,7 @@ class SafeProducer:
                 path=str(config.spool_dir),
                 event="spool_directory",
             )
-        reason = volatile_reason(config.spool_dir)
+        reason = None if config.in_memory else volatile_reason(config.spool_dir)
         if reason is not None:
             log.warning(
                 "The spool %s may not survive a restart: %s",
@@ -586,7 +609,8 @@ class SafeProducer:
                 path=str(config.spool_dir),
                 event="spool_volatile",
             )
-        _await_dropped(config.spool_dir)
+        if not config.in_memory:
+            _await_dropped(config.spool_dir)
         lock = directory.take_lane(config.spool_lane)
         self._hold = _Hold(self)
         try:
@@ -849,10 +873,16 @@ class SafeProducer:
                     f"{self._config.max_block_s * 1000:.0f}: they take longer than the cluster. The record was not"
                     " accepted. Let callbacks do less"
                 )
+            where = (
+                f"memory (spool='never', spool_max_bytes={self._config.spool_max_bytes})"
+                if self._config.in_memory
+                else f"the spool {self._config.spool_dir}"
+            )
+            room = "" if self._config.in_memory else " make room on the disk,"
             raise SpoolFullError(
-                f"No room in the spool {self._config.spool_dir} within max_block_ms="
+                f"No room in {where} within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
-                " kept. Raise spool_max_bytes, make room on the disk, or wait for the cluster."
+                f" kept. Raise spool_max_bytes,{room} or wait for the cluster."
                 f"{self._network_cause()}"
             )
         pump = self._pump
@@ -1128,8 +1158,9 @@ class SafeProducer:
         # Also where nothing is left to wait for: then it was given up.
         self._raise_failure()
         if not finished:
+            where = "in memory, as long as this producer lives," if self._config.in_memory else "in the spool"
             raise kafka_errors.KafkaTimeoutError(
-                f"Not every record was acknowledged within {timeout} s; they are in the spool and will be delivered."
+                f"Not every record was acknowledged within {timeout} s; they are {where} and will be delivered."
                 f"{self._network_cause()}{because(pump.refused())}"
             )
         if not self._called(None, deadline):
@@ -1140,6 +1171,8 @@ class SafeProducer:
     def flush_spool(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
 
+        With `spool="never"` only the cluster makes a record durable, and this is `flush`.
+
         Args:
             timeout: Seconds, None for ever.
 
@@ -1147,6 +1180,9 @@ class SafeProducer:
             KafkaTimeoutError: Not everything in time.
             SpoolError: The spool failed for good.
         """
+        if self._config.in_memory:
+            self.flush(timeout)
+            return
         self._check_fork()
         pump = self._pump
         self._seal_all()
@@ -1163,23 +1199,31 @@ class SafeProducer:
         """Make everything durable, deliver what can be delivered, and let go of the spool.
 
         What is not delivered by then stays on disk; the next producer on the directory delivers it, and a warning says
-        how many records those are. Calling it again does nothing. At the end of the interpreter it is called for those
-        who did not.
+        how many records those are. With `spool="never"` it is lost, and that is raised. Calling it again does nothing.
+        At the end of the interpreter it is called for those who did not.
 
         Args:
-            timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more; where something
+            timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more (30 s with
+                `spool="never"`); where something
                 has to wait before it may be sent, and until when is known, until then, at most two request timeouts.
 
         Raises:
             SpoolError: Not everything that was accepted could be made durable, or the spool failed for good. It is
                 closed all the same.
+            DeliveryTimeoutError: With `spool="never"`: records were accepted that the cluster has not acknowledged.
+                Their futures have the same error. It is closed all the same.
             WrongClusterError: Another cluster answers instead of the one that records wait for. It is closed all the
                 same, and they are on disk.
             ValueError: A negative timeout.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"Invalid timeout: {timeout}")
-        self._close(timeout, Patience(_CLOSE_IDLE_S, _CLOSE_PAUSES * self._config.request_timeout_s))
+        self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))
+
+    @property
+    def _idle_s(self) -> float:
+        """How long `close` waits for the next delivery."""
+        return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
         if self._closed is not None:
@@ -1200,7 +1244,8 @@ class SafeProducer:
         with self._let_go():
             try:
                 self._seal_all()
-                self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
+                if not self._config.in_memory:
+                    self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
                 self._await_deliveries(timeout, patience)
             finally:
                 pump.stop(10.0)
@@ -1259,8 +1304,8 @@ class SafeProducer:
             return
         self._closed = ProducerClosedError("The producer was collected by the garbage collector")
         self._hold.keep(self)
-        _DROPPED[self._pump] = os.path.realpath(self._config.spool_dir)
-        self._pump.retire(Patience(_CLOSE_IDLE_S, 0.0), self._dropped)
+        _DROPPED[self._pump] = "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
+        self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)
         if (
             not threading.current_thread().name.startswith("kafkasafe-")
             and threading.get_ident() not in own_threads
@@ -1331,7 +1376,7 @@ class SafeProducer:
         failure = self._pump.failure
         if isinstance(failure, ForkedProcessError):
             raise failure
-        if isinstance(failure, SpoolError):
+        if isinstance(failure, (SpoolError, DeliveryTimeoutError)):
             raise type(failure)(str(failure)) from failure
         if failure is not None:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
@@ -1454,7 +1499,7 @@ class SafeProducer:
         """
         pump = self._pump
         values: dict[str, Any] = dict(pump.counters)
-        values["spool_bytes"] = pump._used
+        values["spool_bytes"] = pump.kept_bytes
         values["unfinished_batches"] = len(pump._open)
         values["batches_not_durable"] = len(pump._undurable)
         if raw:
@@ -1478,9 +1523,9 @@ class SafeProducer:
         return self._config.client_id
 
     @property
-    def spool_dir(self) -> os.PathLike[str]:
-        """Where records wait."""
-        return self._config.spool_dir
+    def spool_dir(self) -> os.PathLike[str] | None:
+        """Where records wait; None with `spool="never"`."""
+        return None if self._config.in_memory else self._config.spool_dir
 
     @property
     def lane(self) -> str:
@@ -1497,7 +1542,8 @@ class SafeProducer:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"<SafeProducer {self._config.client_id} {state} spool={self._config.spool_dir}>"
+        where = "never" if self._config.in_memory else self._config.spool_dir
+        return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
 
 
 class _Cluster:
@@ -1727,7 +1773,7 @@ def _exit_hook(reference: weakref.ref[SafeProducer]) -> Callable[[], None]:
         producer = reference()
         if producer is not None:
             with contextlib.suppress(Exception):
-                producer._close(None, Patience(_CLOSE_IDLE_S, 0.0))
+                producer._close(None, Patience(producer._idle_s, 0.0))
 
     return close
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafkasafe._io.files import Files, OsFiles
+from kafkasafe._io.memory import MemoryFiles
 from kafkasafe.testing.disk import SECTOR_BYTES, Disk, Fault, ProcessKilled, SyncData
 
 ROOT = Path("/spool")
@@ -99,6 +100,15 @@ def test_it_answers_as_the_operating_system_does(tmp_path, seed):
     assert script(disk.process(), ROOT, seed) == script(OsFiles(), real, seed)
     left = {path.relative_to(ROOT): content for path, content in disk.files().items()}
     assert left == {p.relative_to(real): p.read_bytes() for p in real.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_files_in_memory_answer_as_the_operating_system_does(tmp_path, seed):
+    memory = MemoryFiles()
+    memory.make_directory(ROOT)
+    for files, root in ((memory, ROOT), (OsFiles(), tmp_path)):
+        files.close(files.create(root / "z"))
+    assert script(memory, ROOT, seed) == script(OsFiles(), tmp_path, seed)
 
 
 def test_synced_data_is_there_in_every_state(disk):

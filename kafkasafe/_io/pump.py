@@ -61,6 +61,7 @@ from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import (
     DataLossError,
     DeliveryTimeoutError,
+    KafkaSafeError,
     LaneBusyError,
     RejectedError,
     SpoolCorruptError,
@@ -266,8 +267,8 @@ class Lane:
     own: bool
     rejected: RejectedStore
     parcels: dict[int, Parcel] = field(default_factory=dict)
-    kept_in: dict[int, Path] = field(default_factory=dict)
-    """By handle, where rejected batches are that are not finished yet."""
+    kept_in: dict[int, Path | None] = field(default_factory=dict)
+    """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
     released_at: int = -1
@@ -444,6 +445,8 @@ class Pump:
 
     def room(self, needed: int) -> bool:
         """Whether `needed` more bytes can be accepted now. Call with `lock` held."""
+        if self._config.in_memory:
+            return self._backlog + needed <= self._config.spool_max_bytes
         limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
         backlog = max(_BACKLOG_BYTES, 4 * self._config.max_record_bytes)
         if self._backlog + needed > backlog or self._used + self._backlog + needed > limit:
@@ -528,6 +531,11 @@ class Pump:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""
         self._post(lambda: self._spill(0.0))
 
+    @property
+    def kept_bytes(self) -> int:
+        """What counts against `spool_max_bytes`: the spool on disk, or (`spool="never"`) what waits in memory."""
+        return self._backlog if self._config.in_memory else self._used
+
     def no_room(self) -> None:
         """A send found no room."""
         self.refused_sends += 1
@@ -550,7 +558,7 @@ class Pump:
                 # Of an earlier life: when it was sealed is not known.
                 age_s = (now_ms - oldest.max_timestamp) / 1000
         gauges: dict[str, float] = {
-            "spool_bytes": self._used,
+            "spool_bytes": self.kept_bytes,
             "spool_capacity_bytes": self._config.spool_max_bytes,
             "unfinished_batches": len(self._open),
             "undurable_batches": len(self._undurable),
@@ -559,7 +567,9 @@ class Pump:
         identified = [stamp for journal in journals for stamp in journal.identified_since_ms()]
         gauges["producer_id_age_seconds"] = max((max(0, now_ms - s) / 1000 for s in identified), default=0.0)
         gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
-        gauges["spool_records"] = sum(journal.spooled_records for journal in journals)
+        gauges["spool_records"] = (
+            0 if self._config.in_memory else sum(journal.spooled_records for journal in journals)
+        )
         gauges["spool_left_behind_records"] = self._left_behind_records
         gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
         gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
@@ -734,7 +744,10 @@ class Pump:
             self._fail(error)
         except BaseException as error:
             self._log.exception(
-                "The producer ended by an error; everything durable is safe in the spool",
+                "The producer ended by an error; %s",
+                "what was not acknowledged is lost with it, unless the cluster has it"
+                if self._config.in_memory
+                else "everything durable is safe in the spool",
                 event="producer_ended",
             )
             self._fail(error)
@@ -1105,7 +1118,8 @@ class Pump:
             lane.lock.release()
 
     def _shut(self) -> None:
-        self.left_records = sum(lane.journal.spooled_records for lane in self._lanes)
+        if not self._config.in_memory:
+            self.left_records = sum(lane.journal.spooled_records for lane in self._lanes)
         # First: what the lanes say of when the last request was sent has to be true.
         self._transport.close(2.0)
         for lane in self._lanes:
@@ -1124,11 +1138,13 @@ class Pump:
             if final:
                 self.failure = error
             undone = list(self._open.values())
-            lost = SpoolWriteError(
+            lost: KafkaSafeError = SpoolWriteError(
                 f"{len(self._undurable)} batches of accepted records were not on disk when the producer ended: they are"
                 " lost with it unless the cluster has them. Everything that durable(), flush_spool() or get() confirmed"
                 " is safe"
             )
+            if self._config.in_memory:
+                lost = error = self._lost_from_memory(error, final=final)
             if self._undurable and self.failure is None:
                 self.failure = lost
             self._open.clear()
@@ -1136,6 +1152,20 @@ class Pump:
             self.cond.notify_all()
         for parcel in undone:
             self._abort(parcel, error if parcel.durable or final else lost)
+
+    def _lost_from_memory(self, error: BaseException, *, final: bool) -> DeliveryTimeoutError:
+        """`spool="never"`: the end of what no answer came for. Called with `lock` held."""
+        leaves = [leaf for parcel in self._undurable.values() for leaf in _leaves(parcel) if not leaf.durable]
+        records = sum(leaf.count for leaf in leaves)
+        why = f"it ended by an error ({error!r})" if final else "it was closed"
+        message = (
+            f"{counted(records, 'record')} had not been acknowledged when {why}. With spool='never' nothing else has"
+            " them: they are lost, unless the cluster has them and its answer is missing. A program that sends them"
+            " again may have those twice"
+        )
+        if records:
+            self._log.error("%s", message, records=records, event="records_lost")
+        return DeliveryTimeoutError(message)
 
     # -- in: parcels -----------------------------------------------------------------------------------------------
 
@@ -1408,6 +1438,8 @@ class Pump:
             self.counters["fsync_us"] += int(seconds * 1e6)
             self.stats.fsync.observe(seconds)
         lane.journal.persisted(persist, positions, lane.spool.next_position)
+        if self._config.in_memory:
+            return  # nothing is safe yet, and the journal's copy is no reason to forget the bytes
         for parcel in parcels:
             self._memory += parcel.size_bytes
         if parcels:
@@ -1932,9 +1964,18 @@ class Pump:
                 case j.Fate.REJECTED:
                     self.counters["records_rejected"] += batch.count
                     self.stats.records[parcel.topic, "rejected"] += batch.count
+                    kept_where = (
+                        "With spool='never' it is kept nowhere: the program has to"
+                        if self._config.in_memory
+                        else f"It is kept in the spool directory under {lane.name}/rejected; kafkasafe spool resend"
+                    )
+                    again = (
+                        "send it again, once the cause is gone"
+                        if self._config.in_memory
+                        else "sends it again"
+                    )
                     parcel.error = RejectedError(
-                        f"The cluster refused the record: {batch.message}. It is kept in the spool directory under"
-                        f" {lane.name}/rejected; kafkasafe spool resend sends it again",
+                        f"The cluster refused the record: {batch.message}. {kept_where} {again}",
                         code=batch.code,
                         reason=batch.message,
                     )
@@ -1979,12 +2020,15 @@ class Pump:
         if limit is None:
             return
         before = time.monotonic() - limit
+        safe_where = (
+            "in memory, as long as this producer lives," if self._config.in_memory else "safe in the spool"
+        )
         late = []
         with self.lock:
             for parcel in self._open.values():
                 if parcel.sealed_at > before:
                     break
-                if not parcel.expired and parcel.durable:
+                if not parcel.expired and (parcel.durable or self._config.in_memory):
                     late.append(parcel)
             for parcel in late:
                 parcel.expired = True
@@ -1993,7 +2037,7 @@ class Pump:
             self.stats.exhausted["produce"] += 1
             network = self._transport.last_error
             parcel.error = DeliveryTimeoutError(
-                f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is safe in the spool and"
+                f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is {safe_where} and"
                 " is delivered when the cluster takes it: do not send it again"
                 + ("" if network is None else f". Brokers cannot be used yet ({t.in_words(network)})")
             )
@@ -2028,7 +2072,7 @@ class Pump:
             logging.ERROR,
             "topic_refused",
             topic,
-            "%s: the cluster refuses it: %s. What waits in the spool (%s) is delivered as soon as the cluster takes"
+            "%s: the cluster refuses it: %s. What waits (%s) is delivered as soon as the cluster takes"
             " it%s. %s",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             denial.reason,
@@ -2314,9 +2358,10 @@ class Pump:
         self.counters["batches_undecidable"] += 1
         self._emit(events.BatchParked(topic, partition, batch.count, batch.position, evidence))
         policy = self._config.on_undecidable
+        where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
         message = (
             f"{topic}-{partition}: whether {batch.count} records are in the log cannot be known: {evidence}. They are"
-            f" safe in {lane.name} at position {batch.position}; the partition waits. Decide with"
+            f" {where}; the partition waits. Decide with"
             " resume_parked(resend=True) (they may then be twice in the log) or resume_parked(resend=False), or open"
             " the producer with on_undecidable='resend' or 'skip'"
         )
@@ -2353,6 +2398,11 @@ class Pump:
 
     def _put_aside(self, lane: Lane, aside: j.Aside) -> None:
         """Before the marks that end them are decided, rejected batches are durable in `rejected/`; or they wait."""
+        if self._config.in_memory:
+            # There is no place to keep them: their futures and the dead-letter handler get them.
+            lane.kept_in.update((batch.handle, None) for batch in aside.batches)
+            lane.journal.set_aside(aside, len(aside.batches))
+            return
         topic, partition = lane.journal.address(aside.destination)
         destination = m.Destination(aside.destination, topic, partition)
         kept, reason = 0, ""
@@ -2478,20 +2528,21 @@ class Pump:
             logging.ERROR,
             "batch_rejected",
             f"{topic}-{partition} {batch.code}",
-            "%s-%d: %s refused: %s; kept in %s",
+            "%s-%d: %s refused: %s; %s",
             topic,
             partition,
             "1 record" if batch.count == 1 else f"{batch.count} records",
             batch.message,
-            path,
+            "kept nowhere (spool='never')" if path is None else f"kept in {path}",
             lane=lane.name,
             topic=topic,
             partition=partition,
             records=batch.count,
             code=batch.code,
-            path=str(path),
+            path=str(path or ""),
         )
-        self._emit(events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, str(path)))
+        kept = str(path or "")
+        self._emit(events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, kept))
 
     def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
         handler = self._config.dead_letter
@@ -2503,12 +2554,14 @@ class Pump:
             try:
                 data = self._bytes(lane, parcel, batch)
             except SpoolError:  # its segment may be gone already
+                if path is None:
+                    raise
                 data = data_of(self._files, path, batch.position)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SpoolError) as error:
             self._log.error(
                 "The dead-letter handler is not called for %d records, which are kept in %s: %s",
                 batch.count,
-                path,
+                path or "no place",
                 error,
                 topic=topic,
                 partition=partition,
@@ -2534,7 +2587,8 @@ class Pump:
                 self._raise_interrupt(error)
                 # The handler is the user's; its records are in `rejected/` all the same.
                 self._log.exception(
-                    "The dead-letter handler failed; the record is kept in the spool directory",
+                    "The dead-letter handler failed; the record is kept %s",
+                    "nowhere (spool='never')" if path is None else "in the spool directory",
                     topic=topic,
                     partition=partition,
                     event="dead_letter_failed",

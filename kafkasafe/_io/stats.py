@@ -149,7 +149,11 @@ _DEFINITIONS: Final = (
     ),
     Definition("spool_corrupt", "counter", "Damaged ranges, found when a lane was opened."),
     Definition("spool_records", "gauge", "Records on disk that are not delivered yet."),
-    Definition("spool_bytes", "gauge", "Bytes in the spool, of all lanes this process owns."),
+    Definition(
+        "spool_bytes",
+        "gauge",
+        "Bytes in the spool, of all lanes this process owns; with spool='never' those that wait in memory.",
+    ),
     Definition("spool_capacity_bytes", "gauge", "Largest size of the spool."),
     Definition(
         "spool_left_behind_records",

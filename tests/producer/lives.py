@@ -70,7 +70,8 @@ def stream(
     )
     number = promised = book.next_number()
     futures: collections.deque = collections.deque()
-    producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool, **options)
+    where = {} if options.get("spool") == "never" else {"spool_dir": spool}
+    producer = SafeProducer(bootstrap_servers=servers, **where, **options)
     while not book.stop:
         for _ in range(rnd.randint(1, 60)):
             if number >= book.limit:

@@ -1,0 +1,141 @@
+"""Files in memory, for `spool="never"`: they are gone with the process, and no call of the system is made for them.
+
+The journal's marks need a place where they stand in order, and with `spool="never"` that place is this one. Nobody is
+told that anything in it is durable.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kafkasafe._io.files import Buffer
+
+__all__ = ["MemoryFiles"]
+
+_FREE_BYTES: Final = 1 << 60
+"""How much may wait is bounded where records are accepted (`Pump.room`)."""
+
+
+class MemoryFiles:
+    """See `kafkasafe._io.files.Files`, which this implements for one process; a handle is the only one of its file."""
+
+    __slots__ = ("_directories", "_files", "_handles", "_locked", "_next")
+
+    def __init__(self) -> None:
+        self._files: dict[Path, bytearray] = {}
+        self._directories: set[Path] = set()
+        self._handles: dict[int, tuple[bytearray, bool]] = {}
+        self._locked: dict[int, bytearray] = {}
+        self._next = 0
+
+    def create(self, path: Path) -> int:
+        """See `Files`."""
+        if path in self._files or path in self._directories:
+            raise _error(errno.EEXIST, path)
+        return self.open(path, write=True, create=True)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        """See `Files`."""
+        if path in self._directories:
+            raise _error(errno.EISDIR, path)
+        if create and path not in self._files:
+            self._see(path.parent)
+            self._files[path] = bytearray()
+        if path not in self._files:
+            raise _error(errno.ENOENT, path)
+        self._next += 1
+        self._handles[self._next] = self._files[path], write
+        return self._next
+
+    def close(self, handle: int) -> None:
+        """See `Files`."""
+        self._locked.pop(handle, None)
+        self._handles.pop(handle, None)
+
+    def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """See `Files`."""
+        content = self._writable(handle)
+        if len(content) < offset:
+            content.extend(bytes(offset - len(content)))
+        at = offset
+        for buffer in buffers:
+            content[at : at + len(buffer)] = buffer
+            at += len(buffer)
+        return at - offset
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """See `Files`."""
+        return bytes(self._handles[handle][0][offset : offset + size])
+
+    def sync_data(self, handle: int) -> None:
+        """See `Files`. Nothing is promised by it."""
+
+    def truncate(self, handle: int, size: int) -> None:
+        """See `Files`."""
+        content = self._writable(handle)
+        del content[size:]
+        content.extend(bytes(size - len(content)))
+
+    def preallocate(self, handle: int, size: int) -> bool:  # noqa: ARG002
+        """See `Files`."""
+        return True
+
+    def size(self, handle: int) -> int:
+        """See `Files`."""
+        return len(self._handles[handle][0])
+
+    def list(self, directory: Path) -> list[str]:
+        """See `Files`."""
+        self._see(directory)
+        return [path.name for path in (*self._files, *self._directories) if path.parent == directory]
+
+    def make_directory(self, path: Path) -> bool:
+        """See `Files`."""
+        made = path not in self._directories
+        self._directories.update((path, *path.parents))
+        return made
+
+    def sync_directory(self, path: Path) -> None:
+        """See `Files`."""
+        self._see(path)
+
+    def unlink(self, path: Path) -> None:
+        """See `Files`."""
+        if self._files.pop(path, None) is None:
+            raise _error(errno.ENOENT, path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Files`."""
+        if source not in self._files:
+            raise _error(errno.ENOENT, source)
+        self._files[target] = self._files.pop(source)
+
+    def lock(self, handle: int) -> bool:
+        """See `Files`."""
+        content = self._handles[handle][0]
+        if any(other is content for at, other in self._locked.items() if at != handle):
+            return False
+        self._locked[handle] = content
+        return True
+
+    def free_bytes(self, path: Path) -> int:  # noqa: ARG002
+        """See `Files`."""
+        return _FREE_BYTES
+
+    def _writable(self, handle: int) -> bytearray:
+        content, writable = self._handles[handle]
+        if not writable:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return content
+
+    def _see(self, directory: Path) -> None:
+        if directory not in self._directories:
+            raise _error(errno.ENOENT, directory)
+
+
+def _error(code: int, path: Path) -> OSError:
+    return OSError(code, os.strerror(code), str(path))
