@@ -57,7 +57,7 @@ class KillingSource(KafkaSafeSource):
 
 
 def main(options: dict, source: str, checkpoint: str) -> None:
-    from conftest import spark_session
+    from local_spark import spark_session
 
     os.environ["KILLING_DRIVER"] = str(os.getpid())
     with spark_session() as spark:

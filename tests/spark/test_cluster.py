@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pyspark
 import pytest
-from conftest import spark_session
+from local_spark import spark_session
 from sinks import new_name, numbers, options, read, values
 
 from kafkasafe._core.partition import partition_for_key

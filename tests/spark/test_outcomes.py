@@ -253,5 +253,5 @@ def test_the_thread_ends_with_the_inbox(inbox, query):
     inbox.expect(query, "run")
     (own,) = threads() - others
     inbox.close()
-    own.join(10)
+    own.join(60)
     assert not own.is_alive()
