@@ -68,13 +68,20 @@ KINDS: dict[type[j.Journal], sim.Options] = {
 }
 # Where few schedules meet it, the search begins near one that does.
 RARE: dict[type[j.Journal], int] = {
-    mutants.AsksOnlyOnce: 450,
+    mutants.AsksOnlyOnce: 515,
+    mutants.BelievesTooEarly: 20,
     mutants.ForgetsSuspicion: 150,
     mutants.BlindToAcks: 100,
     mutants.ContinuesBehindRevived: 190,
     mutants.ForgetsGivenUp: 1070,
+    mutants.HealsAtOnce: 50,
+    mutants.NeverProbes: 19,
+    mutants.RejectsWithoutCopy: 23,
+    mutants.ResendsBlindly: 29,
     mutants.ScansFromLastAck: 80,
-    mutants.SumsMissingTime: 55,
+    mutants.SendsBeforeDurable: 13,
+    mutants.SumsMissingTime: 115,
+    mutants.TearsReplaced: 9,
 }
 
 
