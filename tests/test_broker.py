@@ -40,7 +40,7 @@ def write(cluster: KafkaCluster, topic: str, values, **options) -> list[int]:
         bootstrap_servers=cluster.bootstrap_servers, kafka_client=_tidy_client, **options
     )
     try:
-        return [producer.send(topic, str(v).encode(), partition=0).get(30).offset for v in values]
+        return [producer.send(topic, str(v).encode(), partition=0).get(60).offset for v in values]
     finally:
         producer.close(10)
 
@@ -52,7 +52,7 @@ def read(cluster: KafkaCluster, topic: str) -> list[str]:
     try:
         consumer.assign([where])
         consumer.seek_to_beginning(where)
-        end, found, deadline = consumer.end_offsets([where])[where], [], time.monotonic() + 30
+        end, found, deadline = consumer.end_offsets([where])[where], [], time.monotonic() + 120
         while consumer.position(where) < end and time.monotonic() < deadline:
             found += [record.value.decode() for record in consumer.poll(500).get(where, [])]
         return found
@@ -68,7 +68,7 @@ def known_producers(cluster: KafkaCluster, topic: str) -> int:
         )
 
 
-def gone(pids, within_s: float = 10.0) -> bool:
+def gone(pids, within_s: float = 60.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
@@ -303,7 +303,7 @@ def test_processes_that_start_together_resolve_once_and_one_killed_on_the_way_ha
     )
     command = [sys.executable, "-c", RESOLVE, str(cache)]
     first = subprocess.Popen(command, start_new_session=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (calls.exists() and list(cache.glob(".4.3.0-*/jars/*.jar"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(first.pid, signal.SIGKILL)

@@ -39,7 +39,7 @@ def test_a_ledger_is_the_same_for_everybody_who_opens_the_file(tmp_path):
     ours.limit, theirs.settled, ours.stop = 7, 5, True
     theirs["attempted"][:4] = 1
     assert (theirs.limit, ours.settled, theirs.stop, ours.next_number()) == (7, 5, True, 4)
-    assert abs(ours.settled_at - time.monotonic()) < 5
+    assert abs(ours.settled_at - time.monotonic()) < 60
 
 
 def test_everything_there_once_and_in_order_keeps_the_promise(ledger):

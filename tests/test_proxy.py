@@ -193,7 +193,7 @@ def values(proxy, topic: str, partition: int = 0) -> list[int]:
         consumer.assign([where])
         end = consumer.end_offsets([where])[where]
         found = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while len(found) < end and time.monotonic() < deadline:
             found += [int(r.value) for records in consumer.poll(500).values() for r in records]
         return found
@@ -211,7 +211,7 @@ def test_real_traffic_of_many_apis_passes_and_survives_decoding(proxy, cluster, 
     with producing(proxy, transactional_id="tx") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, b"30", partition=0).get(10)
+        producer.send(topic, b"30", partition=0).get(120)
         producer.commit_transaction()
     with consuming(proxy, group_id="g-" + topic) as consumer:
         consumer.subscribe([topic])
@@ -335,7 +335,7 @@ def test_a_producer_is_told_an_error_for_one_partition(proxy, topic) -> None:
         assert futures[0].succeeded()
         assert futures[2].succeeded()
         with pytest.raises(kafka_errors.MessageSizeTooLargeError):
-            futures[1].get(5)
+            futures[1].get(120)
     assert rule.hits == 1
     assert values(proxy, topic, 1) == [1]
 
@@ -346,8 +346,8 @@ def test_without_forwarding_the_broker_never_sees_it(proxy, topic) -> None:
         futures = [producer.send(topic, b"%d" % p, partition=p) for p in range(3)]
         producer.flush()
         with pytest.raises(kafka_errors.MessageSizeTooLargeError):
-            futures[1].get(5)
-        assert [futures[p].get(5).offset for p in (0, 2)] == [0, 0]
+            futures[1].get(120)
+        assert [futures[p].get(120).offset for p in (0, 2)] == [0, 0]
     assert rule.hits == 1
     assert [values(proxy, topic, p) for p in range(3)] == [[0], [], [2]]
     assert all(call.forwarded for call in proxy.requests("Produce", topic=topic))  # with the other partitions
@@ -562,10 +562,10 @@ def test_one_answer_lost_out_of_order(proxy, topic) -> None:
 @pytest.mark.parametrize("how", ["drop", "hang_up"])
 def test_an_idempotent_producer_sends_again(proxy, topic, how, forward) -> None:
     """The broker has it or not; the client cannot know."""
-    with producing(proxy, request_timeout_ms=500, delivery_timeout_ms=20_000) as producer:
-        producer.send(topic, b"0", partition=0).get(10)
+    with producing(proxy, request_timeout_ms=500, delivery_timeout_ms=120_000) as producer:
+        producer.send(topic, b"0", partition=0).get(120)
         rule = getattr(proxy.on("Produce", topic=topic), how)(times=1, forward=forward)
-        producer.send(topic, b"1", partition=0).get(15)
+        producer.send(topic, b"1", partition=0).get(120)
     assert rule.hits == 1
     assert values(proxy, topic) == [0, 1]
     forwarded = [call.forwarded for call in proxy.requests("Produce", topic=topic)]
@@ -573,13 +573,13 @@ def test_an_idempotent_producer_sends_again(proxy, topic, how, forward) -> None:
 
 
 def test_delays_hold_back_what_is_behind_and_nobody_else(proxy, topic) -> None:
-    proxy.on("ListOffsets", topic=topic).delay(2.0, times=1)
+    proxy.on("ListOffsets", topic=topic).delay(4.0, times=1)
     began = time.monotonic()
     with Wire(proxy) as wire, Wire(proxy) as other:
         first = wire.send(list_offsets(topic, 0), 7)
         second = wire.send(metadata(topic), 9)
         other.ask(metadata(topic), MetadataResponse, 9)
-        assert time.monotonic() - began < 1.9
+        assert time.monotonic() - began < 3.9
         assert [struct.unpack_from(">i", wire.frame())[0] for _ in range(2)] == [first, second]
         assert time.monotonic() - began >= 0.4
 
@@ -610,9 +610,9 @@ def test_truncation(proxy, topic) -> None:
 
 def test_a_producer_survives_truncated_answers(proxy, topic) -> None:
     with producing(proxy) as producer:
-        producer.send(topic, b"0", partition=0).get(10)
+        producer.send(topic, b"0", partition=0).get(120)
         rule = proxy.on("Produce").truncate(11, times=2, hang_up=True)
-        producer.send(topic, b"1", partition=0).get(20)
+        producer.send(topic, b"1", partition=0).get(120)
     assert rule.hits == 2
     assert values(proxy, topic) == [0, 1]
 
@@ -690,11 +690,11 @@ def test_in_front_of_any_cluster(cluster) -> None:
         rule = proxy.on("Produce", topic=topic, partition=2).answer_without_forwarding(6, times=1)
         with producing(proxy) as producer:
             futures = [producer.send(topic, b"%d" % p, partition=p) for p in range(3)]
-            assert [future.get(20).offset for future in futures] == [0, 0, 0]
+            assert [future.get(120).offset for future in futures] == [0, 0, 0]
         with consuming(proxy, group_id="g") as consumer:
             consumer.subscribe([topic])
             found = set()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while len(found) < 3 and time.monotonic() < deadline:
                 found |= {int(r.value) for records in consumer.poll(500).values() for r in records}
         assert found == {0, 1, 2}

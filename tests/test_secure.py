@@ -58,7 +58,7 @@ def test_the_command_line_by_a_config_file(cluster, tmp_path):
     options = cluster.client_options("SECURE")
     spool = tmp_path / "spool"
     with SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=spool) as producer:
-        producer.send("orders", b"waits").durable(30)
+        producer.send("orders", b"waits").durable(60)
         producer.close(timeout=0)
     config = tmp_path / "kafka.json"
     config.write_text(json.dumps(options))

@@ -224,4 +224,4 @@ def produce(cluster, topic, values, partition=0, **more):
     futures = [producer.send(topic, value, partition=partition) for value in values]
     producer.flush()
     producer.close()
-    return [future.get(10).offset for future in futures]
+    return [future.get(60).offset for future in futures]

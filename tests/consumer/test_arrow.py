@@ -207,7 +207,7 @@ class TestRecords:
                     tables.append(consumer.poll_arrow(500))
                 return [o for table in tables for o in table["offset"].to_pylist()] == expected
 
-            until(same, 60)
+            until(same)
         finally:
             plain.close()
 
@@ -265,7 +265,7 @@ class TestRecords:
         consumer = consumers.assigned(topic, auto_offset_reset="earliest", max_partition_fetch_bytes=7000)
         fetcher = consumer._fetcher
         consumer.poll(0, 1)
-        until(lambda: consumer.poll(100, max_records=1), 60)
+        until(lambda: consumer.poll(100, max_records=1))
         values = []
         while len(values) < 199:
             # A reply that arrives while the one before is taken.
@@ -406,7 +406,7 @@ class TestPositions:
             # A commit that came too late for the rebalance (a busy machine) gives a part to the other one again.
             got.update(zip(*table.to_pydict().values(), strict=True))
 
-        until(lambda: read(first) or len(got) > 300, 60)
+        until(lambda: read(first) or len(got) > 300)
         second = consumers(topic, **options)  # auto-commits where it is when partitions are taken from it
         alive = [first, second]
 
@@ -415,12 +415,12 @@ class TestPositions:
                 read(consumer)
             return done()
 
-        until(lambda: both(lambda: len(second.assignment()) == 2), 60)
-        until(lambda: both(lambda: len(got) > 1200), 60)
+        until(lambda: both(lambda: len(second.assignment()) == 2))
+        until(lambda: both(lambda: len(got) > 1200))
         second.commit()
         alive.remove(second)
         second.close()
-        until(lambda: both(lambda: len(got) >= 2000), 60)
+        until(lambda: both(lambda: len(got) >= 2000))
         assert sorted(got) == [(partition, offset) for partition in range(4) for offset in range(500)]
         first.commit()
         kept = first.committed(TopicPartition(topic, 0), metadata=True)
@@ -447,10 +447,10 @@ class TestPositions:
         try:
             for _ in range(3):
                 enough = len(offsets) + 30
-                until(lambda n=enough: tables.append(consumer.poll_arrow(100)) or len(offsets) > n, 60)
+                until(lambda n=enough: tables.append(consumer.poll_arrow(100)) or len(offsets) > n)
                 mover = threading.Thread(target=cluster.move_leader, args=(topic,))
                 mover.start()
-                until(lambda m=mover: tables.append(consumer.poll_arrow(100)) or not m.is_alive(), 60)
+                until(lambda m=mover: tables.append(consumer.poll_arrow(100)) or not m.is_alive())
                 mover.join()
         finally:
             stop.set()
@@ -477,7 +477,7 @@ class TestPositions:
         assert list(cluster.unclean_failover(topic, during=write_and_read).offsets) == [4, 5, 6]
         consuming.produce(cluster, topic, [b"new"] * 8)
         with pytest.raises(LogDivergedError) as caught:
-            until(lambda: consumer.poll_arrow(500).num_rows, 60)
+            until(lambda: consumer.poll_arrow(500).num_rows)
         assert (caught.value.event.at, caught.value.event.rolled_back) == (4, (4, 6))
         consumer.seek(TopicPartition(topic, 0), 4)
         assert gather(consumer, 8)["value"].to_pylist() == [b"new"] * 8

@@ -119,7 +119,7 @@ def test_a_leader_that_moves_under_load(cluster, consumers, tmp_path):
     assert ends == sorted(ends)
     assert not consumers.of(OffsetLowered)
     for first, answered in moved:
-        assert answered - first < 1.0 + 2 * slowness.seconds
+        assert answered - first < 5.0 + 2 * slowness.seconds
     busiest = max(collections.Counter(int(at) for at in itertools.chain(calls, *more_calls)).values())
     assert busiest <= 25  # the test itself asks up to 20 times a second
 
@@ -166,7 +166,7 @@ def test_a_new_leader_that_catches_up(cluster, consumers):
             until(lambda: raw.code(topic) == 0)
             first = time.monotonic()
             late.join()
-            assert time.monotonic() - first < 1.0 + 2 * slowness.seconds
+            assert time.monotonic() - first < 5.0 + 2 * slowness.seconds
         assert answers == [{tp: 15}]
         assert starter.position(tp) == 15
     assert [type(event) for event in consumers.events] == [PositionReset]

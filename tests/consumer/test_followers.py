@@ -57,8 +57,8 @@ def test_the_leader_serves_what_a_follower_cannot(racks, code):
         try:
             consuming.produce(cluster, topic, [b"y"] * 10)
             began = time.monotonic()
-            assert [record.offset for record in collect(consumer, 10, 60)] == list(range(10, 20))
-            assert time.monotonic() - began < 20
+            assert [record.offset for record in collect(consumer, 10)] == list(range(10, 20))
+            assert time.monotonic() - began < 50
             # What was under way when the rule began to hold, and no second visit.
             assert rule.hits <= 3
         finally:

@@ -74,7 +74,7 @@ def test_one_partition_waits_and_the_others_flow(cluster, proxy, consumers, code
     rule.remove()
     over = time.monotonic()
     assert [record.offset for record in collect(consumer, 10)] == list(range(10))
-    assert time.monotonic() - over < 5.0  # within a second, on a machine that is not busy
+    assert time.monotonic() - over < 20.0  # within a second, on a machine that is not busy
     (again,) = consumers.of(PartitionReady)
     assert again.failures >= 3
 
@@ -245,7 +245,7 @@ def test_metadata_that_are_asked_for_while_a_request_is_under_way(cluster, proxy
     consumer = consumers(group_id=one)
     until(lambda: len(proxy.requests("Metadata")) == 2)
     consumer.assign([TopicPartition(one, 0)])
-    until(lambda: consumer._cluster.partitions_for_topic(one) == {0}, 30)  # and nobody polls
+    until(lambda: consumer._cluster.partitions_for_topic(one) == {0})  # and nobody polls
     # The same for who waits for them.
     proxy.forget()
     proxy.on("Metadata").delay(1, times=1)

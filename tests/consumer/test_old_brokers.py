@@ -98,7 +98,7 @@ def what_others_say(cluster, heir, tp):
     with contextlib.closing(
         ConfluentConsumer({"bootstrap.servers": f"{host}:{port}", "group.id": tp.topic})
     ) as confluent:
-        found["confluent-kafka"] = confluent.get_watermark_offsets(ConfluentPartition(*tp), timeout=20)[1]
+        found["confluent-kafka"] = confluent.get_watermark_offsets(ConfluentPartition(*tp), timeout=60)[1]
     return found
 
 
@@ -245,7 +245,7 @@ def test_batches_that_were_read_locate_a_loss(pair, tmp_path):
 def told(consumer, count):
     """What `poll` raises, by partition."""
     found = {}
-    until(lambda: _poll(consumer, found) and len(found) == count, 60)
+    until(lambda: _poll(consumer, found) and len(found) == count)
     return found
 
 

@@ -75,7 +75,7 @@ class Tiered:
         values = [os.urandom(100_000) for _ in range(35)]  # ten to a segment
         consuming.produce(cluster, self.topic, values, 0, max_request_size=2_000_000)
         consuming.produce(cluster, self.topic, [b"x"] * 5, 1)
-        until(lambda: self.offset(-4) >= 20 and self.offset(-5) >= 19, 60, "tiering")
+        until(lambda: self.offset(-4) >= 20 and self.offset(-5) >= 19, what="tiering")
 
     def offset(self, timestamp):
         answer = self._ask(self.raw.transport.list_offset, timestamp)
@@ -91,7 +91,7 @@ class Tiered:
     def _ask(self, send, *args, **more):
         done, box = threading.Event(), []
         send(self.topic, 0, *args, lambda answer: (box.append(answer), done.set()), **more)
-        assert done.wait(10)
+        assert done.wait(60)
         return box[0]
 
 
@@ -160,9 +160,9 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         assert polled(other, 1.0) == [(0, 33), (0, 34)]
 
         two = consumers(topic.topic, remote_storage_timeout_ms=1000, **options)
-        until(lambda: [polled(each, 0.1) for each in (one, two)] and two.assignment(), 60)
+        until(lambda: [polled(each, 0.1) for each in (one, two)] and two.assignment())
         one.close(autocommit=False)
-        until(lambda: polled(two, 0.1) is not None and len(two.assignment()) == 2, 60)
+        until(lambda: polled(two, 0.1) is not None and len(two.assignment()) == 2)
         with pytest.raises(RemoteStorageNotReadyError) as told:
             polled(two, 30)
         assert (told.value.topic, told.value.partition, told.value.code) == (topic.topic, 0, 9)
@@ -184,15 +184,15 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
             thread.start()
         with Slowness() as slowness:
             try:
-                got = until(lambda: patiently(two, 0), 60)
+                got = until(lambda: patiently(two, 0))
                 arrived = time.monotonic()
             finally:
-                until(lambda: ready, 60)
+                until(lambda: ready)
                 stop.set()
                 for thread in threads:
                     thread.join()
         assert got[0] == (0, 2)
-        assert arrived - ready[0] < 1.0 + 2 * slowness.seconds
+        assert arrived - ready[0] < 5.0 + 2 * slowness.seconds
     assert not consumers.of(PositionReset)
     assert {(event.partition, event.code) for event in consumers.of(PartitionNotReady)} == {(0, 9)}
     assert any(event.remote for event in consumers.of(PartitionNotReady))
@@ -217,7 +217,7 @@ def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumer
         properties.write_text(usual.replace(f"{INTERVAL}=300", f"{INTERVAL}=3600000"))
         try:
             cluster.start_all()
-            until(lambda: topic.fetched(0) == 1 and (topic.offset(0) or 0) >= 20, 60)
+            until(lambda: topic.fetched(0) == 1 and (topic.offset(0) or 0) >= 20)
             assert topic.offset(-2) == 0
             consumer = consumers.assigned(topic.topic, 0, 1, auto_offset_reset="latest")
             for tp in (topic.remote, topic.local):
@@ -249,7 +249,7 @@ def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumer
             shutil.copytree(tmp_path / "saved", metadata)
             properties.write_text(usual)
             cluster.start_all()
-        got = until(lambda: [each for each in polled(restarted, 0.1) if each[0] == 0], 60)
+        got = until(lambda: [each for each in polled(restarted, 0.1) if each[0] == 0])
         assert got[0] == (0, 3)
     resets = [event for event in consumers.of(PositionReset) if event.partition == 0]
     assert not resets

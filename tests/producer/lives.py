@@ -86,7 +86,7 @@ def stream(
         if pause_s:
             time.sleep(pause_s)
         if promised < number and rnd.random() < 0.5:
-            producer.flush_spool(30)
+            producer.flush_spool(60)
             durable[promised:number] = 1
             promised = number
         while futures and futures[0][1].is_done:

@@ -30,7 +30,7 @@ def records_wait(producers, count: int = 30, **options) -> Path:
     with producers(NOWHERE, **options) as producer:
         for number in range(count):
             # Each a batch of its own.
-            harness.send(producer, "waiting", number).durable(10)
+            harness.send(producer, "waiting", number).durable(60)
         producer.close(timeout=0)
     (segment,) = (producers.spool / "lane-000").glob("*.log")
     return segment
@@ -143,7 +143,7 @@ def test_a_lane_of_another_live_producer(producers):
     assert caught.value.pid == os.getpid()
     # Whoever does not insist gets another one.
     assert producers(NOWHERE).lane == "lane-000"
-    harness.send(first, "topic", 1).durable(10)
+    harness.send(first, "topic", 1).durable(60)
 
 
 def damage(segment: Path, which: int = 10) -> None:
@@ -170,7 +170,7 @@ def test_a_damaged_segment(kafka, producers):
     kafka.create_topic("waiting", 1)
     try:
         with producers(kafka.bootstrap_servers, on_corrupt="quarantine") as producer:
-            producer.flush(30)
+            producer.flush(60)
         numbers = harness.numbers_of(harness.read_log(kafka.bootstrap_servers, "waiting")[0])
     finally:
         kafka.delete_topic("waiting")
@@ -204,7 +204,7 @@ class Refused:
     def __exit__(self, kind, *_):
         if kind is None:
             self.futures.append(harness.send(self.producer, "topic", 10))
-            self.producer.flush_spool(10)
+            self.producer.flush_spool(60)
             assert all(future.durable(0) for future in self.futures)
             assert self.producer.metrics()["kafkasafe"]["records_accepted"] == 11
 
@@ -270,16 +270,16 @@ def test_a_record_that_is_too_large(producers):
     for size in (99_000, 99_700):
         producer.send("topic", b"x" * size)
         producer.send("topic", b"x", b"k" * (size - 300), headers=[("h" * 10, b"v" * 10)])
-    producer.flush_spool(10)
+    producer.flush_spool(60)
     assert waiting_in(producer) >= 4
 
 
 def test_a_serializer_that_fails(producers):
     producer = producers(NOWHERE, value_serializer=lambda value: value.encode())
-    producer.send("topic", "good").durable(10)
+    producer.send("topic", "good").durable(60)
     with pytest.raises(AttributeError):
         producer.send("topic", 7)
-    producer.send("topic", "good").durable(10)
+    producer.send("topic", "good").durable(60)
     with pytest.raises(TypeError, match="A serializer is a function"):
         producers(NOWHERE, key_serializer="utf-8")
     # It let go of the lane it had taken, or never took one.

@@ -101,7 +101,7 @@ class Doubt:
         producer = producers(self.broker.servers, **options)
         producer.flush(60)
         counters = producer.metrics()["kafkasafe"]
-        last = harness.send(producer, self.topic, self.sent).get(30)
+        last = harness.send(producer, self.topic, self.sent).get(60)
         self.sent += 1
         producer.close()
         assert last.offset == self.sent - 1
@@ -165,13 +165,13 @@ def test_answers_lost_to_a_living_producer(broker, producers, fault):
     topic = harness.new_topic(broker.cluster, 1)
     stamp = int(time.time() * 1000) - TWO_DAYS_MS if fault is old else None
     producer = producers(broker.servers, request_timeout_ms=1500, linger_ms=1000)
-    harness.send(producer, topic, 0, timestamp_ms=stamp).get(30)
+    harness.send(producer, topic, 0, timestamp_ms=stamp).get(60)
     broker.proxy.drop_responses()
     futures = []
     for number in range(1, 61):
         futures.append(harness.send(producer, topic, number, timestamp_ms=stamp))
         if number % 5 == 0:
-            futures[-1].durable(10)
+            futures[-1].durable(60)
     wanted = 1 + 5 * (1 if stamp else 5)
     harness.until(lambda: broker.end_offset(topic) >= wanted, 120, "the batches to be in the log")
     fault(broker, topic)
@@ -268,7 +268,7 @@ def test_no_broker_for_the_whole_first_life(broker, zygote, producers, tmp_path)
     # An orderly life that had no broker either.
     with producers(broker.servers) as producer:
         futures = [harness.send(producer, topic, number) for number in range(sent, sent + 500)]
-        futures[-1].durable(10)
+        futures[-1].durable(60)
         assert not producer.bootstrap_connected()
         with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match="in the spool"):
             producer.flush(0.5)
@@ -287,8 +287,8 @@ def test_no_broker_for_the_whole_first_life(broker, zygote, producers, tmp_path)
     assert len(keys) == 61
     plain = KafkaProducer(bootstrap_servers=broker.servers)
     theirs = {key: plain.send(reference, b"x", key) for key in keys}
-    plain.flush(30)
-    assert keys == {key: future.get(30).partition for key, future in theirs.items()}
+    plain.flush(60)
+    assert keys == {key: future.get(60).partition for key, future in theirs.items()}
     plain.close()
 
 
@@ -356,7 +356,7 @@ def test_acknowledged_records_that_are_lost_are_noticed_and_put_back(broker, pro
     seen: list = []
     producer = producers(broker.servers, on_event=seen.append, request_timeout_ms=3000)
     for number in range(10):
-        harness.send(producer, topic, number).get(30)
+        harness.send(producer, topic, number).get(60)
     broker.cluster.lose_log(topic)
     harness.send(producer, topic, 10)
     producer.flush(60)
@@ -366,7 +366,7 @@ def test_acknowledged_records_that_are_lost_are_noticed_and_put_back(broker, pro
         healed[:] = [event for event in seen if isinstance(event, events.Healed)]
         return bool(healed)
 
-    harness.until(told, 30, "the records to be put back")
+    harness.until(told, what="the records to be put back")
     (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
     assert (lost.topic, lost.partition, lost.first_offset, lost.last_offset) == (topic, 0, 0, 9)
     producer.close()

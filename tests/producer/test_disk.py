@@ -156,14 +156,14 @@ def test_a_full_spool_blocks_and_then_refuses(broker, producers, spool):
     broker.proxy.refuse()
     producer = producers(broker.servers, max_block_ms=700, spool=spool, spool_after_ms=100, **SMALL)
     count, error, seconds = fill(producer, topic)
-    assert 0.7 <= seconds < 15
+    assert 0.7 <= seconds < 60
     assert 100 < count <= 160
     text = str(error)
     assert "within max_block_ms=700" in text
     assert "was not accepted; everything accepted before is kept" in text
     assert "Raise spool_max_bytes" in text
     assert isinstance(error, harness.kafka_errors.KafkaTimeoutError)
-    producer.flush_spool(30)
+    producer.flush_spool(60)
     used = sum(path.stat().st_size for path in producers.spool.rglob("*.log"))
     assert used <= SMALL["spool_max_bytes"]
     # A second life finds everything, and is as full.
@@ -173,7 +173,7 @@ def test_a_full_spool_blocks_and_then_refuses(broker, producers, spool):
         producer.send(topic, big(count))
     broker.proxy.restore()
     # And goes on by itself when the cluster is back.
-    harness.until(lambda: _accepts(producer, topic, big(count)), 30, "room in the spool")
+    harness.until(lambda: _accepts(producer, topic, big(count)), what="room in the spool")
     producer.flush(60)
     assert producer.metrics()["kafkasafe"]["spool_bytes"] < 6 * MIB
     producer.close()
@@ -250,7 +250,7 @@ def test_a_full_disk(broker, producers, quota, honest):
         quota.greedy = False
     producer.flush(60)
     quota.room = 10 * MIB
-    harness.until(lambda: _accepts(producer, topic, big(count)), 30, "room on the disk")
+    harness.until(lambda: _accepts(producer, topic, big(count)), what="room on the disk")
     producer.flush(60)
     # There again for the next time.
     assert (producers.spool / producer.lane / "reserve").stat().st_size == 65_536
@@ -264,7 +264,7 @@ def test_opened_on_a_full_disk(broker, producers, quota):
     broker.proxy.refuse()
     with producers(broker.servers, **SMALL) as producer:
         for number in range(20):
-            producer.send(topic, big(number)).durable(10)
+            producer.send(topic, big(number)).durable(60)
         producer.close(timeout=0)
     broker.proxy.restore()
     quota.room = 0
@@ -275,7 +275,7 @@ def test_opened_on_a_full_disk(broker, producers, quota):
         producer.flush(1)
     quota.room = 1 << 40
     producer.flush(60)
-    producer.send(topic, big(20)).get(30)
+    producer.send(topic, big(20)).get(60)
     producer.close()
     delivered(broker.servers, topic, 21)
 
@@ -286,7 +286,7 @@ def test_closed_on_a_full_disk(broker, producers, quota):
     broker.proxy.refuse()
     producer = producers(broker.servers, **SMALL)
     for number in range(20):
-        producer.send(topic, big(number)).durable(10)
+        producer.send(topic, big(number)).durable(60)
     quota.room, quota.honest = 0, False
     late = producer.send(topic, big(20))
     with pytest.raises(harness.kafka_errors.KafkaError):
@@ -322,7 +322,7 @@ def test_a_disk_that_fails_now_and_then(kafka, producers, quota, method, options
                 quota.fail["writev"] = [errno.EIO]
         futures.append(harness.send(producer, topic, number))
         if number % 20 == 19:
-            futures[-1].durable(20)
+            futures[-1].durable(60)
     producer.flush(60)
     assert [future.exception for future in futures if not future.succeeded()] == []
     failures = [event for event in seen if isinstance(event, events.SpoolWriteFailed)]
@@ -421,7 +421,7 @@ def test_acknowledged_records_are_kept_as_long_as_wanted(kafka, producers):
     def kept(retain: int) -> int:
         with producers(kafka.bootstrap_servers, retain_acked_bytes=retain, **options) as producer:
             for number in range(60):
-                producer.send(topic, big(number)).durable(10)
+                producer.send(topic, big(number)).durable(60)
             producer.flush(60)
         return sum(path.stat().st_size for path in producers.spool.rglob("*.log"))
 

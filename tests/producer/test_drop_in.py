@@ -38,7 +38,7 @@ class Both:
             self.plain.send(self.topics[0], *args, **kwargs),
             self.safe.send(self.topics[1], *args, **kwargs),
         )
-        return futures[0].get(30), futures[1].get(30)
+        return futures[0].get(60), futures[1].get(60)
 
     def logs(self):
         self.plain.close()
@@ -200,7 +200,7 @@ def test_keyword_arguments_and_the_time_of_sending(kafka, producers):
 def test_broker_time(kafka, producers):
     topic = harness.new_topic(kafka, 1, config={"message.timestamp.type": "LogAppendTime"})
     before = int(time.time() * 1000)
-    metadata = producers(kafka.bootstrap_servers).send(topic, b"v", timestamp_ms=1_700_000_000_000).get(30)
+    metadata = producers(kafka.bootstrap_servers).send(topic, b"v", timestamp_ms=1_700_000_000_000).get(60)
     assert metadata.timestamp >= before
     assert harness.read_log(kafka.bootstrap_servers, topic)[0][0].timestamp == metadata.timestamp
 
@@ -253,18 +253,18 @@ def test_a_partitioner_that_fails(kafka, producers):
     topic = harness.new_topic(kafka, 2)
     producer = producers(kafka.bootstrap_servers, partitioner=Broken())
     # Not asked before the topic is known; then nobody is there to be told, and no record may be lost by it.
-    harness.until(lambda: producer.send(topic, b"0", b"bad").get(30).offset >= 0)
+    harness.until(lambda: producer.send(topic, b"0", b"bad").get(60).offset >= 0)
     with pytest.raises(LookupError, match="no place for it"):
         producer.send(topic, b"x", b"bad")
     with pytest.raises(ValueError, match="Unrecognized partition 99"):
         producer.send(topic, b"x", b"far")
-    assert producer.send(topic, b"1", b"good").get(30).partition == 0
+    assert producer.send(topic, b"1", b"good").get(60).partition == 0
 
 
 def test_records_without_keys_are_spread(kafka, producers):
     topic = harness.new_topic(kafka, 4)
     producer = producers(kafka.bootstrap_servers, linger_ms=0)
-    used = {producer.send(topic, b"x").get(30).partition for _ in range(12)}
+    used = {producer.send(topic, b"x").get(60).partition for _ in range(12)}
     assert used == {0, 1, 2, 3}
 
 
@@ -273,7 +273,7 @@ def test_looking_at_the_cluster(kafka, producers):
     producer = producers(kafka.bootstrap_servers)
     assert producer.partitions_for(topic) == {0, 1, 2, 3}
     assert producer.bootstrap_connected()
-    producer.send(topic, b"x", b"k").get(30)
+    producer.send(topic, b"x", b"k").get(60)
     values = producer.metrics()["kafkasafe"]
     assert (values["records_accepted"], values["records_committed"], values["unfinished_batches"]) == (
         1,
@@ -295,7 +295,7 @@ def test_a_topic_that_the_broker_makes_on_demand(kafka, producers):
     topic = f"made-{random.SystemRandom().getrandbits(40):010x}"
     producer = producers(kafka.bootstrap_servers)
     futures = [producer.send(topic, b"%d" % number) for number in range(20)]
-    assert [future.get(30).offset for future in futures] == list(range(20))
+    assert [future.get(60).offset for future in futures] == list(range(20))
 
 
 # -- futures -----------------------------------------------------------------------------------------------------------
@@ -317,9 +317,9 @@ def test_callbacks(kafka, producers):
     bad.add_callback(called, "never").add_errback(called, 3, four=4)
     # A callback may block, or send, without stopping delivery; what it raises is only logged.
     good.add_both(lambda _: both.wait())
-    producer.send(topic, b"y").add_callback(lambda _: told.append(producer.send(topic, b"z").get(30)))
+    producer.send(topic, b"y").add_callback(lambda _: told.append(producer.send(topic, b"z").get(60)))
     both.wait()
-    producer.flush(30)
+    producer.flush(60)
     harness.until(lambda: len(told) == 3)
     metadata = good.get(0)
     assert ((1, metadata), {"two": 2}) in [entry[:2] for entry in told]
@@ -341,20 +341,20 @@ def test_durable_comes_before_delivered(broker, producers):
     broker.proxy.refuse()
     producer = producers(broker.servers)
     future = producer.send(topic, b"%012d" % 0)
-    assert future.durable(10) is future
+    assert future.durable(60) is future
     assert not future.is_done
     with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match=r"Timeout after waiting for 0\.2 secs"):
         future.get(0.2)
     assert "pending, durable" in repr(future)
     producer.send(topic, b"%012d" % 1)
-    producer.flush_spool(10)
+    producer.flush_spool(60)
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match="they are in the spool and will be delivered"
     ):
         producer.flush(0.2)
     broker.proxy.restore()
-    assert future.get(30).offset == 0
-    producer.flush(30)
+    assert future.get(60).offset == 0
+    producer.flush(60)
     assert producer.metrics()["kafkasafe"]["unfinished_batches"] == 0
 
 
@@ -365,14 +365,14 @@ def test_delivery_timeout_fails_the_future_and_still_delivers(broker, producers)
     errors: list = []
     future = harness.send(producer, topic, 1).add_errback(errors.append)
     with pytest.raises(DeliveryTimeoutError, match=r"safe in the spool .*do not send it again"):
-        future.get(10)
+        future.get(60)
     # A program that sends again what is retriable would deliver it twice.
     assert not isinstance(future.exception, harness.kafka_errors.RetriableError)
     assert not future.exception.retriable
     producer.flush(1)  # it has its fate
     harness.until(lambda: errors == [future.exception])
     broker.proxy.restore()
-    harness.until(lambda: broker.end_offset(topic) == 1, 30, "the record to be delivered")
+    harness.until(lambda: broker.end_offset(topic) == 1, what="the record to be delivered")
     assert future.exception is errors[0]
     producer.close()
     harness.audit(harness.read_log(broker.servers, topic), [1])
@@ -389,7 +389,7 @@ def test_spool_sync_modes(kafka, producers, spool_sync, acks):
         for number in range(300):
             future = harness.send(producer, topic, number)
             if number % 50 == 49:
-                future.durable(10)
+                future.durable(60)
     harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(300))
 
 
@@ -401,7 +401,7 @@ def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, produ
         return inspect_lane(Path(producer.spool_dir) / producer.lane, files=OsFiles()).records
 
     for number in range(100):
-        harness.send(producer, topic, number).get(30)
+        harness.send(producer, topic, number).get(60)
     assert on_disk() == 0
     broker.proxy.stall()
     futures = [harness.send(producer, topic, number) for number in range(100, 150)]
@@ -409,7 +409,7 @@ def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, produ
     harness.until(lambda: on_disk() == 50, 60, "the records to be on disk")
     assert not any(future.is_done for future in futures)
     futures += [harness.send(producer, topic, number) for number in range(150, 160)]
-    producer.flush_spool(10)
+    producer.flush_spool(60)
     assert on_disk() == 60
     # At close, too.
     harness.send(producer, topic, 160)
@@ -427,11 +427,11 @@ def test_linger(kafka, producers):
     producer = producers(kafka.bootstrap_servers, linger_ms=60_000)
     began = time.monotonic()
     futures = [harness.send(producer, topic, number) for number in range(100)]
-    assert futures[0].get(30).offset == 0
+    assert futures[0].get(60).offset == 0
     harness.send(producer, topic, 100)
-    producer.flush(30)
-    harness.send(producer, topic, 101).durable(30)
-    assert time.monotonic() - began < 20
+    producer.flush(60)
+    harness.send(producer, topic, 101).durable(60)
+    assert time.monotonic() - began < 50
     assert producer.metrics()["kafkasafe"]["batches_sent"] <= 3
 
 
@@ -467,12 +467,12 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         with pytest.raises(
             UndecidableError, match=r"whether 5 records are in the log cannot be known.*safe in lane"
         ):
-            producer.flush(30)
+            producer.flush(60)
         with pytest.raises(UndecidableError, match="resume_parked"):
             harness.send(producer, topic, 6)
         producer.resume_parked(resend=resend)
         harness.until(lambda producer=producer: not producer._pump.parked, 120)
-        harness.send(producer, topic, 6).get(30)
+        harness.send(producer, topic, 6).get(60)
         producer.close()
         numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])
         assert numbers == ([1, 2, 3, 4, 5, 6] if resend else [6])

@@ -126,7 +126,7 @@ def test_lanes_never_have_two_owners(kafka, zygote, tmp_path):
     with SafeProducer(bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path / "spool") as last:
 
         def delivered() -> bool:
-            last.flush(30)
+            last.flush(60)
             found = harness.read_log(kafka.bootstrap_servers, topic)
             return set(promised) <= {n for records in found.values() for n in harness.numbers_of(records)}
 
@@ -188,7 +188,7 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(kafka, producers, tmp
             texts.append(repr(error))
         try:
             own = SafeProducer(bootstrap_servers=kafka.bootstrap_servers, spool_dir=producer.spool_dir)
-            harness.send(own, topic, 1000).get(30)
+            harness.send(own, topic, 1000).get(60)
             texts.append(own.lane)
             own.close()
         except BaseException as error:
@@ -200,7 +200,7 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(kafka, producers, tmp
         # The parent works while the child does.
         for number in range(100, 200):
             harness.send(producer, topic, number)
-        producer.flush(30)
+        producer.flush(60)
     finally:
         os.read(read, 1)
         os.waitpid(pid, 0)

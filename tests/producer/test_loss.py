@@ -78,7 +78,7 @@ class Safe:
 
     def lost(self) -> events.AckedDataLost:
         """The one loss there is."""
-        harness.until(lambda: self.seen(events.AckedDataLost), 30, "the loss to be noticed")
+        harness.until(lambda: self.seen(events.AckedDataLost), what="the loss to be noticed")
         (event,) = self.seen(events.AckedDataLost)
         return event
 
@@ -206,7 +206,7 @@ def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, cont
     assert not tells.seen(events.Healed)
     (error,) = raises.raised
     assert (error.first_offset, error.last_offset, error.partition) == (10, 19, 2)
-    raises.producer.flush(10)  # raised once
+    raises.producer.flush(60)  # raised once
     log = logged(cluster, topic)
     for control in controls:
         assert control.delivered == 25
@@ -344,7 +344,7 @@ def test_killed_while_it_heals(kafka_cluster, zygote, producers, tmp_path):
         harness.until(
             lambda p=partition: harness.end_offset(cluster, topic, p) >= RECORDS, 40, f"{partition}: {note}"
         )
-        producer.flush(30)
+        producer.flush(60)
     log = harness.read_log(cluster.bootstrap_servers, topic)
     for partition in range(KILLED):
         harness.audit({partition: log[partition]}, range(RECORDS), note=note)

@@ -83,9 +83,9 @@ def test_a_scrape_counts_what_happened(kafka, tmp_path):
         install(producer, registry=registry, partitions=True)
         for number in range(100):
             producer.send(topic, b"%d" % number)
-        producer.flush(30)
+        producer.flush(60)
         with pytest.raises(RejectedError):
-            producer.send(topic, b"x" * 5000).get(30)
+            producer.send(topic, b"x" * 5000).get(60)
         seen = scrape(registry)
         assert seen["kafkasafe_records_total", "accepted", topic] == 101
         assert seen["kafkasafe_records_total", "committed", topic] == 100
@@ -120,7 +120,7 @@ def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, produc
     old = 1_600_000_000_000
     for number in range(1, 11):
         producer.send(topic, b"%d" % number, timestamp_ms=old)
-    producer.flush_spool(30)
+    producer.flush_spool(60)
     harness.until(lambda: ("kafkasafe_retries_exhausted_total", "produce") in scrape(registry), 60)
     harness.until(lambda: ("kafkasafe_retry_backoff_seconds_total", "produce") in scrape(registry), 60)
 

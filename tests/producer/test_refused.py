@@ -72,7 +72,7 @@ def test_one_stray_refusal_after_an_outage_throws_nothing_away(wire, producers, 
     cluster, proxy = wire
     topic = harness.new_topic(cluster, 1)
     producer = producers(proxy.bootstrap_servers, batch_size=20_000)
-    harness.send(producer, topic, 0).get(30)
+    harness.send(producer, topic, 0).get(60)
     outage = proxy.on("Produce", topic=topic).answer_without_forwarding(19)
     for number in PROMISED:
         harness.send(producer, topic, number)
@@ -113,7 +113,7 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
     with caplog.at_level(logging.ERROR, "kafkasafe.producer"):
         for number in range(100):
             harness.send(producer, topic, number)
-        producer.flush_spool(30)
+        producer.flush_spool(60)
         harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 60)
         # Another thread logs.
         harness.until(said, 60)
@@ -147,7 +147,7 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
     assert [event.code for event in seen if isinstance(event, events.TopicAccepted)] == [29]
     assert "kafkasafe_refused_destinations{" not in generate_latest(registry).decode()
     harness.until(lambda: not producer._pump.refused_topics, 30)
-    harness.send(producer, topic, last).get(30)
+    harness.send(producer, topic, last).get(60)
     assert delivered(cluster, topic) == list(range(last + 1))
     assert not [event for event in seen if isinstance(event, events.BatchRejected)]
     producer.close()
@@ -159,15 +159,15 @@ def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(wire, pr
     topic = harness.new_topic(cluster, 1)
     seen: list = []
     producer = producers(proxy.bootstrap_servers, on_event=seen.append)
-    harness.send(producer, topic, 0).get(30)
+    harness.send(producer, topic, 0).get(60)
     rule = deny(cluster, topic, ACLOperation.READ)
     proxy.on("Produce", topic=topic).answer(7, times=1)
-    harness.send(producer, topic, 1).durable(30)
+    harness.send(producer, topic, 1).durable(60)
     harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 60)
     needed = f"READ on topic {topic} is needed to ask what became of 1 batch "
     told = next(event for event in seen if isinstance(event, events.TopicRefused))
     assert told.reason.startswith(needed)
-    harness.send(producer, topic, 2).durable(30)
+    harness.send(producer, topic, 2).durable(60)
     spool = producer._config.spool_dir
     producer.close(timeout=0)
     capsys.readouterr()
@@ -189,14 +189,14 @@ def test_records_wait_for_a_topic_that_somebody_creates(wire, producers, monkeyp
     topic = harness.new_topic(cluster, 1)
     producer = producers(proxy.bootstrap_servers)
     if known:
-        harness.send(producer, topic, 1000).get(30)
+        harness.send(producer, topic, 1000).get(60)
     cluster.delete_topic(topic)
     number = 0
     began = time.monotonic()
     raised = ""
     while not raised and time.monotonic() < began + 60:
         try:
-            harness.send(producer, topic, number).durable(30)
+            harness.send(producer, topic, number).durable(60)
             number += 1
         except kafka_errors.UnknownTopicOrPartitionError as error:
             raised = str(error)
@@ -234,12 +234,12 @@ def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(wire, 
     producer = producers(proxy.bootstrap_servers, refused_timeout_ms=600_000, linger_ms=0)
     now_ms = time.time_ns() // 1_000_000
     ahead = producer.send(topic, harness.record_value(0), timestamp_ms=now_ms + 4000)
-    ahead.durable(10)
+    ahead.durable(60)
     behind = harness.send(producer, topic, 1)
-    behind.durable(10)
+    behind.durable(60)
     # It can never be accepted in time.
     never = producer.send(topic, harness.record_value(2), timestamp_ms=now_ms + 10**9)
-    never.durable(10)
+    never.durable(60)
     old = producer.send(topic, harness.record_value(3), timestamp_ms=now_ms - 7_200_000)
     assert ahead.get(60).offset == 0
     assert time.time_ns() // 1_000_000 > now_ms + 2500
@@ -259,10 +259,10 @@ def test_a_batch_on_which_the_broker_fails_each_time_does_not_block_its_partitio
     cluster, proxy = wire
     topic = harness.new_topic(cluster, 1)
     producer = producers(proxy.bootstrap_servers, refused_timeout_ms=2000, linger_ms=0)
-    harness.send(producer, topic, 0).get(30)
+    harness.send(producer, topic, 0).get(60)
     fails = proxy.on("Produce", topic=topic).answer_without_forwarding(code)
     bad = harness.send(producer, topic, 1)
-    bad.durable(10)
+    bad.durable(60)
     fails.wait(1, 30)
     good = harness.send(producer, topic, 2)
     with pytest.raises(RejectedError) as caught:

@@ -70,13 +70,13 @@ def check_fates(topic, producer, futures, bad, code, dead, reason: str) -> None:
     for number, future in futures.items():
         if number in bad:
             with pytest.raises(RejectedError, match=f"refused the record: .*{reason}.*rejected") as caught:
-                future.get(30)
+                future.get(60)
             assert caught.value.code == code
             assert re.search(reason, caught.value.reason)
             assert future.failed()
             assert not future.succeeded()
         else:
-            future.get(30)
+            future.get(60)
     assert sorted(dead.numbers) == sorted(bad)
     assert all(letter["topic"] == topic and letter["error"].code == code for letter in dead.letters)
     if bad:
@@ -99,7 +99,7 @@ def test_a_record_too_large_for_the_topic(kafka, producers, batching, spool):
     for number in range(LARGE - 30, LARGE + 30):
         futures[number] = harness.send(producer, topic, number)
         if batching == "alone":
-            futures[number].durable(10) if spool == "always" else producer._seal_all()
+            futures[number].durable(60) if spool == "always" else producer._seal_all()
     check(kafka, topic, producer, futures, {LARGE}, 10, dead, "MESSAGE_TOO_LARGE")
     producer.close()
 
@@ -182,10 +182,10 @@ def test_a_topic_that_never_was(strict, producers):
     futures = [harness.send(producer, "never-made", number) for number in range(10)]
     others = [harness.send(producer, good, number) for number in range(10)]
     for future in others:
-        future.get(30)
+        future.get(60)
     for future in futures:
         with pytest.raises(RejectedError, match=r"UnknownTopicOrPartitionError|UNKNOWN_TOPIC") as caught:
-            future.get(30)
+            future.get(60)
         assert caught.value.code == 3
     assert dead.numbers == list(range(10))
     assert kept_aside(producer) == [harness.record_value(number) for number in range(10)]
@@ -197,12 +197,12 @@ def test_a_topic_that_is_deleted(strict, producers):
     dead = Dead()
     producer = producers(strict.bootstrap_servers, dead_letter=dead, refused_timeout_ms=1000)
     for number in range(10):
-        harness.send(producer, doomed, number).get(30)
+        harness.send(producer, doomed, number).get(60)
     strict.delete_topic(doomed)
     futures = [harness.send(producer, doomed, number) for number in range(10, 30)]
     others = [harness.send(producer, good, number) for number in range(10)]
     for future in others:
-        future.get(30)
+        future.get(60)
     for future in futures:
         with pytest.raises(RejectedError, match=r"UnknownTopic|UNKNOWN_TOPIC") as caught:
             future.get(40)
@@ -216,10 +216,10 @@ def test_a_topic_that_is_deleted_and_made_again_in_time(strict, producers):
     topic = harness.new_topic(strict, 1)
     producer = producers(strict.bootstrap_servers)
     for number in range(10):
-        harness.send(producer, topic, number).get(30)
+        harness.send(producer, topic, number).get(60)
     strict.delete_topic(topic)
     futures = [harness.send(producer, topic, number) for number in range(10, 30)]
-    futures[-1].durable(10)
+    futures[-1].durable(60)
     threading.Event().wait(0.5)
     assert not futures[0].is_done
     strict.create_topic(topic, 1)
@@ -238,8 +238,8 @@ def test_a_dead_letter_handler_that_fails_costs_nothing(kafka, producers):
     producer = producers(kafka.bootstrap_servers, dead_letter=broken)
     bad = harness.send(producer, topic, LARGE)
     with pytest.raises(RejectedError):
-        bad.get(30)
-    harness.send(producer, topic, 1).get(30)
+        bad.get(60)
+    harness.send(producer, topic, 1).get(60)
     assert kept_aside(producer) == [harness.record_value(LARGE)]
     producer.close()
 
@@ -262,7 +262,7 @@ def test_a_topic_that_this_user_may_not_write(strict, producers, knows):
     refused = {number: harness.send(producer, secret, number) for number in range(1, 11)}
     others = [harness.send(producer, good, number) for number in range(10)]
     for future in others:
-        future.get(30)
+        future.get(60)
     reason = "TOPIC_AUTHORIZATION_FAILED|TopicAuthorizationFailed"
     check_fates(secret, producer, refused, set(refused), 29, dead, reason)
     with strict.admin() as admin:
@@ -271,7 +271,7 @@ def test_a_topic_that_this_user_may_not_write(strict, producers, knows):
     harness.until(lambda: _allowed(producer, secret), 120, "the rule to be gone")
     late = [harness.send(producer, secret, number) for number in range(20, 30)]
     for future in late:
-        future.get(30)
+        future.get(60)
     producer.close()
     numbers = harness.numbers_of(harness.read_log(strict.bootstrap_servers, secret)[0])
     assert [number for number in numbers if number < 1000] == list(range(20, 30))
@@ -279,7 +279,7 @@ def test_a_topic_that_this_user_may_not_write(strict, producers, knows):
 
 def _allowed(producer: SafeProducer, topic: str) -> bool:
     try:
-        harness.send(producer, topic, 1000).get(30)
+        harness.send(producer, topic, 1000).get(60)
     except RejectedError:
         return False
     return True
@@ -352,11 +352,11 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     dead = Dead()
     producer = producers(kafka.bootstrap_servers, dead_letter=dead, on_event=seen.append)
     for name in (topic, other):
-        producer.send(name, key=b"k", value=harness.record_value(1)).get(30)
+        producer.send(name, key=b"k", value=harness.record_value(1)).get(60)
     files.spare = operation == "read"
     files.code = code
     bad = producer.send(topic, value=harness.record_value(7))
-    bad.durable(10)
+    bad.durable(60)
     harness.until(lambda: files.strikes >= 2, what="a second try")
     assert not bad.is_done
     assert kept_aside(producer) == []
@@ -364,10 +364,10 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     assert "kept in" not in caplog.text
     assert "rejected_not_kept" in {getattr(record, "event", "") for record in caplog.records}
     if operation != "read":
-        harness.send(producer, other, 2).get(30)
+        harness.send(producer, other, 2).get(60)
     files.code = 0
     with pytest.raises(RejectedError, match="kept in the spool directory under lane-000/rejected"):
-        bad.get(30)
+        bad.get(60)
     (event,) = [event for event in seen if isinstance(event, events.BatchRejected)]
     assert harness.record_value(7) in Path(event.kept_in).read_bytes()
     assert kept_aside(producer) == [harness.record_value(7)]
@@ -382,7 +382,7 @@ def test_each_record_that_was_refused_before_it_was_spooled_is_kept(kafka, produ
     producer = producers(kafka.bootstrap_servers, spool="on_error", spool_after_ms=60_000, dead_letter=dead)
     for number in range(5):
         with pytest.raises(RejectedError, match="It is kept"):
-            producer.send(topic, value=harness.record_value(number)).get(30)
+            producer.send(topic, value=harness.record_value(number)).get(60)
     assert kept_aside(producer) == [harness.record_value(number) for number in range(5)]
     assert dead.numbers == list(range(5))
     producer.close()
@@ -396,11 +396,11 @@ def test_where_rejected_is_full_what_is_refused_waits(kafka, producers, caplog):
     futures = []
     for number in range(6):
         futures.append(producer.send(topic, value=b"%d" % number + b"." * 1000))
-        futures[-1].durable(10)  # a batch of its own
+        futures[-1].durable(60)  # a batch of its own
     for future in futures[:2]:
         with pytest.raises(RejectedError):
-            future.get(30)
-    harness.send(producer, other, 1).get(30)
+            future.get(60)
+    harness.send(producer, other, 1).get(60)
     harness.until(lambda: "rejected/ is full" in caplog.text)
     assert not any(future.is_done for future in futures[3:])
     kept = kept_aside(producer)
@@ -436,7 +436,7 @@ def test_rejected_records_are_resent_once_and_in_order_also_after_kill_9(
         for number in range(1, 41):
             value = b"%0*d" % (harness.lives.DIGITS, number) + b"." * (4000 if number % 2 else 0)
             futures.append(producer.send(topic, value, partition=number % 4 // 2))
-            futures[-1].durable(10)
+            futures[-1].durable(60)
         futures.append(producer.send(other, value=harness.record_value(1)))
         producer.flush(60)
     code, out, _ = run(capsys, "spool", "ls", spool)
@@ -473,7 +473,7 @@ def test_records_are_resent_beside_a_living_producer(kafka, producers, capsys):
     producer = producers(kafka.bootstrap_servers)
     for number in range(3):
         with pytest.raises(RejectedError):
-            producer.send(topic, value=harness.record_value(number)).get(30)
+            producer.send(topic, value=harness.record_value(number)).get(60)
     servers = ",".join(kafka.bootstrap_servers)
     code, out, _ = run(capsys, "spool", "resend", producers.spool, "-b", servers, "--json")
     told = json.loads(out)

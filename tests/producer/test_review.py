@@ -94,7 +94,7 @@ def test_ctrl_c_in_close(broker, producers, interrupting):
         producer.close()
     broker.proxy.restore()
     with producers(broker.servers) as producer:
-        producer.flush(30)
+        producer.flush(60)
     assert values_of(broker.servers, topic) == list(range(100))
 
 
@@ -141,7 +141,7 @@ def test_a_request_larger_than_the_backlog(kafka, producers):
     """max_request_size above 16 MB: every send() was refused by a spool that was empty."""
     topic = harness.new_topic(kafka, 1, config={"max.message.bytes": "30000000"})
     producer = producers(kafka.bootstrap_servers, max_request_size=20_000_000, max_block_ms=2000)
-    assert producer.send(topic, bytes(17_000_000)).get(30).offset == 0
+    assert producer.send(topic, bytes(17_000_000)).get(60).offset == 0
     producer.close()
 
 
@@ -158,7 +158,7 @@ def test_lingering_batches_hold_up_nobody(kafka, producers):
     for topic in topics:
         for _ in range(7):
             producer.send(topic, bytes(900_000))
-    producer.flush(30)
+    producer.flush(60)
     producer.close()
 
 
@@ -240,7 +240,7 @@ def test_futures_of_the_parent_in_a_forked_child(producers):
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
-    future.durable(10)
+    future.durable(60)
     producer.close(0)
 
 
@@ -256,11 +256,11 @@ def test_close_in_a_hook(kafka, producers):
 
     producer = producers(kafka.bootstrap_servers, on_event=on_event)
     producer.send(topic, b"0")
-    producer.flush_spool(10)
-    assert closed.wait(10)
+    producer.flush_spool(60)
+    assert closed.wait(60)
     harness.until(lambda: not producer._pump._thread.is_alive())
     with producers(kafka.bootstrap_servers) as producer:
-        producer.flush(30)
+        producer.flush(60)
     assert values_of(kafka.bootstrap_servers, topic) == [0]
 
 
@@ -268,14 +268,14 @@ def test_too_many_open_files_for_a_while(kafka, producers):
     """The search for lanes left behind ended the whole producer."""
     topic = harness.new_topic(kafka, 1)
     producer = producers(kafka.bootstrap_servers)
-    producer.send(topic, b"0").get(10)
+    producer.send(topic, b"0").get(60)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         time.sleep(3)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    producer.send(topic, b"1").get(10)
+    producer.send(topic, b"1").get(60)
     producer.close()
 
 
@@ -293,12 +293,12 @@ def test_given_and_chosen_partitions_at_first_contact(broker, producers, outage)
         headers = [("n", b"%d" % number)] if number % 7 == 0 else None
         futures.append(producer.send(topic, b"%d" % number, partition=partition, headers=headers))
         if chance.random() < 0.03:
-            producer.flush_spool(10)
+            producer.flush_spool(60)
     if outage:
         producer.close(timeout=0)
         broker.proxy.restore()
         producer = producers(broker.servers)
-    producer.flush(30)
+    producer.flush(60)
     if not outage:
         assert [future.get().offset for future in futures] == list(range(300))
         assert [future.get().serialized_header_size for future in futures[:8]] == [2, *[-1] * 6, 2]
@@ -316,12 +316,12 @@ def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch,
     topic = harness.new_topic(broker.cluster, 1)
     producer = producers(broker.servers, batch_size=2000)
     if known:
-        producer.send(topic, b"0").get(10)
+        producer.send(topic, b"0").get(60)
     broker.proxy.refuse()
     for number in range(known, 300):
         producer.send(topic, b"%d" % number)
         if number % 10 == 0:
-            producer.flush_spool(10)
+            producer.flush_spool(60)
     failed = threading.Event()
 
     def fail(*_):
@@ -331,9 +331,9 @@ def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "read", fail)
         broker.proxy.restore()
-        assert failed.wait(20)
+        assert failed.wait(60)
         time.sleep(0.3)
-    producer.flush(30)
+    producer.flush(60)
     producer.close()
     assert values_of(broker.servers, topic) == list(range(300))
 
@@ -353,7 +353,7 @@ def test_a_hook_that_waits_for_the_producer(kafka, producers):
 
     producer = producers(kafka.bootstrap_servers, dead_letter=dead_letter)
     assert producer.send(topic, b"1" * 20_000).add_errback(seen.append) is not None
-    producer.flush(20)
+    producer.flush(60)
     producer.close()
     assert "own thread" in seen[0]
     assert values_of(kafka.bootstrap_servers, letters) == [111]

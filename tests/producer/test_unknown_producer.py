@@ -130,7 +130,7 @@ class Site:
         with KafkaProducer(bootstrap_servers=self.servers, **options) as plain:
             for _ in range(records):
                 plain.send(topic, b"9" * harness.lives.DIGITS)
-            plain.flush(30)
+            plain.flush(60)
 
     def log(self, topic: str) -> list[int]:
         """Numbers of the records, as a plain consumer reads them, others' left out."""
@@ -164,15 +164,15 @@ class Owner:
         for number in range(self.sent, self.sent + records):
             future = harness.send(self.producer, self.topic, number)
             if number % 3 == 2:
-                future.get(30)
+                future.get(60)
         self.sent += records
-        self.producer.flush(30)
+        self.producer.flush(60)
 
     def before(self) -> None:
         """Ends the first life, if it is to end."""
         if self.how == "in doubt":
             rule = self.site.proxy.on("Produce", topic=self.topic).hang_up(forward=False)
-            harness.send(self.producer, self.topic, self.sent).durable(30)
+            harness.send(self.producer, self.topic, self.sent).durable(60)
             self.sent += 1
             rule.wait()
             self.producer.close(timeout=0)
@@ -197,7 +197,7 @@ class Owner:
         """Sends, and flushes when a loss was told: what is told first is raised first."""
         self.resume()
         self.lost()
-        self.producer.flush(30)
+        self.producer.flush(60)
 
     def close(self) -> None:
         self.producer.close()
@@ -208,7 +208,7 @@ class Owner:
 
     def lost(self) -> events.AckedDataLost:
         """The one loss that was told."""
-        harness.until(lambda: self.events(events.AckedDataLost), 30, f"a loss to be told of {self.topic}")
+        harness.until(lambda: self.events(events.AckedDataLost), what=f"a loss to be told of {self.topic}")
         (lost,) = self.events(events.AckedDataLost)
         return lost
 
@@ -219,7 +219,7 @@ class Owner:
         assert (lost.first_offset, lost.last_offset, lost.records) == (first, ACKED - 1, count), lost
         assert lost.healing_records == (count if healed else 0), lost
         if healed:
-            harness.until(lambda: self.events(events.Healed), 30, f"{self.topic} to be healed")
+            harness.until(lambda: self.events(events.Healed), what=f"{self.topic} to be healed")
             (back,) = self.events(events.Healed)
             assert back.records == count
 
@@ -351,7 +351,7 @@ def raises(owner: Owner, first: int) -> None:
     owner.told(first, healed=False)
     if owner.sent == ACKED:
         owner.resume()  # it was raised by `send`, which accepted nothing then
-    owner.producer.flush(30)
+    owner.producer.flush(60)
     owner.complete(ACKED, kept=first)
 
 
@@ -477,14 +477,14 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     steal(site, owner.topic, producer_id)
     futures = [harness.send(owner.producer, owner.topic, number) for number in range(6, 9)]
     with pytest.raises(UndecidableError, match=f"fenced: a newer epoch .*producer_id={producer_id}"):
-        owner.producer.flush(30)
+        owner.producer.flush(60)
     (parked,) = owner.events(events.BatchParked)
     assert parked.records == 3
     # It waits, in the next life as well, until somebody decides.
     owner.producer.close(timeout=0)
     owner.producer = owner._open()
     with pytest.raises(UndecidableError):
-        owner.producer.flush(30)
+        owner.producer.flush(60)
     assert not any(future.is_done and future.succeeded() for future in futures)
     owner.producer.resume_parked(resend=True)
     owner.sent = 9

@@ -30,15 +30,15 @@ def test_records_of_an_outage_wait_for_their_own_cluster(tmp_path):
         for cluster in (ours, other):
             cluster.create_topic("t", partitions=1)
         with SafeProducer(bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path) as producer:
-            producer.send("t", b"1").get(30)
+            producer.send("t", b"1").get(60)
             ours.kill(1)
-            producer.send("t", b"2").durable(10)
+            producer.send("t", b"2").durable(60)
             producer.close(timeout=0)
 
         stranger = SafeProducer(bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path)
         accepted = stranger.send("t", b"3")
         with pytest.raises(WrongClusterError, match="Nothing was sent"):
-            accepted.get(30)
+            accepted.get(60)
         with pytest.raises(WrongClusterError):
             stranger.send("t", b"4")
         with pytest.raises(WrongClusterError):
@@ -60,7 +60,7 @@ def test_records_of_an_outage_wait_for_their_own_cluster(tmp_path):
         with SafeProducer(
             bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path, on_event=events.append
         ) as producer:
-            assert producer.send("t", b"5").get(30).offset == 0
+            assert producer.send("t", b"5").get(60).offset == 0
         assert not [event for event in events if type(event).__name__ == "AckedDataLost"]
         assert values(other, "t") == [b"5"]
 

@@ -27,7 +27,7 @@ def opened(cluster: KafkaCluster) -> Iterator[Transport]:
     try:
         yield transport
     finally:
-        assert transport.close(10.0)
+        assert transport.close(60.0)
 
 
 def ask(call: Callable[..., None], *args: Any, timeout_s: float = 60.0, **options: Any) -> Any:
@@ -127,8 +127,8 @@ def test_all_topics_are_listed_and_not_watched(kafka: KafkaCluster) -> None:
 
 def test_without_brokers_the_questions_fail() -> None:
     transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
-    assert transport.close(1.0)
+    assert transport.close(60.0)
     for ask_it in (lambda reply: transport.fetch_records("t", 0, 0, 1, reply), transport.list_topics):
         replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         ask_it(replies.put)
-        assert isinstance(replies.get(timeout=10).error, kafka.errors.KafkaConnectionError)
+        assert isinstance(replies.get(timeout=60).error, kafka.errors.KafkaConnectionError)
