@@ -7,6 +7,7 @@ resumed) Spark does not know; that comes from the sinks of this process, and fro
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,6 +27,8 @@ from kafkasafe.spark import stats
 from kafkasafe.spark.outcomes import inbox
 
 __all__ = ["MetricsListener"]
+
+log = logging.getLogger("kafkasafe.spark")
 
 _BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -48,6 +51,13 @@ class MetricsListener(StreamingQueryListener):
     - `kafkasafe_spark_offsets_behind_latest`: records between the end of the last batch and the end of the logs; only
       for sources that tell where the logs end.
     - `kafkasafe_spark_active_queries`.
+    - `kafkasafe_spark_query_failures_total`: runs that an exception ended.
+
+    Of kafkasafe's source, as far as its processes are on this machine, with the label `topic`:
+
+    - `kafkasafe_spark_source_events_total{event,reason}`: `held` (a lower end offset was not believed), `lowered` (it
+      was, with a proof), `lost` (the query goes on without records).
+    - `kafkasafe_spark_source_lost_records_total{reason}`: those records.
 
     Args:
         registry: Prometheus's own by default.
@@ -57,6 +67,7 @@ class MetricsListener(StreamingQueryListener):
         self._collector = _Collector()
         self._registry = registry
         registry.register(self._collector)
+        _expect_sources()
 
     def close(self) -> None:
         """Takes the families out of the registry."""
@@ -68,6 +79,7 @@ class MetricsListener(StreamingQueryListener):
         """A query began."""
         self._collector.started(str(event.id), str(event.runId), event.name)
         inbox.expect(str(event.id), str(event.runId))
+        _expect_sources()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """A micro-batch ended."""
@@ -79,7 +91,7 @@ class MetricsListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """A query ended. Its counts stay."""
         inbox.stop_expecting(str(event.id), str(event.runId))
-        self._collector.ended(str(event.id), str(event.runId))
+        self._collector.ended(str(event.id), str(event.runId), failed=event.exception is not None)
 
 
 class _Query:
@@ -91,6 +103,7 @@ class _Query:
         self.counts = [0] * (len(_BUCKETS_S) + 1)
         self.behind: int | None = None
         self.last_batch = -1
+        self.failures = 0
 
 
 class _Collector(Collector):
@@ -107,9 +120,11 @@ class _Collector(Collector):
             query = self._queries.setdefault(query_id, _Query(name or query_id))
             query.run = run_id
 
-    def ended(self, query_id: str, run_id: str) -> None:
+    def ended(self, query_id: str, run_id: str, *, failed: bool = False) -> None:
         with self._lock:
             query = self._queries.get(query_id)
+            if query is not None:
+                query.failures += failed
             # Spark tells of an end later than of the start of the next run.
             if query is not None and query.run == run_id:
                 query.run = None
@@ -159,11 +174,25 @@ class _Collector(Collector):
             "kafkasafe_spark_offsets_behind_latest", "Records not read yet.", labels=["query"]
         )
         active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Queries that run.")
+        failures = CounterMetricFamily(
+            "kafkasafe_spark_query_failures", "Runs that an exception ended.", labels=["query"]
+        )
+        events = CounterMetricFamily(
+            "kafkasafe_spark_source_events",
+            "What the source noticed: ends that were held or lowered, records that are lost.",
+            labels=["topic", "event", "reason"],
+        )
+        lost = CounterMetricFamily(
+            "kafkasafe_spark_source_lost_records",
+            "Records that queries went on without.",
+            labels=["topic", "reason"],
+        )
         with self._lock:
             names = {query_id: query.name for query_id, query in self._queries.items()}
             active.add_metric([], sum(query.run is not None for query in self._queries.values()))
             for query in self._queries.values():
                 rows.add_metric([query.name, "in"], query.rows)
+                failures.add_metric([query.name], query.failures)
                 if query.behind is not None:
                     behind.add_metric([query.name], query.behind)
                 total, buckets = 0, []
@@ -181,7 +210,23 @@ class _Collector(Collector):
         ):
             for query_id, count in counts.copy().items():
                 family.add_metric([names.get(query_id, query_id), *labels], count)
-        yield from (batches, rows, restarts, retries, sent, duration, behind, active)
+        for event, count in stats.source_events.copy().items():
+            events.add_metric(event, count)
+        for loss, count in stats.source_lost_records.copy().items():
+            lost.add_metric(loss, count)
+        yield from (batches, rows, restarts, retries, sent, duration, behind, active, failures, events, lost)
+
+
+def _expect_sources() -> None:
+    """Those of this process's Spark. With Spark Connect there is no JVM here, or not yet."""
+    try:
+        from pyspark import SparkContext
+
+        gateway: Any = SparkContext._gateway
+        if gateway is not None:
+            inbox.expect_sources(int(gateway.jvm.java.lang.ProcessHandle.current().pid()))
+    except Exception as failed:  # whatever py4j raises: a count is not worth a query
+        log.debug("Spark's process is not known, so what sources notice is not counted: %r", failed)
 
 
 def _behind(sources: Any, before: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Where the Spark source tells what it noticed: the log, and a function of the user's."""
+"""Where the Spark source tells what it noticed: the log, the driver's metrics, and a function of the user's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
 from kafkasafe.spark.options import error
+from kafkasafe.spark.outcomes import tell_source_event
 
 __all__ = ["Notice", "Notices"]
 
@@ -37,8 +38,21 @@ class Notices:
             log.info("%s", event)
         else:
             log.warning("%s", event)
+        tell_source_event(*_counted(event))
         if self._hook is not None:
             _function(self._hook)(event)
+
+
+def _counted(event: Notice) -> tuple[str, str, str, int]:
+    """Topic, kind of event, reason, records lost."""
+    match event:
+        case OffsetHeld():
+            return event.topic, "held", event.why, 0
+        case OffsetLowered():
+            return event.topic, "lowered", event.cause, 0
+        case SourceDataLost():
+            lost = 0 if event.lost is None else event.lost[1] - event.lost[0] + 1
+            return event.topic, "lost", event.reason, lost
 
 
 def _function(name: str) -> Callable[[Notice], object]:

@@ -5,6 +5,9 @@ machine and of one user: the listener's process binds a datagram socket in the d
 link to it under the id of each query that starts; the committing process sends a datagram to where the link leads.
 Nobody listens: there is no link, or a dead one, and nothing is sent. Counts are all that goes this way; whatever goes
 wrong with them, the micro-batch is none of it.
+
+The source's planner, a process of its own as well, does not know its query. Spark's JVM is its ancestor, so the
+listener puts a link under the JVM's process id too.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any, Final
 from kafkasafe.spark import stats
 from kafkasafe.spark.session import Outcome
 
-__all__ = ["Inbox", "inbox", "tell"]
+__all__ = ["Inbox", "inbox", "tell", "tell_source_event"]
 
 log = logging.getLogger("kafkasafe.spark")
 
@@ -35,6 +38,7 @@ _MODE: Final = 0o700
 _QUERY_ID: Final = re.compile(r"[0-9a-fA-F-]{1,64}")  # it becomes a file's name
 _SEND_S: Final = 0.2  # a driver that does not read must not hold up a commit
 _MOST_BYTES: Final = 4096
+_MOST_ANCESTORS: Final = 16
 
 
 def _directory() -> Path:
@@ -64,19 +68,56 @@ def tell(query_id: str, outcome: Outcome | None, **totals: int) -> None:
         "rows": 0 if outcome is None else outcome.rows,
         **totals,
     }
+    if _QUERY_ID.fullmatch(query_id):
+        _send(query_id, message)
+
+
+def tell_source_event(topic: str, event: str, reason: str, records: int = 0) -> None:
+    """Says what the source noticed, if a listener of this driver is on this machine. Never raises, as `tell`.
+
+    Args:
+        topic: Where.
+        event: `held`, `lowered` or `lost`.
+        reason: Why.
+        records: Offsets that a query goes on without, as far as that is known.
+    """
+    message = {"topic": topic, "event": event, "reason": reason, "records": records}
+    for pid in _ancestors():
+        if _send(_link_of(pid), message):
+            return
+
+
+def _send(link: str, message: dict[str, Any]) -> bool:
+    """Whether somebody listens there."""
     try:
         directory = _directory()
-        if not _QUERY_ID.fullmatch(query_id) or not _is_ours(directory):
-            return
+        if not _is_ours(directory):
+            return False
         # By the name that the link holds: a path by way of the link may be too long for a socket's address.
-        link = directory / query_id
+        to = str(directory / (directory / link).readlink().name)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(_SEND_S)
-            sender.sendto(json.dumps(message).encode(), str(directory / link.readlink().name))
+            sender.sendto(json.dumps(message).encode(), to)
     except FileNotFoundError:
-        pass  # nobody listens
+        return False  # nobody listens
     except Exception as failed:
-        log.debug("The listener was not told of a batch of %s: %r", query_id, failed)
+        log.debug("The listener was not told of %s: %r", message, failed)
+        return False
+    return True
+
+
+def _link_of(pid: int) -> str:
+    return f"jvm-{pid}"
+
+
+def _ancestors() -> list[int]:
+    """Processes that this one descends from, nearest first; where there is no /proc, its parent alone."""
+    found = [os.getppid()]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while found[-1] > 1 and len(found) < _MOST_ANCESTORS:
+            # "pid (name) state parent …", and a name may hold anything.
+            found.append(int(Path(f"/proc/{found[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    return found
 
 
 class Inbox:
@@ -90,6 +131,16 @@ class Inbox:
         self._owner = 0
         # Query id → its runs that some listener has seen start. There is a link for it.
         self._runs: dict[str, set[str]] = {}
+        self._jvms: set[int] = set()  # Invariant: there is a link for each.
+
+    def expect_sources(self, jvm: int) -> None:
+        """Sources of the driver whose JVM is this process may have something to say. Never raises."""
+        with self._lock:
+            try:
+                self._link(_link_of(jvm))
+                self._jvms.add(jvm)
+            except Exception as failed:
+                log.warning("What sources notice is not counted: %s", failed)
 
     def expect(self, query_id: str, run_id: str) -> None:
         """A query has started. Never raises."""
@@ -100,14 +151,17 @@ class Inbox:
             if len(runs) > 1 or not _QUERY_ID.fullmatch(query_id):
                 return
             try:
-                self._bind()
-                link = self._path.parent / query_id
-                fresh = link.with_name(f"{self._path.name}-{query_id}")
-                fresh.unlink(missing_ok=True)
-                fresh.symlink_to(self._path.name)
-                fresh.replace(link)  # also that of a driver which died, or hangs
+                self._link(query_id)
             except Exception as failed:
                 log.warning("What the writer of query %s does is not counted: %s", query_id, failed)
+
+    def _link(self, name: str) -> None:
+        self._bind()
+        link = self._path.parent / name
+        fresh = link.with_name(f"{self._path.name}-{name}")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(self._path.name)
+        fresh.replace(link)  # also that of a driver which died, or hangs
 
     def hear(self) -> None:
         """Counts what was told by now."""
@@ -138,9 +192,10 @@ class Inbox:
         with self._lock:
             if self._socket is None or self._owner != os.getpid():
                 return
-            for query_id in self._runs:
-                self._unlink(query_id)
+            for name in (*self._runs, *map(_link_of, self._jvms)):
+                self._unlink(name)
             self._runs.clear()
+            self._jvms.clear()
             with contextlib.suppress(OSError):
                 self._path.unlink()
             self._leave(self._socket)
@@ -189,9 +244,9 @@ class Inbox:
                 told.poll()
                 self.hear()
 
-    def _unlink(self, query_id: str) -> None:
+    def _unlink(self, name: str) -> None:
         """Unless the link leads to another driver by now."""
-        link = self._path.parent / query_id
+        link = self._path.parent / name
         with contextlib.suppress(OSError):
             if link.readlink().name == self._path.name and self._owner == os.getpid():
                 link.unlink()
@@ -218,6 +273,11 @@ inbox: Final = Inbox()
 
 
 def _count(told: dict[str, Any]) -> None:
+    if "event" in told:
+        stats.count_source_event(
+            str(told["topic"]), str(told["event"]), str(told["reason"]), int(told["records"])
+        )
+        return
     query_id = told["query"]
     totals = {name: int(told[name]) for name in ("restarts", "retries", "bytes")}
     name = told["outcome"]

@@ -1,4 +1,4 @@
-"""What sinks and writers did, for `kafkasafe.spark.MetricsListener`: Spark's own progress does not tell.
+"""What sinks and writers did and sources noticed, for `MetricsListener`: Spark's progress has none of it.
 
 Spark reports -1 rows for a foreachBatch sink, and knows nothing of duplicates that were skipped.
 """
@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kafkasafe.spark.session import Outcome
 
-__all__ = ["batches", "count", "restarts", "retries", "rows", "sent_bytes"]
+__all__ = [
+    "batches",
+    "count",
+    "count_source_event",
+    "restarts",
+    "retries",
+    "rows",
+    "sent_bytes",
+    "source_events",
+    "source_lost_records",
+]
 
 _lock = threading.Lock()
 batches: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -26,6 +36,10 @@ retries: collections.Counter[str] = collections.Counter()
 """Query id → requests with records that were sent again."""
 sent_bytes: collections.Counter[str] = collections.Counter()
 """Query id → bytes of batches that were sent, those of transactions that came to nothing too."""
+source_events: collections.Counter[tuple[str, str, str]] = collections.Counter()
+"""(topic, event, reason) → what the source noticed. Events: held, lowered, lost."""
+source_lost_records: collections.Counter[tuple[str, str]] = collections.Counter()
+"""(topic, reason) → offsets that a query went on without."""
 
 
 def count(query_id: str, outcome: Outcome | None, totals: Mapping[str, int]) -> None:
@@ -43,3 +57,18 @@ def count(query_id: str, outcome: Outcome | None, totals: Mapping[str, int]) -> 
         restarts[query_id] += totals.get("restarts", 0)
         retries[query_id] += totals.get("retries", 0)
         sent_bytes[query_id] += totals.get("bytes", 0)
+
+
+def count_source_event(topic: str, event: str, reason: str, records: int) -> None:
+    """The source noticed something.
+
+    Args:
+        topic: Where.
+        event: `held`, `lowered` or `lost`.
+        reason: Why.
+        records: Offsets that a query went on without, as far as that is known.
+    """
+    with _lock:
+        source_events[topic, event, reason] += 1
+        if event == "lost":
+            source_lost_records[topic, reason] += records

@@ -255,3 +255,67 @@ def test_the_thread_ends_with_the_inbox(inbox, query):
     inbox.close()
     own.join(60)
     assert not own.is_alive()
+
+
+DAEMON = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]], check=True)"
+SOURCE = """
+import sys
+from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
+from kafkasafe.spark.notices import Notices
+tell, topic = Notices(None).tell, sys.argv[1]
+tell(OffsetHeld(topic, 0, 10, 7, "catching_up"))
+tell(OffsetLowered(topic, 0, 7, 10, "unclean_election"))
+tell(SourceDataLost(topic, 0, "retention", 20, 30, (20, 29)))
+tell(SourceDataLost(topic, 1, "retention", 20, 25, (20, 24)))
+tell(SourceDataLost(topic, 1, "missing", 25, 25, None))
+"""
+
+
+def notice(topic):
+    """In a process of a process of ours, as PySpark's workers are of their daemon's."""
+    done = subprocess.run(
+        [sys.executable, "-c", DAEMON, SOURCE, topic],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def noticed(topic):
+    events = {key[1:]: number for key, number in stats.source_events.items() if key[0] == topic}
+    return events, {key[1]: number for key, number in stats.source_lost_records.items() if key[0] == topic}
+
+
+def test_what_a_source_notices_in_another_process_is_counted_by_its_driver(
+    inbox, directory, query, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(directory.parent))
+    notice(query)
+    inbox.expect_sources(os.getpid())
+    notice(query)
+    inbox.hear()
+    assert noticed(query) == (
+        {
+            ("held", "catching_up"): 1,
+            ("lowered", "unclean_election"): 1,
+            ("lost", "retention"): 2,
+            ("lost", "missing"): 1,
+        },
+        {"retention": 15, "missing": 0},
+    )
+
+
+def test_a_source_of_another_driver_is_not_counted(inbox, directory, query, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(directory.parent))
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        inbox.expect_sources(stranger.pid)
+        notice(query)
+        inbox.hear()
+        assert noticed(query) == ({}, {})
+        inbox.close()
+        assert list(directory.iterdir()) == []
+    finally:
+        stranger.communicate(b"\n", timeout=60)

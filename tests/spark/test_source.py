@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sourcing
 from noting import events_of
+from prometheus_client import CollectorRegistry
 from sourcing import new_topic, until, write
 
 from kafkasafe.events import SourceDataLost
-from kafkasafe.spark import KafkaSafeSource, register
+from kafkasafe.spark import KafkaSafeSource, MetricsListener, register
 from kafkasafe.spark.options import read_options
 from kafkasafe.spark.source import StreamReader
 from kafkasafe.testing.broker import KafkaCluster
@@ -365,8 +367,17 @@ def test_a_python_for_the_workers_that_has_everything_is_not_told(
     assert warnings_of(caplog) == []
 
 
+def stream_id(tmp_path: Path) -> str:
+    """Of a query that has no name: what metrics call it by."""
+    found: str = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
+    return found
+
+
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_records_that_are_gone_before_a_stream_read_them(
+    spark: SparkSession,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
     stream: Callable[..., StreamingQuery],
     written: Callable[[], list[bytes]],
     kafka_cluster: KafkaCluster,
@@ -378,8 +389,20 @@ def test_records_that_are_gone_before_a_stream_read_them(
     write(kafka_cluster, topic, numbered(20, 40))
     sourcing.delete_before(kafka_cluster, topic, 30)
     given = {"failOnDataLoss": fail, "onEvent": "noting:note"}
+    registry = CollectorRegistry()
+    listener = MetricsListener(registry)
+    spark.streams.addListener(listener)
+    request.addfinalizer(listener.close)
+    request.addfinalizer(lambda: spark.streams.removeListener(listener))
+
+    def sample(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"kafkasafe_spark_{name}_total", labels)
+
     if fail == "true":
+        query = stream_id(tmp_path)
         told = failure(stream, topic, **given)
+        # Spark tells its listeners later; a run that began too slowly was one more.
+        until(lambda: sample("query_failures", query=query))
         assert "KAFKASAFE.DATA_LOSS" in told
         assert "removed offsets 20 to 29 unread" in told
         assert written() == numbered(0, 20)
@@ -391,6 +414,9 @@ def test_records_that_are_gone_before_a_stream_read_them(
     told = events_of(topic).read_text()
     events_of(topic).unlink()
     assert told == f"{SourceDataLost(topic, 0, 'retention', 20, 30, (20, 29))}\n"
+    # What the process of the planner noticed, the driver counts.
+    until(lambda: sample("source_events", topic=topic, event="lost", reason="retention") == 1)
+    assert sample("source_lost_records", topic=topic, reason="retention") == 10
 
 
 def test_the_checkpoint_of_something_else(
