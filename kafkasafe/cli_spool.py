@@ -22,10 +22,10 @@ from kafka.errors import KafkaTimeoutError
 from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
+from kafkasafe._io.engine.parcels import given_partitions
 from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
 from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.pump import given_partitions
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
 from kafkasafe.cli_common import (
@@ -679,12 +679,12 @@ class SafeDrain(SafeProducer):
     @property
     def lanes(self) -> set[str]:
         """Names of the lanes that it has."""
-        return {lane.name for lane in list(self._pump._lanes)}
+        return {lane.name for lane in self._pump.lanes}
 
     @property
     def unfinished_records(self) -> int:
         """In those lanes."""
-        return sum(lane.journal.spooled_records for lane in list(self._pump._lanes))
+        return sum(lane.journal.spooled_records for lane in self._pump.lanes)
 
 
 # -- rejected ----------------------------------------------------------------------------------------------------------

@@ -30,10 +30,11 @@ from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.connect import connect
+from kafkasafe._io.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
 from kafkasafe._io.files import Files, OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
-from kafkasafe._io.pump import UNCHOSEN, Indexes, Parcel, Pump, seems_given
+from kafkasafe._io.pump import Pump
 from kafkasafe._io.refusals import because, error_for_send
 from kafkasafe._io.stats import Reading
 from kafkasafe.cluster.api import Broker, Cluster, in_words
@@ -391,7 +392,9 @@ class RecordFuture(FutureRecordMetadata):
         pump = self._producer._pump
         in_memory = self._producer._config.in_memory
         pump.wait(
-            lambda: self._is_durable() or self.is_done or (in_memory and pump.wrong_cluster is not None),
+            lambda: (
+                self._is_durable() or self.is_done or (in_memory and pump.ledger.wrong_cluster is not None)
+            ),
             timeout,
         )
         if not self._is_durable():
@@ -429,7 +432,7 @@ class RecordFuture(FutureRecordMetadata):
         deadline = None if timeout is None else time.monotonic() + timeout
         self._producer._seal_chunk(self._chunk)
         pump = self._producer._pump
-        pump.wait(lambda: self.is_done or pump.wrong_cluster is not None, timeout)
+        pump.wait(lambda: self.is_done or pump.ledger.wrong_cluster is not None, timeout)
         if not self.is_done:
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
@@ -828,8 +831,8 @@ class SafeProducer:
         pump = self._pump
         if self._closed is not None:
             raise self._closed
-        pump.raise_parked()
-        pump.raise_damage(topic)
+        pump.ledger.raise_parked()
+        pump.ledger.raise_damage(topic)
         self._raise_wrong_cluster()
         self._raise_loss()
         self._raise_failure()
@@ -842,8 +845,8 @@ class SafeProducer:
         if self._callbacks.full():
             return None
         needed = self._needed()
-        with pump.lock:
-            if not pump.room(needed):
+        with pump.ledger.lock:
+            if not pump.ledger.room(needed):
                 return None
         if topic not in self._partition_counts:
             if not isinstance(topic, str):
@@ -891,7 +894,8 @@ class SafeProducer:
         needed = self._needed()
         # In steps: nobody tells when somebody else makes room on the disk.
         pump.wait(
-            lambda: not self._callbacks.full() and pump.room(needed), min(_LOOK_EVERY_S, deadline - now)
+            lambda: not self._callbacks.full() and pump.ledger.room(needed),
+            min(_LOOK_EVERY_S, deadline - now),
         )
         return deadline
 
@@ -922,7 +926,7 @@ class SafeProducer:
         may look at it; it notices that (`_Chunk.sealed`).
         """
         held: list[Any] = []
-        for lock in (self._pump.lock, self._lock):
+        for lock in (self._pump.ledger.lock, self._lock):
             while lock._is_owned():  # type: ignore[attr-defined]
                 if not held:
                     self._seal_all()
@@ -1144,15 +1148,18 @@ class SafeProducer:
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + timeout
         self._seal_all()
-        number = pump.last_number()
+        ledger = pump.ledger
+        number = ledger.last_number()
         finished = pump.wait(
-            lambda: pump.flushed(number) or pump.parked or pump.damaged or pump.wrong_cluster is not None,
+            lambda: (
+                ledger.flushed(number) or ledger.parked or ledger.damaged or ledger.wrong_cluster is not None
+            ),
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
-        pump.raise_parked()
-        delivered = pump.flushed(number)
+        pump.ledger.raise_parked()
+        delivered = pump.ledger.flushed(number)
         if not delivered:
-            pump.raise_damage()
+            pump.ledger.raise_damage()
             self._raise_wrong_cluster()
         self._raise_loss()
         # Also where nothing is left to wait for: then it was given up.
@@ -1186,10 +1193,10 @@ class SafeProducer:
         self._check_fork()
         pump = self._pump
         self._seal_all()
-        number = pump.last_undurable()
+        number = pump.ledger.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
-        spooled = pump.wait(lambda: pump.spooled(number), timeout)
+        spooled = pump.wait(lambda: pump.ledger.spooled(number), timeout)
         # Also where nothing is left to wait for: then it was given up.
         self._raise_failure()
         if not spooled:
@@ -1264,10 +1271,10 @@ class SafeProducer:
 
         while True:
             if (
-                pump.wait(pump.idle, max(0.0, end() - time.monotonic()))
-                or pump.failure is not None
-                or pump.parked
-                or pump.wrong_cluster is not None
+                pump.wait(pump.ledger.idle, max(0.0, end() - time.monotonic()))
+                or pump.ledger.failure is not None
+                or pump.ledger.parked
+                or pump.ledger.wrong_cluster is not None
                 or time.monotonic() >= end()
             ):
                 return
@@ -1350,10 +1357,10 @@ class SafeProducer:
 
     def _flush_disk(self, limit_s: float) -> None:
         pump = self._pump
-        number = pump.last_undurable()
+        number = pump.ledger.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
-        if not pump.wait(lambda: pump.spooled(number), limit_s) and pump.failure is None:
+        if not pump.wait(lambda: pump.ledger.spooled(number), limit_s) and pump.ledger.failure is None:
             log.error(
                 "Not everything could be made durable within %.0f s of close()",
                 limit_s,
@@ -1373,7 +1380,7 @@ class SafeProducer:
         self._pump.resume_parked(resend=resend)
 
     def _raise_failure(self) -> None:
-        failure = self._pump.failure
+        failure = self._pump.ledger.failure
         if isinstance(failure, ForkedProcessError):
             raise failure
         if isinstance(failure, (SpoolError, DeliveryTimeoutError)):
@@ -1382,13 +1389,13 @@ class SafeProducer:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
 
     def _raise_wrong_cluster(self) -> None:
-        error = self._pump.wrong_cluster
+        error = self._pump.ledger.wrong_cluster
         if error is not None:
             raise WrongClusterError(*error.args) from error
 
     def _raise_loss(self) -> None:
         """`on_acked_loss="raise"`: once for each loss."""
-        loss = self._pump.next_loss()
+        loss = self._pump.ledger.next_loss()
         if loss is not None:
             raise loss
 
@@ -1499,9 +1506,9 @@ class SafeProducer:
         """
         pump = self._pump
         values: dict[str, Any] = dict(pump.counters)
-        values["spool_bytes"] = pump.kept_bytes
-        values["unfinished_batches"] = len(pump._open)
-        values["batches_not_durable"] = len(pump._undurable)
+        values["spool_bytes"] = pump.ledger.kept_bytes
+        values["unfinished_batches"] = len(pump.ledger.open)
+        values["batches_not_durable"] = len(pump.ledger.undurable)
         if raw:
             return values
         seconds = max(time.monotonic() - self._started, 1e-3)

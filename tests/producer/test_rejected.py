@@ -345,7 +345,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     files = Broken(operation, 0)
     monkeypatch.setattr("kafkasafe.producer.OsFiles", lambda: files)
     if operation == "read":  # the batch has to be read back, once to be sent, then to be kept
-        monkeypatch.setattr("kafkasafe._io.pump._MEMORY_BYTES", 0)
+        monkeypatch.setattr("kafkasafe._io.engine.disk._MEMORY_BYTES", 0)
     topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
     other = harness.new_topic(kafka, 1)
     seen: list = []

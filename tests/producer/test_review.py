@@ -17,9 +17,9 @@ from kafka.serializer import Serializer
 
 from kafkasafe import SafeProducer
 from kafkasafe._core import batch as codec
+from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.examination import read_content
 from kafkasafe._io.files import OsFiles
-from kafkasafe._io.pump import Pump
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import (
     ConfigError,
@@ -110,7 +110,7 @@ def test_waiting_for_a_producer_that_ended_by_an_error(broker, producers, monkey
         producer = producers(broker.servers, linger_ms=60_000)
         future = producer.send(topic, b"1")
         with monkeypatch.context() as patch:
-            patch.setattr(Pump, "_write_group", fail)
+            patch.setattr(DiskWriter, "_write_group", fail)
             with pytest.raises(SpoolError, match="a bug"):
                 getattr(producer, wait)()
         with pytest.raises(SpoolError, match="a bug"):
@@ -312,7 +312,7 @@ def test_given_and_chosen_partitions_at_first_contact(broker, producers, outage)
 @pytest.mark.parametrize("known", [False, True])
 def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch, known):
     """One read error of what waits on disk ended the producer."""
-    monkeypatch.setattr("kafkasafe._io.pump._MEMORY_BYTES", 0)
+    monkeypatch.setattr("kafkasafe._io.engine.disk._MEMORY_BYTES", 0)
     topic = harness.new_topic(broker.cluster, 1)
     producer = producers(broker.servers, batch_size=2000)
     if known:
@@ -394,7 +394,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
             time.sleep(0.4)
 
     def known(producer: SafeProducer) -> set[str]:
-        return {name for (name, _), _ in producer._pump._own.journal.last_acked_offsets()}
+        return {name for (name, _), _ in producer._pump.lanes[0].journal.last_acked_offsets()}
 
     producer = producers(kafka.bootstrap_servers, **options)
     producer.send(topic, b"0").get(60)
@@ -405,7 +405,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     assert not exists(topic)
     producer.close()
     # A later life, which never writes to it.
-    monkeypatch.setattr("kafkasafe._io.pump._FORGET_GONE_S", 0.5)
+    monkeypatch.setattr("kafkasafe._io.engine.topics._FORGET_GONE_S", 0.5)
     producer = producers(kafka.bootstrap_servers, **options)
     lives_on(producer, other)
     harness.until(lambda: known(producer) == {other}, 60)

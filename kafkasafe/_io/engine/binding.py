@@ -1,0 +1,135 @@
+"""Which cluster this is: records for one never go to another."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.surroundings import Surroundings
+from kafkasafe._io.inspection import inspect
+from kafkasafe.errors import SpoolError, WrongClusterError
+
+__all__ = ["Binding"]
+
+_ASTRAY_S: Final = 2.0
+"""Another cluster is believed to have taken the place of ours when no other has answered for so long. Until then it
+may be one address that leads astray, and other brokers are tried."""
+
+
+class Binding:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, surroundings: Surroundings) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._ledger = ledger
+        self._surroundings = surroundings
+        self._astray_since: float | None = None
+
+    def bind(self, cluster_id: str) -> None:
+        """Before anything is asked of a cluster or sent to it: are the records in the spool directory for it?"""
+        attempt = 0
+        while True:
+            try:
+                bound, ours = self._ground.directory.bind_cluster(cluster_id, drained=self._drained)
+                break
+            except SpoolError as error:
+                if self._ground.stop:
+                    raise
+                # A disk that fails or is full: nothing may go anywhere before this is known and written down.
+                attempt += 1
+                self._log.seldom(
+                    logging.WARNING,
+                    "cluster_not_bound",
+                    "",
+                    "Nothing is sent yet, it is tried again: %s",
+                    error,
+                    attempt=attempt,
+                    error=type(error).__name__,
+                )
+                time.sleep(self._ground.backoff.pause_s(attempt))
+        if not ours:
+            holds = (
+                f"{self._ground.directory.path} holds records for cluster {bound}, but these brokers are cluster"
+                f" {cluster_id}. Nothing was sent; all accepted records are safe and wait."
+            )
+            remedy = (
+                "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls shows"
+                " what waits)"
+            )
+            if self._ground.cluster_id is None:
+                self._ground.stranger = WrongClusterError(f"{holds} {remedy}")
+            else:
+                self._go_astray(cluster_id, f"{holds} They are delivered when theirs answers again. {remedy}")
+            return
+        if self._ground.cluster_id is None:
+            self._ground.timer(0.0, self._surroundings.look_around)
+        else:
+            self._ground.cluster.move(cluster_id)
+        self._ground.cluster_id = cluster_id
+        self._astray_since = self._ledger.wrong_cluster = None
+        if bound is not None and bound != cluster_id:
+            self._log.warning(
+                "%s was used for cluster %s until now; nothing waited for it",
+                self._ground.directory.path,
+                bound,
+                path=str(self._ground.directory.path),
+                event="cluster_changed",
+            )
+            for lane in self._ground.lanes:
+                lane.journal.new_cluster()
+                lane.epochs.clear()
+                lane.healing.clear()
+
+    def on_stranger(self, cluster_id: str) -> None:
+        """A connection led to another cluster; the transport has closed it, nothing was sent."""
+        if self._ground.cluster_id in {None, cluster_id} or self._ground.cluster.at_home:
+            return
+        now = time.monotonic()
+        if self._astray_since is None:
+            self._astray_since = now
+        elif now - self._astray_since >= _ASTRAY_S:
+            self.bind(cluster_id)
+
+    def _go_astray(self, cluster_id: str, message: str) -> None:
+        self._log.seldom(
+            logging.ERROR, "wrong_cluster", cluster_id, "%s", message, path=str(self._ground.directory.path)
+        )
+        if self._ledger.wrong_cluster is None:
+            with self._ledger.lock:
+                self._ledger.wrong_cluster = WrongClusterError(message)
+                self._ledger.waiters.notify_all()
+
+    def on_home(self) -> None:
+        """A new connection leads to our cluster."""
+        self._astray_since = None
+        if self._ledger.wrong_cluster is None:
+            return
+        with self._ledger.lock:
+            self._ledger.wrong_cluster = None
+        self._log.info("Cluster %s answers again", self._ground.cluster_id, event="right_cluster")
+
+    def _drained(self) -> bool:
+        """Whether nothing waits in the spool directory for the cluster that it is bound to.
+
+        What this process accepted before it met any cluster waits for none in particular.
+        """
+        ours = {lane.lock.path for lane in self._ground.lanes}
+        met = self._ground.cluster_id is not None
+        if any(
+            met or batch.former_life for lane in self._ground.lanes for _, _, batch in lane.journal.batches()
+        ):
+            return False
+        with self._ledger.lock:
+            if met and self._ledger.open:
+                return False
+        for number in self._ground.directory.lanes():
+            path = self._ground.directory.lane_path(number)
+            if path in ours:
+                continue
+            if self._ground.directory.is_owned(number) or inspect(path, files=self._ground.files).waiting:
+                return False
+        return True

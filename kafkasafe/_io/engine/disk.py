@@ -1,0 +1,269 @@
+"""Out to the disk: groups with one fsync, a failing disk, and what may be forgotten."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe._core import batch as codec
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import BatchId
+from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import BACKLOG_BYTES, Ledger
+from kafkasafe._io.engine.parcels import Parcel, leaves
+from kafkasafe.errors import SpoolError, SpoolWriteError
+
+__all__ = ["DiskWriter"]
+
+_MEMORY_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of durable, unfinished batches that are kept in memory; others are read back when they are sent."""
+SPILL_EVERY_S: Final = 0.05
+
+
+class DiskWriter:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._memory = 0
+
+    def persist(self, lane: Lane, persist: j.Persist) -> None:
+        """Write one group and make it durable, now, or as soon as the disk takes it."""
+        if lane.unwritten:
+            lane.unwritten.extend(_apart(persist))
+        else:
+            lane.unwritten.append(persist)
+        if lane.write_attempt == 0 or persist.marks or persist.after:
+            self.write_out(lane)
+
+    def write_out(self, lane: Lane) -> bool:
+        """Write what is unwritten, decisions first: on a full disk they are what makes room. False when it failed."""
+        while lane.unwritten:
+            index = next((i for i, unit in enumerate(lane.unwritten) if unit.marks or unit.after), 0)
+            unit = lane.unwritten[index]
+            del lane.unwritten[index]
+            try:
+                self._write_unit(lane, unit)
+            except SpoolWriteError as error:
+                for part in reversed(_apart(unit, smaller=True)):
+                    lane.unwritten.insert(index, part)
+                self._stall(lane, error)
+                return False
+            lane.write_attempt = 0
+        return True
+
+    def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
+        lane.write_attempt += 1
+        self._ground.counters["spool_write_errors"] += 1
+        self._log.seldom(
+            logging.WARNING,
+            "spool_write_failed",
+            lane.name,
+            "%s: a write failed (%s). Nothing promised is affected; it is tried again. If the disk is full, make room",
+            lane.name,
+            error,
+            lane=lane.name,
+            attempt=lane.write_attempt,
+            error=type(error).__name__,
+        )
+        self._ground.emit(events.SpoolWriteFailed(lane.name, str(error), lane.write_attempt))
+        if lane.retry_at <= time.monotonic():
+            pause_s = self._ground.backoff.pause_s(lane.write_attempt)
+            lane.retry_at = time.monotonic() + pause_s
+            self._ground.timer(pause_s, lambda: self._retry_write(lane))
+
+    def _retry_write(self, lane: Lane) -> None:
+        lane.retry_at = 0.0
+        if lane in self._ground.lanes:
+            self.write_out(lane)
+
+    def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
+        if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
+            self._write_group(lane, persist)
+            return
+        # One fsync for each batch. A failure leaves in `persist` what was not durable yet.
+        while persist:
+            first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
+            self._write_group(lane, first)
+            del persist.batches[:1]
+            persist.marks, persist.after = [], []
+
+    def _write_group(self, lane: Lane, persist: j.Persist) -> None:
+        parcels = [lane.parcels[batch.handle] for batch in persist.batches]
+        positions: list[int] = []
+        if parcels or persist.marks:
+            data = [
+                (batch.destination, self._stamped(parcel, batch))
+                for parcel, batch in zip(parcels, persist.batches, strict=True)
+            ]
+            started = time.monotonic()
+            try:
+                for marks, part in _groups(persist, data):
+                    positions += lane.spool.write_group(marks, part, atomic=persist.atomic)
+                lane.spool.sync()
+            finally:
+                # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
+                for parcel in parcels:
+                    if parcel.data is not None:
+                        codec.stamp_address(parcel.data, 0, -1)
+            self._ground.counters["fsync_count"] += 1
+            seconds = time.monotonic() - started
+            self._ground.counters["fsync_us"] += int(seconds * 1e6)
+            self._ground.stats.fsync.observe(seconds)
+        lane.journal.persisted(persist, positions, lane.spool.next_position)
+        if self._config.in_memory:
+            return  # nothing is safe yet, and the journal's copy is no reason to forget the bytes
+        for parcel in parcels:
+            self._memory += parcel.size_bytes
+        if parcels:
+            self._ledger.made_durable(parcels)
+            if self._memory > _MEMORY_BYTES:
+                for parcel in parcels:
+                    self.drop(parcel)
+        self.publish_used()
+
+    def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
+        """The batch's bytes with its id in them, to be written."""
+        data = parcel.data
+        if data is None:
+            raise AssertionError(f"The bytes of {batch} are gone before they were written")
+        if parcel.loose:
+            data = parcel.data = bytearray(data)
+            parcel.loose = False
+        _stamp(data, batch.identity)
+        return data
+
+    def drop(self, parcel: Parcel) -> None:
+        """Forget the bytes; the spool has them."""
+        if parcel.data is not None:
+            if parcel.durable:
+                self._memory -= parcel.size_bytes
+            parcel.data = None
+
+    def bytes_of(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:
+        """The batch as it goes over the wire."""
+        data = parcel.data
+        if data is None:
+            data = lane.spool.read(batch.position)
+            parcel.loose = False
+            codec.stamp_address(data, 0, -1)
+        if _differs(data, batch.identity):
+            if parcel.loose:
+                data = bytearray(data)
+            _stamp(data, batch.identity)
+            if parcel.data is not None:
+                parcel.data = data
+        return data
+
+    def release(self, lane: Lane) -> None:
+        position = lane.journal.release_position
+        if position == lane.released_at:
+            return
+        lane.released_at = position
+        retain = self._config.retain_acked_bytes
+        if self._ledger.used > self._config.spool_max_bytes // 2:
+            retain = 0
+        try:
+            freed = lane.spool.release(position, retain, self.retain_since_ms())
+        except SpoolError as error:
+            self._log.seldom(
+                logging.WARNING,
+                "segments_not_deleted",
+                lane.name,
+                "%s: old segments cannot be deleted: %s",
+                lane.name,
+                error,
+                lane=lane.name,
+                error=type(error).__name__,
+            )
+            return
+        if freed:
+            lane.journal.released(lane.spool.first_position)
+            self.publish_used()
+
+    def retain_since_ms(self) -> int:
+        retain_s = self._config.retain_acked_s
+        if not retain_s or self._ledger.used > self._config.spool_max_bytes // 2:
+            return 1 << 62
+        return now_ms() - int(retain_s * 1000)
+
+    def publish_used(self) -> None:
+        used = sum(lane.spool.used_bytes for lane in self._ground.lanes)
+        if used != self._ledger.used:
+            with self._ledger.lock:
+                self._ledger.used = used
+                if self._ledger.waiters:
+                    self._ledger.waiters.notify_all()
+
+    def spill_timer(self) -> None:
+        self.spill(self._config.spool_after_s)
+        self._ground.timer(SPILL_EVERY_S, self.spill_timer)
+
+    def spill(self, age_s: float) -> None:
+        """`spool="on_error"`: what waits too long, or too much of it, goes to disk."""
+        before = time.monotonic() - age_s
+        with self._ledger.lock:
+            late = [
+                p
+                for p in self._ledger.undurable.values()
+                if p.sealed_at <= before or self._ledger.backlog > BACKLOG_BYTES // 2
+            ]
+        parts = (leaf for parcel in late for leaf in leaves(parcel))
+        self._ground.own.journal.spill(leaf.batch for leaf in parts if leaf.batch is not None)
+
+
+def _differs(data: bytearray, identity: BatchId | None) -> bool:
+    header = codec.read_header(data)
+    wanted = (-1, -1, -1)
+    if identity is not None:
+        wanted = (identity.producer_id, identity.producer_epoch, identity.base_sequence)
+    return (header.producer_id, header.producer_epoch, header.base_sequence) != wanted
+
+
+def _stamp(data: bytearray, identity: BatchId | None) -> None:
+    if not _differs(data, identity):
+        return
+    if identity is None:
+        codec.stamp_identity(data, -1, -1, -1)
+    else:
+        codec.stamp_identity(data, identity.producer_id, identity.producer_epoch, identity.base_sequence)
+
+
+def _groups(
+    persist: j.Persist, data: Sequence[tuple[int, bytearray]]
+) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]]]]:
+    """A batch among whose records some have a given partition is the first of its group, whose mark says which.
+
+    The spool writes what is too large as several groups, and marks with the first batch.
+    """
+    groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]]]] = [(list(persist.marks), [])]
+    for batch, content in zip(persist.batches, data, strict=True):
+        if batch.given is not None:
+            if groups[-1][1]:
+                groups.append(([], []))
+            groups[-1][0].append(m.Given(0, batch.given))
+        groups[-1][1].append(content)
+    return groups
+
+
+def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
+    """A group that could not be written as a whole: its decisions, then its batches, which speak of nothing else.
+
+    With `smaller` batches that are alone already come in halves: together they may never fit on the disk.
+    """
+    if persist.atomic or not persist.batches:
+        return [persist]
+    if not (persist.marks or persist.after):
+        half = len(persist.batches) // 2
+        if not smaller or not half:
+            return [persist]
+        return [j.Persist(persist.batches[:half]), j.Persist(persist.batches[half:])]
+    return [j.Persist(marks=persist.marks, after=persist.after), j.Persist(persist.batches)]

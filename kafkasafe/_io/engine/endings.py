@@ -1,0 +1,330 @@
+"""How batches end: committed, rejected, undecidable, or too late; and what callers, hooks and logs hear of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from kafkasafe import events
+from kafkasafe._core import batch as codec
+from kafkasafe._core import journal as j
+from kafkasafe._core.codes import classify_code
+from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, given_partitions
+from kafkasafe._io.refusals import RefusedDestination, counted, refused
+from kafkasafe._io.rejected import data_of
+from kafkasafe.cluster import api as t
+from kafkasafe.errors import (
+    DeliveryTimeoutError,
+    RejectedError,
+    SpoolCorruptError,
+    SpoolError,
+    UndecidableError,
+)
+
+__all__ = ["Endings"]
+
+
+class Endings:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, losses: LossWatch) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+        self._losses = losses
+        self.refused_topics: Mapping[str, RefusedDestination] = {}
+        """By name, the topics that the cluster refuses as a whole. Replaced, never changed: read from any thread."""
+
+    def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
+        finished = []
+        for resolution in resolutions:
+            batch = resolution.batch
+            if resolution.fate is j.Fate.COMMITTED and lane.healing:
+                self._losses.heals(lane, batch)
+            parcel = lane.parcels.pop(batch.handle, None)
+            if parcel is None:
+                continue  # divided: its children speak for it
+            match resolution.fate:
+                case j.Fate.COMMITTED:
+                    parcel.base_offset = batch.base_offset
+                    self._ground.counters["records_committed"] += batch.count
+                    self._ground.stats.records[parcel.topic, "committed"] += batch.count
+                    if parcel.sealed_at:
+                        self._ground.stats.ack.observe(time.monotonic() - parcel.sealed_at, batch.count)
+                    topic, partition = lane.journal.address(batch.destination)
+                    if self._config.on_event is not None:
+                        self._ground.emit(
+                            events.BatchCommitted(topic, partition, batch.base_offset, batch.count)
+                        )
+                case j.Fate.REJECTED if batch.code == j.DAMAGED:
+                    self._ground.stats.records[parcel.topic, "damaged"] += batch.count
+                    kept = lane.kept_in.pop(batch.handle)
+                    parcel.error = SpoolCorruptError(
+                        f"The record was damaged on disk before it was delivered: {batch.message}. What is left of its"
+                        f" batch is in {kept}",
+                        damage=(batch.message,),
+                    )
+                case j.Fate.REJECTED:
+                    self._ground.counters["records_rejected"] += batch.count
+                    self._ground.stats.records[parcel.topic, "rejected"] += batch.count
+                    kept_where = (
+                        "With spool='never' it is kept nowhere: the program has to"
+                        if self._config.in_memory
+                        else f"It is kept in the spool directory under {lane.name}/rejected; kafkasafe spool resend"
+                    )
+                    again = (
+                        "send it again, once the cause is gone"
+                        if self._config.in_memory
+                        else "sends it again"
+                    )
+                    parcel.error = RejectedError(
+                        f"The cluster refused the record: {batch.message}. {kept_where} {again}",
+                        code=batch.code,
+                        reason=batch.message,
+                    )
+                    self._dead_letter(lane, batch, parcel)
+                case j.Fate.REPLACED:
+                    continue
+            self._disk.drop(parcel)
+            finished.append(parcel)
+        with self._ledger.lock:
+            self._ground.last_progress = time.monotonic()
+            for parcel in finished:
+                self._ledger.durable(parcel)
+        for parcel in finished:
+            self._ledger.finish(parcel)
+
+    def expire(self) -> None:
+        limit = self._config.delivery_timeout_s
+        if limit is None:
+            return
+        before = time.monotonic() - limit
+        safe_where = (
+            "in memory, as long as this producer lives," if self._config.in_memory else "safe in the spool"
+        )
+        late = []
+        with self._ledger.lock:
+            for parcel in self._ledger.open.values():
+                if parcel.sealed_at > before:
+                    break
+                if not parcel.expired and (parcel.durable or self._config.in_memory):
+                    late.append(parcel)
+            for parcel in late:
+                parcel.expired = True
+        for parcel in late:
+            self._ground.stats.records[parcel.topic, "timed_out"] += parcel.count
+            self._ground.stats.exhausted["produce"] += 1
+            network = self._ground.cluster.last_error
+            parcel.error = DeliveryTimeoutError(
+                f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is {safe_where} and"
+                " is delivered when the cluster takes it: do not send it again"
+                + ("" if network is None else f". Brokers cannot be used yet ({t.in_words(network)})")
+            )
+            self._ledger.finish(parcel)
+        self._ground.timer(SPILL_EVERY_S, self.expire)
+
+    def notice(self, lane: Lane, notice: j.Notice) -> None:
+        match notice:
+            case j.AckedLoss():
+                self._losses.acked_loss(lane, notice)
+            case j.Hole():
+                self._losses.missing(lane, notice)
+            case j.Parked(batch, evidence):
+                self._park(lane, batch, evidence)
+            case j.Refusal(batch):
+                self._rejected(lane, batch)
+            case j.Denied(destination, denial):
+                self._denied(lane, destination, denial)
+            case j.Relented(destination, denial, accepted):
+                self._relented(lane, destination, denial, accepted=accepted)
+
+    def _denied(self, lane: Lane, destination: int, denial: j.Denial) -> None:
+        """The cluster refuses what waits for a destination, and goes on refusing it."""
+        self.publish_refused()
+        topic, partition = lane.journal.address(destination)
+        waiting = [each for each in lane.journal.denials() if each[0] == destination]
+        if not waiting:
+            return  # rejected already
+        _, _, batches, records = waiting[0]
+        limit_s = self._config.refused_timeout_s
+        self._log.seldom(
+            logging.ERROR,
+            "topic_refused",
+            topic,
+            "%s: the cluster refuses it: %s. What waits (%s) is delivered as soon as the cluster takes"
+            " it%s. %s",
+            topic if partition == UNCHOSEN else f"{topic}-{partition}",
+            denial.reason,
+            counted(records, "record"),
+            "" if limit_s is None or denial.asking else f", and rejected after {limit_s:.0f} s of this",
+            classify_code(denial.code).explanation,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            code=denial.code,
+            records=records,
+            batches=batches,
+        )
+        self._ground.emit(events.TopicRefused(topic, partition, denial.code, denial.reason, batches, records))
+
+    def _relented(self, lane: Lane, destination: int, denial: j.Denial, *, accepted: bool) -> None:
+        self.publish_refused()
+        if not accepted:
+            return  # rejected, which is told of each batch
+        topic, partition = lane.journal.address(destination)
+        seconds = self._ground.clock.now() - denial.since
+        self._log.seldom(
+            logging.WARNING,
+            "topic_accepted",
+            topic,
+            "%s: the cluster takes it again, after %.0f s of error %d",
+            topic if partition == UNCHOSEN else f"{topic}-{partition}",
+            seconds,
+            denial.code,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            code=denial.code,
+        )
+        self._ground.emit(events.TopicAccepted(topic, partition, denial.code, seconds))
+
+    def publish_refused(self) -> None:
+        found: dict[str, RefusedDestination] = {}
+        for each in self.refused():
+            if each.confirmed and each.whole:
+                found.setdefault(each.topic, each)
+        self.refused_topics = found
+
+    def refused(self, topic: str | None = None) -> list[RefusedDestination]:
+        """What waits because the cluster refuses it, of one topic or all, oldest first. From any thread."""
+        found = refused([lane.journal for lane in list(self._ground.lanes)])
+        return [each for each in found if topic is None or each.topic == topic]
+
+    def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
+        topic, partition = lane.journal.address(batch.destination)
+        self._ground.counters["batches_undecidable"] += 1
+        self._ground.emit(events.BatchParked(topic, partition, batch.count, batch.position, evidence))
+        policy = self._config.on_undecidable
+        where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
+        message = (
+            f"{topic}-{partition}: whether {batch.count} records are in the log cannot be known: {evidence}. They are"
+            f" {where}; the partition waits. Decide with"
+            " resume_parked(resend=True) (they may then be twice in the log) or resume_parked(resend=False), or open"
+            " the producer with on_undecidable='resend' or 'skip'"
+        )
+        if policy == "raise":
+            self._log.error(
+                "%s",
+                message,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=batch.count,
+                position=batch.position,
+                event="batch_undecidable",
+            )
+            error = UndecidableError(message, evidence=evidence)
+            with self._ledger.lock:
+                self._ledger.undecided[lane, batch.handle] = batch, error
+                self._ledger.waiters.notify_all()
+            return
+        self._log.warning(
+            "%s-%d: undecidable batch, policy %r: %s",
+            topic,
+            partition,
+            policy,
+            evidence,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=batch.count,
+            position=batch.position,
+            event="batch_undecidable",
+        )
+        lane.journal.decide(batch, resend=policy == "resend")
+
+    def _rejected(self, lane: Lane, batch: j.Batch) -> None:
+        """It is durable in `rejected/`: only now is that said."""
+        if batch.code == j.DAMAGED:
+            return
+        topic, partition = lane.journal.address(batch.destination)
+        path = lane.kept_in[batch.handle]
+        self._log.seldom(
+            logging.ERROR,
+            "batch_rejected",
+            f"{topic}-{partition} {batch.code}",
+            "%s-%d: %s refused: %s; %s",
+            topic,
+            partition,
+            "1 record" if batch.count == 1 else f"{batch.count} records",
+            batch.message,
+            "kept nowhere (spool='never')" if path is None else f"kept in {path}",
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=batch.count,
+            code=batch.code,
+            path=str(path or ""),
+        )
+        kept = str(path or "")
+        self._ground.emit(
+            events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, kept)
+        )
+
+    def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
+        handler = self._config.dead_letter
+        path = lane.kept_in.pop(batch.handle)
+        if handler is None:
+            return
+        topic, partition = lane.journal.address(batch.destination)
+        try:
+            try:
+                data = self._disk.bytes_of(lane, parcel, batch)
+            except SpoolError:  # its segment may be gone already
+                if path is None:
+                    raise
+                data = data_of(self._ground.files, path, batch.position)
+        except (OSError, ValueError, SpoolError) as error:
+            self._log.error(
+                "The dead-letter handler is not called for %d records, which are kept in %s: %s",
+                batch.count,
+                path or "no place",
+                error,
+                topic=topic,
+                partition=partition,
+                records=batch.count,
+                event="dead_letter_failed",
+            )
+            return
+        columns = codec.decode(data)
+        if partition == UNCHOSEN:
+            given_partitions(columns, batch.given)
+        for index in range(columns.header.count):
+            try:
+                handler(
+                    topic=topic,
+                    partition=partition,
+                    key=columns.keys[index],
+                    value=columns.values[index],
+                    headers=columns.headers.get(index, []),
+                    timestamp_ms=columns.timestamps[index],
+                    error=parcel.error,
+                )
+            except BaseException as error:
+                self._ground.raise_interrupt(error)
+                # The handler is the user's; its records are in `rejected/` all the same.
+                self._log.exception(
+                    "The dead-letter handler failed; the record is kept %s",
+                    "nowhere (spool='never')" if path is None else "in the spool directory",
+                    topic=topic,
+                    partition=partition,
+                    event="dead_letter_failed",
+                )

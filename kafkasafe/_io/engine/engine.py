@@ -1,0 +1,169 @@
+"""The engine: a turn takes what is there, lets the journal decide, sends what may be sent, writes what must be written.
+
+It has no thread. Whoever runs it calls `open`, `begin`, then `turn` again and again, and at the end `last_turn` and
+`shut`; what comes from outside is called in between, on the same thread (`Ground.post` is the way there for others).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import time
+from collections.abc import Callable, Sequence
+
+from kafkasafe._core import journal as j
+from kafkasafe._io.engine.binding import Binding
+from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
+from kafkasafe._io.engine.endings import Endings
+from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.inquiries import Inquiries
+from kafkasafe._io.engine.intake import Intake
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.lane_keeper import LaneKeeper
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.parcels import Choose
+from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.engine.sender import Sender
+from kafkasafe._io.engine.surroundings import Surroundings
+from kafkasafe._io.engine.topics import TOPIC_POLL_S, Topics
+from kafkasafe._io.lanes import LaneLock
+from kafkasafe.errors import DeliveryTimeoutError
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        ground: What the rooms stand on.
+        choose: (topic, partitions, keys, values) → partition of each record: for records that came before the
+            topic was known.
+        on_topic: Called when a topic's partition count is known and nothing waits for it any more.
+    """
+
+    def __init__(self, ground: Ground, *, choose: Choose, on_topic: Callable[[str, int], None]) -> None:
+        self._ground = ground
+        self._config = ground.config
+        self.ledger = ledger = Ledger(ground)
+        self.disk = disk = DiskWriter(ground, ledger)
+        self._rejects = Rejects(ground, ledger, disk)
+        self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
+        self._losses = LossWatch(ground, ledger, intake)
+        self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
+        self._inquiries = Inquiries(ground, self._sender)
+        self.endings = Endings(ground, ledger, disk, self._losses)
+        self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings)
+        self.surroundings = Surroundings(ground, disk, self._lanes)
+        self.binding = Binding(ground, ledger, self.surroundings)
+        self.topics = Topics(ground, ledger, self._losses, self.binding, drive=self.drive, on_topic=on_topic)
+        self.left_records = 0
+        """At the end: how many records wait on disk."""
+
+    def open(self, lock: LaneLock) -> None:
+        """Open the own lane.
+
+        Raises:
+            SpoolError: It cannot be opened.
+        """
+        self._ground.own = self._lanes.open_lane(lock, own=True)
+        self._ground.lanes.append(self._ground.own)
+        self.disk.publish_used()
+
+    def listen(self) -> None:
+        """Have the cluster say what happens by itself. Before the cluster is started."""
+        ground = self._ground
+        ground.cluster.guard(
+            on_stranger=lambda cluster_id: ground.post(lambda: self.binding.on_stranger(cluster_id)),
+            on_home=lambda: ground.post(self.binding.on_home),
+        )
+        ground.cluster.create_only(self.topics.may_create)
+        ground.cluster.on_metadata(lambda refreshed: ground.post(lambda: self.topics.on_metadata(refreshed)))
+
+    def begin(self) -> None:
+        """Before the first turn."""
+        config, timer = self._ground.config, self._ground.timer
+        timer(0.0, self._lanes.adopt)
+        timer(TOPIC_POLL_S, self.topics.poll)
+        timer(config.acked_loss_check_s, self._losses.check_acked)
+        if config.spool == "on_error":
+            timer(SPILL_EVERY_S, self.disk.spill_timer)
+        if config.delivery_timeout_s is not None:
+            timer(SPILL_EVERY_S, self.endings.expire)
+
+    def turn(self) -> None:
+        """Do what is due now, in all lanes."""
+        timers = self._ground.timers
+        now = time.monotonic()
+        while timers and timers[0][0] <= now:
+            heapq.heappop(timers)[2]()
+        for lane in list(self._ground.lanes):
+            self.drive(lane)
+
+    @property
+    def due(self) -> float:
+        """When the next turn is due though nothing comes from outside."""
+        return self._ground.timers[0][0] if self._ground.timers else float("inf")
+
+    def decide(self, decided: Sequence[tuple[Lane, j.Batch]], *, resend: bool) -> None:
+        """Undecidable batches are sent again, or taken as delivered."""
+        for lane, batch in decided:
+            if batch.state is j.State.UNDECIDABLE:
+                lane.journal.decide(batch, resend=resend)
+
+    def shut(self) -> None:
+        """Close network and lanes. What has no fate yet gets an error; on disk it stays for the next owner."""
+        lanes = self._ground.lanes
+        if not self._ground.config.in_memory:
+            self.left_records = sum(lane.journal.spooled_records for lane in lanes)
+        # First: what the lanes say of when the last request was sent has to be true.
+        self._ground.cluster.close(2.0)
+        for lane in lanes:
+            with contextlib.suppress(Exception):
+                self._lanes.close_lane(lane)
+        self.ledger.fail(
+            DeliveryTimeoutError(
+                "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"
+                " the spool, and the next producer on this spool directory delivers it: do not send it again"
+            ),
+            final=False,
+        )
+
+    def drive(self, lane: Lane) -> None:
+        """Carry out what the journal decides until there is nothing more to do now."""
+        while not self._ground.abandon and not lane.held and time.monotonic() >= lane.unreadable_until:
+            ready = lane.journal.ready(self._ground.clock.now(), now_ms())
+            for notice in ready.notices:
+                self.endings.notice(lane, notice)
+            # A spill may name batches that this very turn resolves or divides: written while their bytes are here.
+            spilled = bool(ready.persist.batches) and lane.own and self._config.spool != "always"
+            if spilled:
+                self.disk.persist(lane, ready.persist)
+            divided = self.intake.divide_all(lane, ready.divides)
+            for aside in ready.asides:
+                self._rejects.put_aside(lane, aside)
+            if self._ground.stranger is None:
+                if ready.sends:
+                    self._sender.send(lane, ready.sends)
+                for ask in ready.asks:
+                    self._inquiries.ask(lane, ask)
+                for survey in ready.surveys:
+                    self._inquiries.survey(lane, survey)
+                for check in ready.checks:
+                    self._losses.check_epoch(lane, check)
+            for wait in ready.waits:
+                self._sender.wait(lane, wait)
+            if ready.resolved:
+                self.endings.resolve(lane, ready.resolved)
+            if (
+                ready.wants_producer_id
+                and not lane.producer_id_wanted
+                and (lane.own or lane.journal.unfinished)
+            ):
+                self._sender.want_producer_id(lane)
+            if ready.persist and not spilled:
+                self.disk.persist(lane, ready.persist)
+            elif not (spilled or divided or ready.resolved or ready.sends or ready.asides):
+                break
+        self.disk.release(lane)

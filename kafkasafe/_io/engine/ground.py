@@ -1,0 +1,128 @@
+"""What all rooms of the engine stand on: its ports, its lanes, its timers, and what it counts."""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe._core.patience import Patience
+from kafkasafe._io.backoff import Backoff
+from kafkasafe._io.clock import SleepingClock
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.files import Files
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.stats import Stats
+from kafkasafe.cluster.api import Cluster
+from kafkasafe.config import ProducerConfig
+from kafkasafe.errors import WrongClusterError
+from kafkasafe.logs import EventLog
+
+__all__ = ["Ground", "now_ms", "text"]
+
+log = EventLog("producer")
+
+_REFUSED_PAUSE_S: Final = 30.0
+"""Longest pause between two tries while somebody has to mend what the cluster refuses: a right, a topic."""
+
+
+class Ground:
+    """See the module.
+
+    Args:
+        config: Options.
+        cluster: The brokers.
+        directory: The opened spool directory.
+        files: The disk.
+        post: Puts a job into the inbox, from any thread.
+        is_own_thread: Whether the caller is the thread that runs the engine.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        cluster: Cluster,
+        directory: SpoolDirectory,
+        files: Files,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        is_own_thread: Callable[[], bool],
+    ) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.directory = directory
+        self.files = files
+        self.post = post
+        self.is_own_thread = is_own_thread
+        self.log = log.bind(client_id=config.client_id)
+        self.clock = SleepingClock(self._slept)
+        self.backoff = Backoff(config.retry_backoff_s, 1.0)
+        self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S)
+        self.own: Lane
+        self.lanes: list[Lane] = []
+        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_numbers = itertools.count()
+        self.stop = False
+        self.closing = False
+        self.abandon = False
+        self.cluster_id: str | None = None
+        self.stranger: WrongClusterError | None = None
+        """What was accepted is for another cluster than the one that answers: the producer ends."""
+        self.gone: dict[str, float] = {}
+        """Deleted topics that nothing waits for, and since when."""
+        self.counters: collections.Counter[str] = collections.Counter()
+        self.stats = Stats()
+        self.last_progress = time.monotonic()
+        """When the fate of a batch came nearer: an answer that is not the same again, a grant, a topic's metadata."""
+        self.pause_until = 0.0
+        """The end of the longest pause whose end is known beforehand, monotonic seconds."""
+
+    def timer(self, delay_s: float, job: Callable[[], None]) -> None:
+        heapq.heappush(self.timers, (time.monotonic() + delay_s, next(self._timer_numbers), job))
+
+    def progressed(self) -> None:
+        self.last_progress = time.monotonic()
+
+    def patience_ends(self, patience: Patience, began: float) -> float:
+        """When somebody who waits for deliveries since `began` gives up, monotonic seconds."""
+        return patience.ends_at(began, self.last_progress, self.pause_until)
+
+    def leader_epoch(self, topic: str, partition: int) -> int:
+        """As the metadata says, -1 while it says nothing."""
+        info = self.cluster.topic(topic)
+        return info.partitions[partition].leader_epoch if info and partition in info.partitions else -1
+
+    def refresh_topics(self, topics: Iterable[str]) -> None:
+        self.cluster.refresh_metadata(sorted(set(topics)), lambda _: None)
+
+    def _slept(self, seconds: float, now: float) -> None:
+        for lane in list(self.lanes):
+            lane.journal.slept(seconds, now)
+        self.log.info("This machine slept for %.0f s", seconds, seconds=seconds, event="machine_slept")
+
+    def emit(self, event: events.Event) -> None:
+        if self.config.on_event is None:
+            return
+        try:
+            self.config.on_event(event)
+        except BaseException as error:
+            self.raise_interrupt(error)
+            # The hook is the user's: it must not stop delivery.
+            self.log.exception("on_event failed for %s", event, event="hook_failed")
+
+    def raise_interrupt(self, error: BaseException) -> None:
+        """In the constructor Ctrl-C is the caller's; on the own thread it would only end delivery."""
+        if not isinstance(error, Exception) and not self.is_own_thread():
+            raise error
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,218 @@
+"""In: parcels into the journal, and the division of batches whose partitions are known now, or that are refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import journal as j
+from kafkasafe._io.engine.disk import DiskWriter
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.parcels import UNCHOSEN, Choose, Indexes, Parcel, given_partitions, pieces
+from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+
+__all__ = ["Intake"]
+
+
+class Intake:
+    """See the module."""
+
+    def __init__(
+        self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects, *, choose: Choose
+    ) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._ledger = ledger
+        self._disk = disk
+        self._rejects = rejects
+        self._choose = choose
+
+    def take(self, parcels: Sequence[Parcel]) -> None:
+        lane = self._ground.own
+        with self._ledger.lock:
+            parcels = [parcel for parcel in parcels if not parcel.taken]
+            for parcel in parcels:
+                parcel.taken = True
+        for parcel in parcels:
+            self._ground.counters["records_accepted"] += parcel.count
+            self._ground.stats.records[parcel.topic, "accepted"] += parcel.count
+            topic = lane.journal.topic(parcel.topic)
+            if parcel.partition == UNCHOSEN:
+                if topic is None or topic.partition_count < 1:
+                    self._ground.refresh_topics([parcel.topic])
+                elif not lane.journal.waiting(parcel.topic):
+                    # Sealed just before the topic became known: divided at once, so that order holds.
+                    self._divide_in_memory(lane, parcel, topic.partition_count)
+                    continue
+            self._seal(lane, parcel)
+
+    def _seal(self, lane: Lane, parcel: Parcel) -> None:
+        destination = lane.journal.destination(parcel.topic, parcel.partition)
+        batch = lane.journal.seal(
+            destination,
+            count=parcel.count,
+            size_bytes=parcel.size_bytes,
+            max_timestamp=parcel.max_timestamp,
+            given=parcel.given,
+        )
+        self.register(lane, parcel, batch)
+
+    def register(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> None:
+        parcel.batch = batch
+        lane.parcels[batch.handle] = parcel
+
+    def _divide_in_memory(self, lane: Lane, parcel: Parcel, partitions: int) -> None:
+        data = parcel.data
+        if data is None:
+            raise AssertionError("A parcel that was just accepted has its bytes")
+        columns = codec.decode(data)
+        given = given_partitions(columns, parcel.given)
+        children = self._split_by_partition(parcel, columns, given, partitions)
+        self._adopt_children(parcel, children)
+        for child, _ in children:
+            self._seal(lane, child)
+        parcel.data = None
+
+    @staticmethod
+    def _adopt_children(parcel: Parcel, children: list[tuple[Parcel, Indexes]]) -> None:
+        """Callers who wait for the parent wait for all its children."""
+        for child, _ in children:
+            child.parent = parcel
+            child.sealed_at = parcel.sealed_at
+        parcel.children = children
+        # In this order: a caller sets the watcher, then looks for children.
+        for child, _ in children:
+            child.watcher = parcel.watcher
+
+    def _split_by_partition(
+        self, parcel: Parcel, columns: codec.Columns, given: Mapping[int, int], partitions: int
+    ) -> list[tuple[Parcel, Indexes]]:
+        rest = [i for i in range(columns.header.count) if i not in given]
+        chosen = np.empty(columns.header.count, np.int64)
+        if rest:
+            keys, values = [columns.keys[i] for i in rest], [columns.values[i] for i in rest]
+            chosen[rest] = self._choose(parcel.topic, partitions, keys, values)
+        for index, partition in given.items():
+            chosen[index] = partition
+        return [
+            (self._reencode(parcel, columns, indexes, int(partition)), indexes)
+            for partition in np.unique(chosen)
+            if (indexes := np.flatnonzero(chosen == partition)).size
+        ]
+
+    def _reencode(self, parcel: Parcel, columns: codec.Columns, indexes: Indexes, partition: int) -> Parcel:
+        order = indexes.tolist()
+        headers = {at: columns.headers[i] for at, i in enumerate(order) if i in columns.headers}
+        data = codec.encode(
+            [columns.keys[i] for i in order],
+            [columns.values[i] for i in order],
+            timestamps=[columns.timestamps[i] for i in order],
+            headers=headers or None,
+            compression=columns.header.compression,
+        )
+        stamp = max(columns.timestamps[i] for i in order)
+        return Parcel(parcel.topic, partition, data, len(data), len(order), stamp, sealed_at=parcel.sealed_at)
+
+    def divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
+        """In order; where the spool cannot be read for a moment (too many open files) the lane pauses."""
+        # What could not be read the journal may have named again, or given up.
+        unique = {divide.batch.handle: divide for divide in (*lane.undivided, *divides)}
+        todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
+        lane.undivided = []
+        stuck: list[j.Divide] = []
+        stopped = {destination for destination, until in lane.stopped.items() if until > time.monotonic()}
+        progress = False
+        for index, divide in enumerate(todo):
+            if divide.batch.destination in stopped:
+                stuck.append(divide)  # nothing overtakes what is damaged
+                continue
+            try:
+                self._divide(lane, divide)
+                progress = True
+                if self._ledger.damage:
+                    self._ledger.damage.pop(lane.journal.address(divide.batch.destination), None)
+            except SpoolCorruptError as error:
+                if self._rejects.damaged(lane, divide.batch, error):
+                    lane.journal.damaged(divide.batch, str(error))
+                    progress = True
+                else:
+                    stopped.add(divide.batch.destination)
+                    stuck.append(divide)
+                continue
+            except SpoolError as error:
+                stuck += todo[index:]
+                lane.read_attempt += 1
+                pause_s = self._ground.backoff.pause_s(lane.read_attempt)
+                lane.unreadable_until = time.monotonic() + pause_s
+                self._ground.timer(pause_s, lambda: None)  # wakes
+                self._log.seldom(
+                    logging.WARNING,
+                    "spool_read_failed",
+                    lane.name,
+                    "%s: a read failed, it is tried again: %s",
+                    lane.name,
+                    error,
+                    lane=lane.name,
+                    attempt=lane.read_attempt,
+                    error=type(error).__name__,
+                )
+                break
+            lane.read_attempt = 0
+        lane.undivided = stuck
+        return progress
+
+    def _divide(self, lane: Lane, divide: j.Divide) -> None:
+        columns = codec.decode(self._disk.bytes_of(lane, lane.parcels[divide.batch.handle], divide.batch))
+        parent = lane.parcels.pop(divide.batch.handle)
+        if divide.refused:
+            topic, partition = lane.journal.address(divide.batch.destination)
+            bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
+            children = [
+                (self._reencode(parent, columns, indexes, partition), indexes)
+                for indexes in pieces(parent.count, bad)
+            ]
+            self._log.seldom(
+                logging.INFO,
+                "batch_divided",
+                f"{topic}-{partition}",
+                "%s-%d: a batch of %d records is divided: %s",
+                topic,
+                partition,
+                parent.count,
+                divide.batch.message,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=parent.count,
+                code=divide.batch.code,
+            )
+        else:
+            known = lane.journal.topic(parent.topic)
+            given = given_partitions(columns, divide.batch.given)
+            partitions = known.partition_count if known else 1
+            children = self._split_by_partition(parent, columns, given, partitions)
+            bad = set()
+        described = [
+            (
+                lane.journal.destination(child.topic, child.partition),
+                child.count,
+                child.size_bytes,
+                child.max_timestamp,
+                bool(bad) and int(indexes[0]) in bad,
+            )
+            for child, indexes in children
+        ]
+        self._ground.progressed()
+        made = lane.journal.replaced(divide.batch, described)
+        self._adopt_children(parent, children)
+        for (child, _), batch in zip(children, made, strict=True):
+            child.durable = parent.durable
+            self.register(lane, child, batch)
+        self._disk.drop(parent)

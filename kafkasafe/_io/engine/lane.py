@@ -1,0 +1,61 @@
+"""One lane of the spool, as the engine has it."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kafkasafe._core import journal as j
+from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.lanes import LaneLock
+from kafkasafe._io.rejected import RejectedStore
+from kafkasafe._io.spool import Spool
+
+__all__ = ["Healing", "Lane"]
+
+
+@dataclass(slots=True)
+class Healing:
+    """Lost acknowledged batches of one partition on their way back."""
+
+    handles: set[int] = field(default_factory=set)
+    records: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One lane of the spool: its lock, log, journal, and the parcels in it."""
+
+    name: str
+    lock: LaneLock
+    spool: Spool
+    journal: j.Journal
+    own: bool
+    rejected: RejectedStore
+    parcels: dict[int, Parcel] = field(default_factory=dict)
+    kept_in: dict[int, Path | None] = field(default_factory=dict)
+    """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
+    producer_id_wanted: bool = False
+    producer_id_failures: int = 0
+    released_at: int = -1
+    healing: dict[int, Healing] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
+    unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
+    """What a failing disk does not take, in the order in which it is tried again."""
+    write_attempt: int = 0
+    retry_at: float = 0.0
+    stopped: dict[int, float] = field(default_factory=dict)
+    """Destinations whose next batch is damaged on disk, and when it is looked at again."""
+    undivided: list[j.Divide] = field(default_factory=list)
+    """What could not be read when it was to be divided."""
+    read_attempt: int = 0
+    unreadable_until: float = 0.0
+
+    @property
+    def held(self) -> bool:
+        """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
+        return any(unit.marks or unit.after for unit in self.unwritten)

@@ -1,0 +1,258 @@
+"""What callers see of the engine's work, and what they are owed: parcels without a fate, and errors to be raised.
+
+The engine writes it with `lock` held. Callers take the lock only while they have `SafeProducer._lock`: a signal handler
+that calls the producer then knows that it comes in the middle of something, takes both once more, and gives them up
+while it waits (`SafeProducer._let_go`). It is taken by `with` only: a signal handler that raises (Ctrl-C) right after
+an acquire() would leave it taken.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Reversible
+from typing import Final
+
+from kafkasafe._core import journal as j
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.parcels import Parcel, leaves
+from kafkasafe._io.engine.waits import Waiting
+from kafkasafe._io.refusals import counted
+from kafkasafe.errors import (
+    DataLossError,
+    DeliveryTimeoutError,
+    KafkaSafeError,
+    SpoolCorruptError,
+    SpoolWriteError,
+    UndecidableError,
+    WrongClusterError,
+)
+
+__all__ = ["BACKLOG_BYTES", "Ledger"]
+
+BACKLOG_BYTES: Final = 32 * 1024 * 1024
+"""Bytes that may wait to be written."""
+_FREE_BYTES: Final = 4 * 1024 * 1024
+"""Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
+
+
+class Ledger:
+    """See the module."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self.renew()
+        self.numbers = itertools.count(1)
+        self.open: OrderedDict[int, Parcel] = OrderedDict()
+        """Parcels without a fate, by number."""
+        self.undurable: OrderedDict[int, Parcel] = OrderedDict()
+        """Those that are not on disk yet."""
+        self.backlog = 0
+        """Bytes in them."""
+        self.used = 0
+        """Bytes that all lanes take on disk."""
+        self.failure: BaseException | None = None
+        self.wrong_cluster: WrongClusterError | None = None
+        """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
+        self.undecided: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
+        self._shown: list[tuple[Lane, int]] = []
+        """Of them, those that the last error raised speaks of."""
+        self.damage: dict[tuple[str, int], SpoolCorruptError] = {}
+        """Partitions held up by a batch that is damaged on disk (`on_corrupt="raise"`)."""
+        self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
+
+    def take_shown(self) -> list[tuple[Lane, j.Batch]]:
+        """The undecidable batches that a decision is about; they are not raised any more."""
+        with self.lock:
+            decided = [
+                (key[0], self.undecided.pop(key)[0])
+                for key in self._shown or list(self.undecided)
+                if key in self.undecided
+            ]
+            self._shown = []
+            return decided
+
+    def renew(self) -> None:
+        """A new lock: in a forked child who held the old one is gone."""
+        self.lock = threading.RLock()
+        self.waiters = Waiting()
+
+    def room(self, needed: int) -> bool:
+        """Whether `needed` more bytes can be accepted now. Call with `lock` held."""
+        if self._config.in_memory:
+            return self.backlog + needed <= self._config.spool_max_bytes
+        limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
+        backlog = max(BACKLOG_BYTES, 4 * self._config.max_record_bytes)
+        if self.backlog + needed > backlog or self.used + self.backlog + needed > limit:
+            return False
+        try:
+            return (
+                self._ground.files.free_bytes(self._ground.directory.path)
+                >= self.backlog + needed + _FREE_BYTES
+            )
+        except OSError:
+            return True  # writing will tell
+
+    def flushed(self, number: int) -> bool:
+        """Every parcel up to this number has its fate."""
+        return first(self.open, number + 1) > number
+
+    def spooled(self, number: int) -> bool:
+        """Every parcel up to this number is durable."""
+        return first(self.undurable, number + 1) > number
+
+    def last_number(self) -> int:
+        """Number of the newest parcel that has no fate."""
+        return last(self.open)
+
+    def last_undurable(self) -> int:
+        """Number of the newest parcel that is not durable."""
+        return last(self.undurable)
+
+    def idle(self) -> bool:
+        """Nothing unfinished, in any lane; exact only for the own lane's parcels."""
+        return not self.open
+
+    @property
+    def parked(self) -> bool:
+        """Whether a batch waits for a decision."""
+        return bool(self.undecided)
+
+    def raise_parked(self) -> None:
+        """Raise the error about all batches that wait for a decision, if there are any."""
+        if not self.undecided:
+            return
+        with self.lock:
+            self._shown = list(self.undecided)
+            errors = [error for _, error in self.undecided.values()]
+        if len(errors) > 1:
+            more = "; ".join(error.evidence for error in errors[1:4])
+            note = f" The same of {len(errors) - 1} more batches: {more}{'; …' if len(errors) > 4 else ''}"
+            raise UndecidableError(f"{errors[0].args[0]}.{note}", evidence=errors[0].evidence)
+        if errors:
+            raise UndecidableError(*errors[0].args, evidence=errors[0].evidence)
+
+    def next_loss(self) -> DataLossError | SpoolCorruptError | None:
+        """A loss that was not raised yet, the oldest first; each is given once."""
+        if not self.losses:
+            return None
+        with self.lock:
+            return self.losses.popleft() if self.losses else None  # another caller may have taken it
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a partition is held up by a batch that is damaged on disk."""
+        return bool(self.damage)
+
+    def raise_damage(self, topic: str | None = None) -> None:
+        """Raise the error of a partition (of the topic) that is held up by a batch damaged on disk."""
+        if not self.damage:
+            return
+        for (name, partition), error in list(self.damage.items()):
+            if topic in {None, name}:
+                raise SpoolCorruptError(
+                    f"{name}{f'-{partition}' if partition >= 0 else ''} waits: {error.args[0]}. Other partitions go on."
+                    " Restore the file from a copy, or open with on_corrupt='quarantine': the damaged bytes are then"
+                    " copied aside, their records are lost, and everything else is delivered",
+                    damage=error.damage,
+                ) from error
+
+    def made_durable(self, parcels: Iterable[Parcel]) -> None:
+        with self.lock:
+            for parcel in parcels:
+                self.durable(parcel)
+            if self.waiters:
+                self.waiters.notify_all()
+
+    def durable(self, parcel: Parcel) -> None:
+        parcel.durable = True
+        if self.undurable.pop(parcel.number, None) is not None:
+            self.backlog -= parcel.size_bytes
+            self._ground.stats.durable.observe(time.monotonic() - parcel.sealed_at, parcel.count)
+        parent = parcel.parent
+        if parent is not None and not parent.durable and all(c.durable for c, _ in parent.children or ()):
+            self.durable(parent)
+
+    def finish(self, parcel: Parcel) -> None:
+        """The fate is final: tell everybody."""
+        with self.lock:
+            if parcel.done:
+                return
+            parcel.done = True
+            self.open.pop(parcel.number, None)
+            if self.waiters:
+                self.waiters.notify_all()
+            # Before anybody can see that it is done: callers wait for what is due then.
+            watcher, parcel.watcher = parcel.watcher, None
+            if watcher is not None:
+                watcher(parcel)
+        parent = parcel.parent
+        if parent is not None and all(child.done for child, _ in parent.children or ()):
+            self.finish(parent)
+
+    def abort(self, parcel: Parcel, error: BaseException) -> None:
+        for child, _ in parcel.children or ():
+            self.abort(child, error)
+        if not parcel.done and not parcel.children:
+            parcel.error = error
+            self.finish(parcel)
+
+    def fail(self, error: BaseException, *, final: bool = True) -> None:
+        with self.lock:
+            if final:
+                self.failure = error
+            undone = list(self.open.values())
+            lost: KafkaSafeError = SpoolWriteError(
+                f"{len(self.undurable)} batches of accepted records were not on disk when the producer ended: they are"
+                " lost with it unless the cluster has them. Everything that durable(), flush_spool() or get() confirmed"
+                " is safe"
+            )
+            if self._config.in_memory:
+                lost = error = self._lost_from_memory(error, final=final)
+            if self.undurable and self.failure is None:
+                self.failure = lost
+            self.open.clear()
+            self.undurable.clear()
+            self.waiters.notify_all()
+        for parcel in undone:
+            self.abort(parcel, error if parcel.durable or final else lost)
+
+    def _lost_from_memory(self, error: BaseException, *, final: bool) -> DeliveryTimeoutError:
+        """`spool="never"`: the end of what no answer came for. Called with `lock` held."""
+        parts = [leaf for parcel in self.undurable.values() for leaf in leaves(parcel) if not leaf.durable]
+        records = sum(leaf.count for leaf in parts)
+        why = f"it ended by an error ({error!r})" if final else "it was closed"
+        message = (
+            f"{counted(records, 'record')} had not been acknowledged when {why}. With spool='never' nothing else has"
+            " them: they are lost, unless the cluster has them and its answer is missing. A program that sends them"
+            " again may have those twice"
+        )
+        if records:
+            self._log.error("%s", message, records=records, event="records_lost")
+        return DeliveryTimeoutError(message)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What counts against `spool_max_bytes`: the spool on disk, or (`spool="never"`) what waits in memory."""
+        return self.backlog if self._config.in_memory else self.used
+
+
+def first(numbers: Iterable[int], default: int) -> int:
+    """The first key of a dict that another thread may change meanwhile."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # it was changed between two steps
+            return next(iter(numbers), default)
+
+
+def last(numbers: Reversible[int]) -> int:
+    """The last key of a dict that another thread may change meanwhile; 0 if there is none."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return next(reversed(numbers), 0)

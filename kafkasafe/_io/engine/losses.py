@@ -1,0 +1,270 @@
+"""Is what was acknowledged still there? Checks of the log's end, and what becomes of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kafkasafe import events
+from kafkasafe._core import journal as j
+from kafkasafe._core.loss import Cause
+from kafkasafe._io.engine.answers import trouble, unsupported
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.intake import Intake
+from kafkasafe._io.engine.lane import Healing, Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe.cluster import api as t
+from kafkasafe.errors import DataLossError, SpoolCorruptError
+
+__all__ = ["LossWatch"]
+
+
+class LossWatch:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, intake: Intake) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._intake = intake
+
+    def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
+        topic, partition = lane.journal.address(loss.destination)
+        self._ground.counters["acked_loss_detected"] += 1
+        self._ground.counters["acked_lost_records"] += loss.records
+        self._ground.stats.losses[loss.cause.value] += 1
+        self._ground.stats.lost_records[topic] += loss.records
+        message = (
+            f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"
+            f" {loss.first_offset} to {loss.last_offset} (noticed by {loss.cause.value}): {loss.evidence}"
+        )
+        if loss.revived:
+            fate = f"{loss.revived} of them are in the spool and are sent again"
+        elif (
+            loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics
+        ):
+            fate = "Nothing is sent again into a topic that may have been created again (heal_recreated_topics=False)"
+        elif self._config.on_acked_loss == "heal":
+            fate = "The spool does not have them any more: retain_acked_bytes or retain_acked_s keep them"
+        else:
+            fate = f"Nothing is sent again (on_acked_loss={self._config.on_acked_loss!r})"
+        self._log.error(
+            "%s. %s",
+            message,
+            fate,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=loss.records,
+            first_offset=loss.first_offset,
+            last_offset=loss.last_offset,
+            detector=loss.cause.value,
+            event="acked_data_lost",
+        )
+        healing = lane.healing.setdefault(loss.destination, Healing())
+        for at, number, batch in lane.journal.batches():
+            if batch.handle not in lane.parcels and (at, number) == (topic, partition):
+                parcel = Parcel(
+                    topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
+                )
+                self._intake.register(lane, parcel, batch)
+                healing.handles.add(batch.handle)
+        self._ground.emit(
+            events.AckedDataLost(
+                topic,
+                partition,
+                loss.first_offset,
+                loss.last_offset,
+                loss.records,
+                loss.cause.value,
+                loss.evidence,
+                loss.revived,
+            )
+        )
+        if self._config.on_acked_loss == "raise":
+            error = DataLossError(
+                f"{message}. Raised once; on_acked_loss='heal' with retain_acked_bytes sends lost records again",
+                topic=topic,
+                partition=partition,
+                first_offset=loss.first_offset,
+                last_offset=loss.last_offset,
+            )
+            with self._ledger.lock:
+                self._ledger.losses.append(error)
+                self._ledger.waiters.notify_all()
+
+    def missing(self, lane: Lane, hole: j.Hole) -> None:
+        """Something took records out of the spool, and it was not damage that was found when it was opened."""
+        topic, partition = lane.journal.address(hole.destination)
+        records = f"{hole.records} record{'' if hole.records == 1 else 's'}"
+        message = (
+            f"{topic}-{partition}: {records} of {lane.name} in front of what waits there are neither in the log of the"
+            f" cluster nor in the spool, and no damage explains it: {hole.evidence}. Somebody deleted segments, or"
+            " restored an older copy. What is there is delivered, in order"
+        )
+        self._ground.counters["spool_missing_records"] += hole.records
+        self._log.error(
+            "%s",
+            message,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=hole.records,
+            event="records_missing",
+        )
+        self._ground.emit(events.RecordsMissing(lane.name, topic, partition, hole.records, hole.evidence))
+        if self._config.on_corrupt == "raise":
+            error = SpoolCorruptError(f"{message}. Raised once", damage=(message,))
+            with self._ledger.lock:
+                self._ledger.losses.append(error)
+                self._ledger.waiters.notify_all()
+
+    def heals(self, lane: Lane, batch: j.Batch) -> None:
+        """A batch that was sent again is in the log."""
+        healing = lane.healing.get(batch.destination)
+        if healing is None or batch.handle not in healing.handles:
+            return
+        healing.handles.remove(batch.handle)
+        healing.records += batch.count
+        self._ground.counters["acked_healed_records"] += batch.count
+        self._ground.stats.healed_records[lane.journal.address(batch.destination)[0]] += batch.count
+        if batch.base_offset >= 0:
+            healing.first_offset = batch.base_offset if healing.first_offset < 0 else healing.first_offset
+            healing.last_offset = batch.base_offset + batch.count - 1
+        if healing.handles:
+            return
+        del lane.healing[batch.destination]
+        topic, partition = lane.journal.address(batch.destination)
+        self._log.warning(
+            "%s-%d: %d lost records are in the log again",
+            topic,
+            partition,
+            healing.records,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=healing.records,
+            event="healed",
+        )
+        self._ground.emit(
+            events.Healed(topic, partition, healing.records, healing.first_offset, healing.last_offset)
+        )
+
+    def check_acked(self) -> None:
+        """Is everything that was acknowledged still there? Of idle partitions nobody else notices."""
+        # Requests name topics by their names: only metadata tells that one is another now.
+        topics = {
+            lane.journal.address(number)[0]
+            for lane in self._ground.lanes
+            for number in lane.journal.acknowledged()
+        }
+        if topics:
+            self._ground.refresh_topics(topics)
+        for lane in self._ground.lanes:
+            for destination, last_acked_offset in lane.journal.idle():
+                if lane.journal.address(destination)[0] not in self._ground.gone:
+                    self._check_end(lane, destination, last_acked_offset)
+        self._ground.timer(self._config.acked_loss_check_s, self.check_acked)
+
+    def _check_end(self, lane: Lane, destination: int, last_acked_offset: int) -> None:
+        """Does the log still hold what was acknowledged last? Partitions where something is going on notice it."""
+        epoch = lane.journal.leader_epoch(destination)
+        check = j.EpochCheck(destination, epoch, last_acked_offset)
+
+        def suspect(end_offset: int, what: str) -> None:
+            if (destination, last_acked_offset) in lane.journal.idle():
+                lane.journal.suspect(destination, Cause.LOG_END, what, from_offset=end_offset)
+
+        self._ask_end(lane, check, suspect, lambda: None)
+
+    def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
+        """Another leader acknowledges: did the one before acknowledge more than is left of its log?"""
+
+        def suspect(end_offset: int, what: str) -> None:
+            lane.journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset, check=check)
+
+        def again() -> None:
+            if lane in self._ground.lanes and not self._ground.closing:
+                self._ground.timer(1.0, lambda: self.check_epoch(lane, check))
+
+        self._ask_end(lane, check, suspect, again)
+
+    def _ask_end(
+        self,
+        lane: Lane,
+        check: j.EpochCheck,
+        suspect: Callable[[int, str], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """Where does the leader epoch end in the log, and where does the log?"""
+        topic, partition = lane.journal.address(check.destination)
+        last = f"though offset {check.last_acked_offset} was acknowledged"
+
+        def then(step: Callable[[Any], None]) -> Callable[[Any], None]:
+            return lambda result: self._ground.post(lambda: step(result))
+
+        def started(result: Any) -> None:
+            if trouble(result)[1]:
+                failed()
+            elif 0 <= result.offset <= check.last_acked_offset:
+                unknown = f"leader epoch {check.leader_epoch} is unknown to the log, {last}"
+                suspect(result.offset, f"{unknown} and the log starts at {result.offset}")
+
+        def listed(result: Any) -> None:
+            if trouble(result)[1]:
+                failed()
+            elif 0 <= result.offset <= check.last_acked_offset:
+                suspect(result.offset, f"the log ends at {result.offset}, {last}")
+
+        def ended(result: Any) -> None:
+            if unsupported(result):
+                self._ground.cluster.list_offset(topic, partition, -1, then(listed))
+            elif trouble(result)[1]:
+                failed()
+            elif result.end_offset < 0:
+                # Nothing of it is left: deleted by retention, if the log starts behind it.
+                self._ground.cluster.list_offset(topic, partition, -2, then(started))
+            elif result.end_offset <= check.last_acked_offset:
+                suspect(
+                    result.end_offset,
+                    f"leader epoch {check.leader_epoch} ends at {result.end_offset}, {last}",
+                )
+
+        if check.leader_epoch >= 0:
+            self._ground.cluster.offset_for_leader_epoch(topic, partition, check.leader_epoch, then(ended))
+        else:
+            self._ground.cluster.list_offset(topic, partition, -1, then(listed))
+
+    def look_again(self, refreshed: t.MetadataRefreshed) -> None:
+        """After an election, or under another topic id, acknowledged records may be gone."""
+        for lane in self._ground.lanes:
+            for destination in lane.journal.acknowledged():
+                info = refreshed.topics.get(lane.journal.address(destination)[0])
+                self.compare_topic(lane, destination, info)
+            for destination, last_acked_offset in lane.journal.idle():
+                topic, partition = lane.journal.address(destination)
+                info = refreshed.topics.get(topic)
+                if info is None or info.error_code or partition not in info.partitions:
+                    continue
+                epoch = info.partitions[partition].leader_epoch
+                before = lane.epochs.get(destination)
+                lane.epochs[destination] = epoch
+                if before is None or epoch > before:
+                    self._check_end(lane, destination, last_acked_offset)
+
+    @staticmethod
+    def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
+        """Under another id it is another topic, and what was acknowledged in the old one is gone."""
+        known = lane.journal.topic_id(destination)
+        if (
+            info is not None
+            and not info.error_code
+            and any(known)
+            and any(info.topic_id)
+            and known != info.topic_id
+            and destination in lane.journal.acknowledged()
+        ):
+            evidence = f"topic id {known.hex()} became {info.topic_id.hex()}"
+            lane.journal.recreated(destination, evidence)

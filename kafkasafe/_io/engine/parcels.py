@@ -1,0 +1,116 @@
+"""What callers hand over and wait for: encoded batches, and what they are divided into."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core import journal as j
+
+__all__ = ["UNCHOSEN", "Choose", "Indexes", "Parcel", "given_partitions", "leaves", "pieces", "seems_given"]
+
+UNCHOSEN: Final = j.UNCHOSEN
+
+_GIVEN: Final = "kafkasafe.partition"
+"""Earlier versions kept a given partition in a header of this name."""
+_INT32_DIGITS: Final = 10
+
+Indexes = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One encoded batch on its way: what callers see of it.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition, UNCHOSEN while it is not known.
+        data: The batch; None while it is only in the spool.
+        size_bytes: Its size.
+        count: Records.
+        max_timestamp: Ms since the epoch.
+        taken: The pump's thread has it.
+        durable: It is on disk (or in the cluster).
+        done: Its fate is final: see `error`, `base_offset`, `children`.
+        error: Why it was not delivered.
+        base_offset: In the partition; -1 if only known to be in the log.
+        log_append_time: Ms, -1 unless the broker set it.
+        children: It was divided: (child, indexes of its records in this one).
+        parent: What it was divided from.
+        given: Of records whose partitions are to be chosen, those whose partition was given: see `journal.Batch`.
+        watcher: Called with it, and the lock held, when it is done; then no more. What it is divided into inherits it.
+    """
+
+    topic: str
+    partition: int
+    data: bytearray | None
+    size_bytes: int
+    count: int
+    max_timestamp: int
+    sealed_at: float = 0.0
+    number: int = 0
+    taken: bool = False
+    durable: bool = False
+    done: bool = False
+    expired: bool = False
+    error: BaseException | None = None
+    base_offset: int = -1
+    log_append_time: int = -1
+    children: list[tuple[Parcel, Indexes]] | None = None
+    parent: Parcel | None = None
+    given: tuple[tuple[int, int, int], ...] | None = None
+    watcher: Callable[[Parcel], None] | None = None
+    batch: j.Batch | None = None
+    loose: bool = False
+    """Its bytes may still be in a socket's queue: changed only in a copy."""
+
+
+Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], Indexes]
+
+
+def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
+    """By record, the partition that was given with it, in a batch whose partitions are to be chosen.
+
+    Args:
+        columns: The batch. What an earlier version added to it is taken off.
+        runs: See `journal.Batch.given`.
+    """
+    if runs is not None:
+        return {index: partition for first, count, partition in runs for index in range(first, first + count)}
+    given = {}
+    for index, headers in list(columns.headers.items()):
+        if seems_given(headers):
+            given[index] = int(headers.pop()[1] or b"")
+            if not headers:
+                del columns.headers[index]
+    return given
+
+
+def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
+    """Whether an earlier version may have added the last of these headers, to say which partition was given."""
+    if not headers or headers[-1][0] != _GIVEN:
+        return False
+    value = headers[-1][1] or b""
+    return value.isdigit() and len(value) <= _INT32_DIGITS and int(value) < 2**31
+
+
+def leaves(parcel: Parcel) -> list[Parcel]:
+    """What a parcel was divided into, in the end; itself when it was not."""
+    if parcel.children is None:
+        return [parcel]
+    return [leaf for child, _ in parcel.children for leaf in leaves(child)]
+
+
+def pieces(count: int, bad: set[int]) -> list[Indexes]:
+    """How a refused batch is divided: runs of good and of named bad records, or halves where none is named."""
+    if not bad or len(bad) == count:
+        half = count // 2
+        return [np.arange(half), np.arange(half, count)]
+    edges = [0] + [i for i in range(1, count) if (i in bad) != (i - 1 in bad)] + [count]
+    return [np.arange(start, end) for start, end in itertools.pairwise(edges)]

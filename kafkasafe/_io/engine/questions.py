@@ -1,0 +1,378 @@
+"""Two questions of several requests each: are the batches in doubt in the log, and which acknowledged ones are gone?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import (
+    Judgement,
+    ProducerView,
+    Scan,
+    Verdict,
+    judge_by_both,
+    judge_by_state,
+    judge_located,
+)
+from kafkasafe._core.loss import Survey
+from kafkasafe._io.engine.answers import trouble, unsupported
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.sender import Sender
+from kafkasafe._io.refusals import read_needed
+from kafkasafe.cluster import api as t
+
+__all__ = ["Inquest", "Question"]
+
+_SCAN_BYTES: Final = 1024 * 1024
+_SCAN_PATIENCE: Final = 40  # polls of a log whose replicas lag
+_SCAN_POLL_S: Final = 0.25
+_SEQUENCE_ERRORS: Final = frozenset(
+    {
+        "OUT_OF_ORDER_SEQUENCE_NUMBER",
+        "DUPLICATE_SEQUENCE_NUMBER",
+        "UNKNOWN_PRODUCER_ID",
+        "INVALID_PRODUCER_EPOCH",
+    }
+)
+
+
+class Question:
+    """Whether the batches in doubt are in the log: DescribeProducers, then the log itself."""
+
+    def __init__(
+        self, ground: Ground, sender: Sender, lane: Lane, ask: j.Ask, topic: str, partition: int
+    ) -> None:
+        self._ground = ground
+        self._sender = sender
+        self._lane = lane
+        self._ask = ask
+        self._topic = topic
+        self._partition = partition
+        self._view: ProducerView | None = None
+        self._scan: Scan | None = None
+        self._by_state: Judgement | None = None
+        """What the producer state says; the log is only asked where it is."""
+        self._polls = 0
+        self._leader_epoch = ground.leader_epoch(topic, partition)
+        self._log_start = 0
+        self._cut_at = -1
+        self._shrunk_to = -1
+        self._whole = True
+        """As far as the leader epoch of the last acknowledgement tells, the log was not cut since."""
+        self._read_from = 0
+
+    def start(self) -> None:
+        self._ground.cluster.describe_producers(self._topic, self._partition, self._then(self._on_described))
+
+    def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        self._sender.in_trouble(self._topic, self._partition)
+        return lambda result: self._ground.post(lambda: step(result))
+
+    def _failed(self, result: Any) -> bool:
+        code, reason = trouble(result)
+        if code == kafka_errors.TopicAuthorizationFailedError.errno:
+            reason = read_needed(self._topic, len(self._ask.doubt), reason)
+        if reason:
+            self._lane.journal.ask_failed(
+                self._ask.destination, reason, code=code, now=self._ground.clock.now()
+            )
+        return bool(reason)
+
+    def _on_described(self, result: Any) -> None:
+        ask = self._ask
+        if not unsupported(result):
+            if self._failed(result):
+                return
+            state = result.producers.get(ask.doubt[0].producer_id)
+            if state is not None:
+                self._view = ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+        judgement = judge_by_state(ask.doubt, self._view, acked_before=ask.acked_before)
+        if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
+            self._read_log()
+            return
+        epoch = self._lane.journal.leader_epoch(ask.destination)
+        if judgement.present > 1 and epoch >= 0 and ask.from_offset > 0:
+            # A log that was wiped takes any sequence: a late request alone would speak for those before it.
+            self._ground.cluster.offset_for_leader_epoch(
+                self._topic, self._partition, epoch, self._then(lambda end: self._on_proof(judgement, end))
+            )
+            return
+        self._judged_by_state(judgement)
+
+    def _on_proof(self, judgement: Judgement, result: Any) -> None:
+        if unsupported(result) or (not trouble(result)[1] and result.end_offset >= self._ask.from_offset):
+            self._judged_by_state(judgement)
+        elif not self._failed(result):
+            self._read_log()
+
+    def _judged_by_state(self, judgement: Judgement) -> None:
+        if judgement.present and self._ask.from_offset >= 0:
+            # They are in the log: where?
+            self._by_state = judgement
+            self._read_log()
+        else:
+            self._probe(judgement)
+
+    def _probe(self, judgement: Judgement) -> None:
+        self._count(judgement, "state")
+        self._lane.journal.judged(
+            self._ask.destination, judgement, stable=False, now=self._ground.clock.now()
+        )
+
+    def _read_log(self) -> None:
+        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+
+    def _on_start(self, result: Any) -> None:
+        if self._failed(result):
+            return
+        self._log_start = result.offset
+        epoch = self._lane.journal.leader_epoch(self._ask.destination)
+        if epoch >= 0 and self._ask.from_offset > 0 and self._by_state is None:
+            # A log that was cut and has grown again may hold them before what was acknowledged.
+            self._ground.cluster.offset_for_leader_epoch(
+                self._topic, self._partition, epoch, self._then(self._on_epoch)
+            )
+        else:
+            self._list_end()
+
+    def _on_epoch(self, result: Any) -> None:
+        if not unsupported(result):
+            if self._failed(result):
+                return
+            # Unknown to a log that reaches back that far: it is another one.
+            self._cut_at = result.end_offset if result.end_offset >= 0 else self._log_start
+            self._whole = result.end_offset >= self._ask.from_offset
+        self._list_end()
+
+    def _list_end(self) -> None:
+        self._ground.cluster.log_end_offset(self._topic, self._partition, self._then(self._on_end))
+
+    def _on_end(self, result: Any) -> None:
+        if self._failed(result):
+            return
+        begin, log_start = self._ask.from_offset, self._log_start
+        end = result.offset if self._cut_at < 0 else min(self._cut_at, result.offset)
+        if begin > end:
+            # The log ends before what it had acknowledged: whatever is left is read.
+            self._shrunk_to = end
+            begin = self._read_from = log_start
+        elif begin < 0:
+            begin = 0
+        doubt = self._ask.doubt
+        if self._by_state is not None:
+            if self._shrunk_to >= 0:
+                self._probe(self._by_state)  # cut since: the journal has the log looked at before it goes on
+                return
+            doubt = doubt[: self._by_state.present]
+        self._scan = Scan(doubt, begin, result.offset)
+        if log_start > begin:
+            self._scan.page((), next_offset=begin, log_start_offset=log_start)
+        self._read()
+
+    def _read(self) -> None:
+        scan = self._scan
+        if scan is None:
+            raise AssertionError("A scan begins at its start")
+        if scan.done:
+            self._judge(scan)
+            return
+        self._ground.cluster.fetch_headers(
+            self._topic, self._partition, scan.next_offset, _SCAN_BYTES, self._then(self._on_page)
+        )
+
+    def _on_page(self, result: Any) -> None:
+        scan = self._scan
+        if scan is None or self._failed(result):
+            return
+        before = scan.next_offset
+        scan.page(
+            [
+                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
+                for h in result.headers
+            ],
+            next_offset=result.next_offset,
+            log_start_offset=result.log_start_offset,
+        )
+        if scan.next_offset > before:
+            self._ground.progressed()
+            self._read()
+            return
+        # Nothing new: replicas have not confirmed the rest yet.
+        if self._by_state is not None:
+            self._probe(self._by_state)
+            return
+        self._polls += 1
+        if self._polls > _SCAN_PATIENCE:
+            self._lane.journal.ask_failed(
+                self._ask.destination, "the replicas do not catch up", code=0, now=self._ground.clock.now()
+            )
+            return
+        self._ground.timer(_SCAN_POLL_S, self._read)
+
+    def _count(self, judgement: Judgement, method: str) -> None:
+        if judgement.present:
+            self._ground.progressed()
+        stats = self._ground.stats
+        stats.in_doubt_resolved["present", method] += judgement.present
+        absent = len(self._ask.doubt) - judgement.present
+        verdict = "undecidable" if judgement.verdict is Verdict.UNDECIDABLE else "absent"
+        stats.in_doubt_resolved[verdict, method] += absent
+        error = self._sender.reasons.get((self._topic, self._partition), "")
+        if error in _SEQUENCE_ERRORS:
+            stats.sequence_errors[error, judgement.verdict.value] += 1
+
+    def _judge(self, scan: Scan) -> None:
+        if self._ground.leader_epoch(self._topic, self._partition) != self._leader_epoch:
+            # Nobody knows which one's log this was, and so what of it a later leader must have.
+            reason = "another leader came while the log was read"
+            self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=self._ground.clock.now())
+            return
+        if self._by_state is not None:
+            judgement, stable = judge_located(self._by_state, scan)
+            if not stable:
+                self._probe(judgement)
+                return
+            self._count(judgement, "state")
+            self._lane.journal.judged(
+                self._ask.destination,
+                judgement,
+                stable=True,
+                leader_epoch=self._leader_epoch,
+                now=time.monotonic(),
+            )
+            return
+        judgement = judge_by_both(
+            scan,
+            self._view,
+            acked_before=self._ask.acked_before,
+            whole=self._whole and self._shrunk_to < 0 and not self._ask.cut,
+        )
+        self._count(judgement, "log")
+        self._lane.journal.judged(
+            self._ask.destination,
+            judgement,
+            stable=True,
+            shrunk_to=self._shrunk_to,
+            read_from=self._read_from,
+            leader_epoch=self._leader_epoch,
+            now=self._ground.clock.now(),
+        )
+
+
+class Inquest:
+    """Which acknowledged batches are gone: the log is read from where the oldest was."""
+
+    def __init__(
+        self, ground: Ground, sender: Sender, lane: Lane, ask: j.SurveyAsk, topic: str, partition: int
+    ) -> None:
+        self._ground = ground
+        self._sender = sender
+        self._lane = lane
+        self._ask = ask
+        self._topic = topic
+        self._partition = partition
+        self._epoch_end = -1
+        self._leader_epoch = -1
+        self._from = ask.from_offset
+        self._log_start = 0
+        self._survey: Survey | None = None
+        self._polls = 0
+
+    def start(self) -> None:
+        # A topic that was created again has another id: old metadata would not tell.
+        self._ground.cluster.refresh_metadata([self._topic], self._then(self._on_metadata))
+
+    def _on_metadata(self, result: Any) -> None:
+        if isinstance(result, t.Failure):
+            self._failed(result)
+            return
+        transport = self._ground.cluster
+        self._leader_epoch = self._ground.leader_epoch(self._topic, self._partition)
+        if self._ask.leader_epoch >= 0:
+            transport.offset_for_leader_epoch(
+                self._topic, self._partition, self._ask.leader_epoch, self._then(self._on_epoch)
+            )
+        else:
+            transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+
+    def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        self._sender.in_trouble(self._topic, self._partition)
+        return lambda result: self._ground.post(lambda: step(result))
+
+    def _failed(self, result: Any) -> bool:
+        _, reason = trouble(result)
+        if reason:
+            self._lane.journal.survey_failed(self._ask.destination, reason)
+        return bool(reason)
+
+    def _on_epoch(self, result: Any) -> None:
+        # It only sharpens the answer: old brokers cannot tell.
+        if not trouble(result)[1]:
+            self._epoch_end = result.end_offset
+            # Unknown: of the log that was acknowledged nothing may be left.
+            changed = [offset for offset in (self._from, max(0, result.end_offset)) if offset >= 0]
+            self._from = min(changed)
+        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+
+    def _on_start(self, result: Any) -> None:
+        if not self._failed(result):
+            self._log_start = max(0, result.offset)
+            self._ground.cluster.log_end_offset(self._topic, self._partition, self._then(self._on_end))
+
+    def _on_end(self, result: Any) -> None:
+        if not self._failed(result):
+            self._survey = Survey(self._ask.acked, result.offset, self._log_start, self._from)
+            self._read()
+
+    def _read(self) -> None:
+        survey = self._survey
+        if survey is None:
+            raise AssertionError("A survey begins at its start")
+        if survey.done:
+            info = self._ground.cluster.topic(self._topic)
+            journal = self._lane.journal
+            topic_id = m.NO_TOPIC_ID if info is None else info.topic_id
+            # Topics have ids from Kafka 2.8 on. Before, only what is still there tells a log from another topic's.
+            comparable = any(topic_id) and any(journal.topic_id(self._ask.destination))
+            journal.surveyed(
+                self._ask.destination,
+                survey.loss(),
+                survey.end_offset,
+                epoch_end_offset=self._epoch_end,
+                topic_id=topic_id,
+                same_topic=comparable or survey.any_left,
+                leader_epoch=self._leader_epoch,
+            )
+            return
+        self._ground.cluster.fetch_headers(
+            self._topic, self._partition, survey.next_offset, _SCAN_BYTES, self._then(self._on_page)
+        )
+
+    def _on_page(self, result: Any) -> None:
+        survey = self._survey
+        if survey is None or self._failed(result):
+            return
+        before = survey.next_offset
+        survey.page(
+            [
+                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
+                for h in result.headers
+            ],
+            next_offset=result.next_offset,
+            log_start_offset=result.log_start_offset,
+        )
+        if survey.next_offset > before:
+            self._ground.progressed()
+            self._read()
+            return
+        self._polls += 1
+        if self._polls > _SCAN_PATIENCE:
+            self._lane.journal.survey_failed(self._ask.destination, "the replicas do not catch up")
+            return
+        self._ground.timer(_SCAN_POLL_S, self._read)

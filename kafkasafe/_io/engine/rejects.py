@@ -1,0 +1,137 @@
+"""What is given up: kept in `rejected/`, or damaged and put into `quarantine/`, before its end is decided."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core.rejected import Refused
+from kafkasafe._io.engine.disk import DiskWriter
+from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+
+__all__ = ["Rejects"]
+
+_PORTION_BYTES: Final = 4 * 1024 * 1024
+_PORTION_BATCHES: Final = 1000
+"""Rejected batches that are written with one fsync."""
+
+
+class Rejects:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+
+    def put_aside(self, lane: Lane, aside: j.Aside) -> None:
+        """Before the marks that end them are decided, rejected batches are durable in `rejected/`; or they wait."""
+        if self._config.in_memory:
+            # There is no place to keep them: their futures and the dead-letter handler get them.
+            lane.kept_in.update((batch.handle, None) for batch in aside.batches)
+            lane.journal.set_aside(aside, len(aside.batches))
+            return
+        topic, partition = lane.journal.address(aside.destination)
+        destination = m.Destination(aside.destination, topic, partition)
+        kept, reason = 0, ""
+        while kept < len(aside.batches) and not reason:
+            used = sum(each.rejected.size_bytes for each in self._ground.lanes)
+            size = 0
+            portion: list[Refused] = []
+            handles = []
+            damaged = False
+            try:
+                for batch in aside.batches[kept : kept + _PORTION_BATCHES]:
+                    size += batch.size_bytes
+                    if used + size > self._config.rejected_max_bytes or (portion and size > _PORTION_BYTES):
+                        break
+                    try:
+                        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                    except SpoolCorruptError as error:
+                        if portion:
+                            break  # those before it first
+                        damaged = self.damaged(lane, batch, error)
+                        reason = "" if damaged else f"they are damaged on disk: {error}"
+                        break
+                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
+                    handles.append(batch.handle)
+                if damaged or reason:
+                    kept += damaged
+                    continue
+                if not portion:
+                    reason = (
+                        f"rejected/ is full ({used:,} bytes of rejected_max_bytes="
+                        f"{self._config.rejected_max_bytes:,}): resend or remove what is there, or raise the limit"
+                    )
+                    break
+                path = lane.rejected.keep(
+                    portion, destination, cluster_id=self._ground.cluster_id or "", now_ms=now_ms()
+                )
+            except (OSError, SpoolError) as error:
+                reason = f"rejected/ cannot be written: {error}"
+                break
+            lane.kept_in.update(dict.fromkeys(handles, path))
+            kept += len(portion)
+        if reason:
+            self._ground.counters["rejected_not_kept"] += 1
+            waiting = aside.batches[kept:]
+            records = sum(batch.count for batch in waiting)
+            self._log.seldom(
+                logging.ERROR,
+                "rejected_not_kept",
+                f"{topic}-{partition}",
+                "%s-%d: refused, and waiting in the spool: %s (%s): %s",
+                topic,
+                partition,
+                "1 record" if records == 1 else f"{records} records",
+                waiting[0].message,
+                reason,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=records,
+                code=waiting[0].code,
+            )
+        lane.journal.set_aside(aside, kept, reason)
+
+    def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
+        """A batch is damaged on disk. Whether it is in quarantine/ and is given up; else its partition waits."""
+        if batch.handle in lane.kept_in:
+            return True
+        address = lane.journal.address(batch.destination)
+        if self._config.on_corrupt == "quarantine":
+            try:
+                lane.kept_in[batch.handle] = lane.spool.quarantine(batch.position)
+            except SpoolError as failure:
+                error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
+            else:
+                self._ground.stats.corrupt += 1
+                return True
+        lane.stopped[batch.destination] = time.monotonic() + 1.0
+        self._ground.timer(1.0, lambda: None)  # wakes
+        self._log.seldom(
+            logging.ERROR,
+            "batch_damaged",
+            f"{address[0]}-{address[1]}",
+            "%s-%d waits, %d records of it are damaged on disk: %s",
+            *address,
+            batch.count,
+            error,
+            lane=lane.name,
+            topic=address[0],
+            partition=address[1],
+            records=batch.count,
+            position=batch.position,
+        )
+        with self._ledger.lock:
+            self._ledger.damage[address] = error
+            self._ledger.waiters.notify_all()
+        return False

@@ -1,0 +1,208 @@
+"""Out to the cluster: batches, pauses between tries, producer ids."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kafkasafe import events
+from kafkasafe._core import journal as j
+from kafkasafe._core.codes import classify_code
+from kafkasafe._io.engine.disk import DiskWriter
+from kafkasafe._io.engine.ground import Ground, now_ms, text
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe.cluster import api as t
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+
+__all__ = ["Sender"]
+
+_CALM: Final = 4
+"""A partition in trouble goes on when no more than so many of its requests of the last second failed or were questions.
+What it does before it looks at that again takes five at most (epoch, log start, log end, log, send). So it is less than
+ten a second, whatever is answered."""
+
+
+class Sender:
+    """See the module."""
+
+    def __init__(
+        self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects, losses: LossWatch
+    ) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+        self._rejects = rejects
+        self._losses = losses
+        self._fences: dict[tuple[str, int], int] = {}
+        self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
+        self.reasons: dict[tuple[str, int], str] = {}
+        """By partition, the name of the last error."""
+
+    def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
+        requests = []
+        unread: dict[int, SpoolError] = {}
+        for batch in batches:
+            topic, partition = lane.journal.address(batch.destination)
+            parcel = lane.parcels[batch.handle]
+            try:
+                if batch.destination in unread:
+                    raise unread[batch.destination]  # nothing overtakes
+                data = self._disk.bytes_of(lane, parcel, batch)
+            except SpoolCorruptError as error:
+                unread[batch.destination] = SpoolError(f"a batch before it is damaged on disk: {error}")
+                if self._rejects.damaged(lane, batch, error):
+                    self._ground.post(functools.partial(lane.journal.damaged, batch, str(error)))
+                else:
+                    self._on_produced((lane, batch, -1), t.Failure(error, sent=False))
+                continue
+            except SpoolError as error:
+                # Too many open files, a disk that does not answer: tried again, like a leader that does not.
+                unread[batch.destination] = error
+                self._on_produced((lane, batch, -1), t.Failure(error, sent=False))
+                continue
+            if self._ledger.damage:
+                self._ledger.damage.pop((topic, partition), None)  # it can be read again
+            parcel.loose = True
+            fence = self._fences.get((topic, partition), 0)
+            epoch = self._ground.leader_epoch(topic, partition)
+            requests.append(t.ProduceRequest((lane, batch, epoch), topic, partition, data, fence))
+            self._ground.counters["batches_sent"] += 1
+            if batch.tries > 1:
+                self._ground.counters["batches_resent"] += 1
+                self._ground.stats.retries["produce", self.reasons.get((topic, partition), "unknown")] += 1
+        self._ground.cluster.produce(
+            requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
+        )
+
+    def _on_produced(self, token: Any, reply: t.ProduceReply | t.Failure) -> None:
+        """On the network thread."""
+        self._ground.post(lambda: self._produced(token, reply))
+
+    def _produced(self, token: tuple[Lane, j.Batch, int], reply: t.ProduceReply | t.Failure) -> None:
+        lane, batch, epoch = token
+        address = lane.journal.address(batch.destination)
+        self._fences[address] = max(self._fences.get(address, 0), reply.fence)
+        now = self._ground.clock.now()
+        if isinstance(reply, t.Failure):
+            if reply.sent:
+                self.in_trouble(*address)
+            self._ground.counters["produce_failures"] += 1
+            self._count_error(address, type(reply.error).__name__)
+            code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
+            lane.journal.lost(batch, sent=reply.sent, code=code or 0, message=text(reply.error), now=now)
+        elif reply.error_code:
+            self.in_trouble(*address)
+            self._ground.counters[f"produce_error_{reply.error_code}"] += 1
+            self._count_error(address, classify_code(reply.error_code).name)
+            lane.journal.refused(
+                batch,
+                reply.error_code,
+                reply.error_message or "",
+                bad_records=reply.record_errors,
+                log_start_offset=reply.log_start_offset,
+                now=now,
+                now_ms=now_ms(),
+            )
+            if batch.state is j.State.REFUSED:
+                self._ground.progressed()
+        else:
+            self._ground.progressed()
+            parcel = lane.parcels.get(batch.handle)
+            if parcel is not None:
+                parcel.log_append_time = reply.log_append_time
+            self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
+            # When it was sent: a leader that came since did not acknowledge it.
+            epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
+            lane.journal.acked(batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=now_ms())
+
+    def _count_error(self, address: tuple[str, int], name: str) -> None:
+        self._ground.stats.errors["produce", name] += 1
+        self.reasons[address] = name
+
+    def in_trouble(self, topic: str, partition: int) -> None:
+        """A request about this partition failed, or asks about a failure; see `_CALM`."""
+        times = self._troubles.get((topic, partition))
+        if times is None:
+            times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
+        times.append(time.monotonic())
+
+    def _calm_in_s(self, topic: str, partition: int) -> float:
+        times = self._troubles.get((topic, partition))
+        return 0.0 if times is None or len(times) <= _CALM else times[0] + 1.0 - time.monotonic()
+
+    def when_calm(self, topic: str, partition: int, job: Callable[[], None]) -> None:
+        pause_s = self._calm_in_s(topic, partition)
+        if pause_s > 0:
+            self._ground.timer(pause_s, job)
+        else:
+            job()
+
+    def wait(self, lane: Lane, wait: j.Wait) -> None:
+        topic, partition = lane.journal.address(wait.destination)
+        backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
+            wait.attempt
+        )
+        pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
+        if wait.at_least_s > backoff_s:
+            self._ground.pause_until = max(self._ground.pause_until, time.monotonic() + pause_s)
+        self._ground.counters["retries"] += 1
+        self._ground.stats.backoff_s["produce"] += pause_s
+        self._log.seldom(
+            logging.WARNING if wait.attempt > 3 else logging.INFO,
+            "delivery_retried",
+            f"{topic}-{partition}",
+            "%s-%d: attempt %d failed, next in %.2f s: %s",
+            topic,
+            partition,
+            wait.attempt,
+            pause_s,
+            wait.reason,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            attempt=wait.attempt,
+            pause_s=round(pause_s, 3),
+            error=self.reasons.get((topic, partition), ""),
+        )
+        self._ground.emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
+        if wait.refresh_metadata:
+            self._ground.refresh_topics([topic])
+        self._ground.timer(pause_s, lambda: lane.journal.retry(wait.destination))
+
+    def want_producer_id(self, lane: Lane) -> None:
+        lane.producer_id_wanted = True
+
+        def granted(result: Any) -> None:
+            self._ground.post(lambda: self._on_producer_id(lane, result))
+
+        self._ground.cluster.init_producer_id(granted)
+
+    def _on_producer_id(self, lane: Lane, result: Any) -> None:
+        if isinstance(result, t.ProducerIdGranted):
+            lane.producer_id_wanted = False
+            lane.producer_id_failures = 0
+            self._ground.progressed()
+            lane.journal.granted(result.producer_id, result.epoch)
+            return
+        lane.producer_id_failures += 1
+        self._log.seldom(
+            logging.INFO,
+            "no_producer_id",
+            lane.name,
+            "No producer id yet: %s",
+            text(result.error),
+            lane=lane.name,
+            attempt=lane.producer_id_failures,
+            error=type(result.error).__name__,
+        )
+        pause_s = self._ground.backoff.pause_s(lane.producer_id_failures)
+        self._ground.timer(pause_s, lambda: self.want_producer_id(lane))

@@ -1,0 +1,126 @@
+"""What was left behind beside the default directory, under another spelling of the addresses or another client id."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe._io.engine.disk import DiskWriter
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane_keeper import LaneKeeper
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.siblings import LeftBehind, Siblings
+from kafkasafe.errors import LaneBusyError, SpoolError
+
+__all__ = ["Surroundings"]
+
+_LOOK_AROUND_EVERY_S: Final = 60.0
+
+
+class Surroundings:
+    """See the module."""
+
+    def __init__(self, ground: Ground, disk: DiskWriter, lanes: LaneKeeper) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._disk = disk
+        self._lanes = lanes
+        # Only a default directory has others beside it that may be of the same cluster.
+        self._siblings = (
+            Siblings(ground.directory.path, ground.files) if ground.config.spool_dir_is_default else None
+        )
+        self._reported: set[Path] = set()
+        self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
+        self.left_behind_records = 0
+
+    def look_around(self) -> None:
+        """What was left behind under another spelling of the addresses, or another client id."""
+        if self._siblings is None or self._ground.closing:
+            return
+        siblings = self._siblings
+
+        def look() -> None:
+            # Reading may take long: on a thread of its own.
+            found = siblings.look(lambda: self._ground.closing)
+            self._ground.post(lambda: self._looked_around(found))
+
+        threading.Thread(target=look, name=f"kafkasafe-look-{self._config.client_id}", daemon=True).start()
+
+    def _looked_around(self, found: Sequence[LeftBehind]) -> None:
+        if self._ground.closing or self._ground.stranger is not None:
+            return
+        left = 0
+        for sibling in found:
+            if sibling.cluster_id not in {None, self._ground.cluster_id}:
+                continue  # they wait for another cluster
+            # Who has another client id may have other rights; and nothing goes to a cluster by a guess.
+            if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
+                continue
+            left += sibling.records
+            self._report(sibling)
+        self.left_behind_records = left
+        self._disk.publish_used()
+        self._ground.timer(_LOOK_AROUND_EVERY_S, self.look_around)
+
+    def _adopt_sibling(self, sibling: LeftBehind) -> bool:
+        """Whether its lanes are drained now, by us or by others."""
+        if self._refused.get(sibling.path) == sibling.content:
+            return False
+        try:
+            directory = SpoolDirectory.look(sibling.path, files=self._ground.files)
+            for number in sibling.lanes:
+                try:
+                    lock = directory.take_lane(number)
+                except LaneBusyError:
+                    continue
+                # Under the lock: while a lane is owned its directory does not change to another cluster.
+                if directory.cluster_id() != self._ground.cluster_id:
+                    lock.release()
+                    return False
+                self._ground.lanes.append(self._lanes.open_lane(lock, own=False))
+        except SpoolError as error:
+            self._refused[sibling.path] = sibling.content
+            self._log.warning(
+                "%s was left behind and cannot be adopted: %s",
+                sibling.path,
+                error,
+                path=str(sibling.path),
+                error=type(error).__name__,
+                event="lane_not_adopted",
+            )
+            return False
+        return True
+
+    def _report(self, sibling: LeftBehind) -> None:
+        if sibling.path in self._reported:
+            return
+        self._reported.add(sibling.path)
+        servers = self._config.kafka["bootstrap_servers"]
+        address = servers if isinstance(servers, str) else ",".join(sorted(servers))
+        command = shlex.join(["kafkasafe", "spool", "drain", str(sibling.path), "-b", address])
+        whose = (
+            "for a cluster that was never reached; if it is this one, deliver them with"
+            if sibling.cluster_id is None
+            else "for this cluster, of another client id; deliver them with"
+        )
+        self._log.warning(
+            "%d records wait in %s, which no process owns, %s: %s",
+            sibling.records,
+            sibling.path,
+            whose,
+            command,
+            path=str(sibling.path),
+            records=sibling.records,
+            batches=sibling.batches,
+            event="spool_left_behind",
+        )
+        self._ground.emit(
+            events.SpoolLeftBehind(
+                str(sibling.path), sibling.cluster_id, sibling.batches, sibling.records, command
+            )
+        )

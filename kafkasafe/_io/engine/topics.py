@@ -1,0 +1,126 @@
+"""What the metadata say: partitions to choose from, topics that are missing, refused or gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._io.engine.binding import Binding
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe.cluster import api as t
+
+__all__ = ["TOPIC_POLL_S", "Topics"]
+
+TOPIC_POLL_S: Final = 1.0
+_UNKNOWN_TOPIC: Final = 3
+_ASKED_FOR_S: Final = 300.0  # as long as KafkaProducer remembers that a topic was asked for
+_FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
+
+
+class Topics:
+    """See the module.
+
+    Args:
+        drive: Carries out what the journal of a lane decides.
+        on_topic: Gets a topic's partition count once nothing waits for it any more.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        ledger: Ledger,
+        losses: LossWatch,
+        binding: Binding,
+        *,
+        drive: Callable[[Lane], None],
+        on_topic: Callable[[str, int], None],
+    ) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._ledger = ledger
+        self._losses = losses
+        self._binding = binding
+        self._drive = drive
+        self._on_topic = on_topic
+        self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
+
+    def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
+        if refreshed.cluster_id is not None and refreshed.cluster_id != self._ground.cluster_id:
+            self._ground.progressed()
+            self._binding.bind(refreshed.cluster_id)
+        for name, info in refreshed.topics.items():
+            self.learn(name, fresh=True)
+            self._see_whether_gone(name, info.error_code)
+        self._losses.look_again(refreshed)
+
+    def want(self, topic: str) -> None:
+        """Ask for a topic's metadata; brokers that create topics create it."""
+        self._asked_for[topic] = time.monotonic()
+        self._ground.cluster.refresh_metadata([topic], lambda _: None)
+
+    def may_create(self, topic: str) -> bool:
+        """On the network thread: a deleted topic must not come back because we ask whether it is still there."""
+        asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
+        return time.monotonic() - asked_at < _ASKED_FOR_S or any(
+            lane.journal.wants(topic) for lane in list(self._ground.lanes)
+        )
+
+    def _see_whether_gone(self, topic: str, error_code: int) -> None:
+        """What is known of a deleted topic is forgotten after a while, and until then asked about now and then only."""
+        if not error_code:
+            self._asked_for.pop(topic, None)
+        if error_code != _UNKNOWN_TOPIC or self.may_create(topic):
+            self._ground.gone.pop(topic, None)
+            return
+        since = self._ground.gone.setdefault(topic, time.monotonic())
+        self._ground.cluster.unwatch(topic)
+        if time.monotonic() - since < _FORGET_GONE_S:
+            return
+        del self._ground.gone[topic]
+        for lane in self._ground.lanes:
+            if lane.journal.forget(topic):
+                self._log.info(
+                    "%s is gone: what was delivered to it is forgotten",
+                    topic,
+                    topic=topic,
+                    lane=lane.name,
+                    event="topic_forgotten",
+                )
+
+    def poll(self) -> None:
+        for lane in self._ground.lanes:
+            for topic in lane.journal.unchosen_topics():
+                if self._ground.cluster.topic(topic) is None:
+                    self._ground.refresh_topics([topic])
+                else:
+                    self.learn(topic, fresh=False)
+        self._ground.timer(TOPIC_POLL_S, self.poll)
+
+    def learn(self, name: str, *, fresh: bool) -> None:
+        """What the metadata say of a topic; `fresh`: they came just now."""
+        info = self._ground.cluster.topic(name)
+        if info is None:
+            return
+        now = self._ground.clock.now()
+        for lane in self._ground.lanes:
+            if info.error_code in {3, 17, 29} and lane.journal.waiting(name):
+                reason = kafka_errors.for_code(info.error_code).__name__
+                if fresh:
+                    lane.journal.deny_unchosen(
+                        name, info.error_code, f"{reason}: the cluster says so of the topic", now
+                    )
+            elif info.partitions and not info.error_code and (lane.own or lane.journal.waiting(name)):
+                if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
+                    self._ground.progressed()
+                self._drive(lane)
+        if info.partitions and not info.error_code and not self._ground.own.journal.waiting(name):
+            self._on_topic(name, max(info.partitions) + 1)
+        with self._ledger.lock:
+            if self._ledger.waiters:
+                self._ledger.waiters.notify_all()
