@@ -16,7 +16,7 @@ from typing import Final
 
 from kafkasafe._core.journal import Clock
 
-__all__ = ["SleepingClock", "elapsed_s", "read_clock"]
+__all__ = ["SleepingClock", "SystemClock", "elapsed_s", "read_clock"]
 
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -58,6 +58,23 @@ class SleepingClock:
             seconds, self._slept = slept - self._slept, slept
             self._on_sleep(seconds, now)
         return now
+
+
+class SystemClock:
+    """This machine's time: `kafkasafe.cluster.api.Clock`."""
+
+    monotonic = staticmethod(time.monotonic)
+    elapsed = staticmethod(elapsed_s)
+
+    @staticmethod
+    def wall_ms() -> int:
+        """Ms since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    @staticmethod
+    def boot_id() -> bytes:
+        """Of the running kernel; zeros where it has none."""
+        return _boot_id()
 
 
 def read_clock() -> Clock:

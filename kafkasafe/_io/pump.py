@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kafkasafe._core.patience import Patience
+from kafkasafe._io.clock import SystemClock
 from kafkasafe._io.engine.engine import Engine
-from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import first
 from kafkasafe._io.engine.parcels import Choose, Parcel
@@ -80,7 +82,16 @@ class Pump:
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._wake = Bell()
         self._ground = Ground(
-            config, cluster, directory, files, post=self._post, is_own_thread=self.is_current_thread
+            config,
+            cluster,
+            directory,
+            files,
+            post=self._post,
+            is_own_thread=self.is_current_thread,
+            clock=SystemClock(),
+            sleep=time.sleep,
+            dice=random.random,
+            beside=self._beside,
         )
         self.engine = Engine(self._ground, choose=choose, on_topic=on_topic)
         self.ledger = self.engine.ledger
@@ -134,6 +145,9 @@ class Pump:
     def _post(self, job: Callable[[], None]) -> None:
         self._inbox.append(job)
         self._wake.set()
+
+    def _beside(self, job: Callable[[], None]) -> None:
+        threading.Thread(target=job, name=f"kafkasafe-look-{self._config.client_id}", daemon=True).start()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order. Never blocks; `room` was asked before.
@@ -205,7 +219,7 @@ class Pump:
         """What a scrape sees, from any thread: numbers that are a moment old."""
         lanes = list(self._ground.lanes)
         journals = [lane.journal for lane in lanes]
-        today_ms = now_ms()
+        today_ms = self._ground.clock.wall_ms()
         oldest = self.ledger.open.get(first(self.ledger.open, 0))
         age_s = 0.0
         if oldest is not None:

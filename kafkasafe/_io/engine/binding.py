@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Final
 
 from kafkasafe._io.engine.ground import Ground
@@ -50,7 +49,7 @@ class Binding:
                     attempt=attempt,
                     error=type(error).__name__,
                 )
-                time.sleep(self._ground.backoff.pause_s(attempt))
+                self._ground.sleep(self._ground.backoff.pause_s(attempt))
         if not ours:
             holds = (
                 f"{self._ground.directory.path} holds records for cluster {bound}, but these brokers are cluster"
@@ -88,7 +87,7 @@ class Binding:
         """A connection led to another cluster; the transport has closed it, nothing was sent."""
         if self._ground.cluster_id in {None, cluster_id} or self._ground.cluster.at_home:
             return
-        now = time.monotonic()
+        now = self._ground.clock.monotonic()
         if self._astray_since is None:
             self._astray_since = now
         elif now - self._astray_since >= _ASTRAY_S:

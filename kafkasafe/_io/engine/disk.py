@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,7 +11,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId
-from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import BACKLOG_BYTES, Ledger
 from kafkasafe._io.engine.parcels import Parcel, leaves
@@ -75,9 +74,9 @@ class DiskWriter:
             error=type(error).__name__,
         )
         self._ground.emit(events.SpoolWriteFailed(lane.name, str(error), lane.write_attempt))
-        if lane.retry_at <= time.monotonic():
+        if lane.retry_at <= self._ground.clock.monotonic():
             pause_s = self._ground.backoff.pause_s(lane.write_attempt)
-            lane.retry_at = time.monotonic() + pause_s
+            lane.retry_at = self._ground.clock.monotonic() + pause_s
             self._ground.timer(pause_s, lambda: self._retry_write(lane))
 
     def _retry_write(self, lane: Lane) -> None:
@@ -104,7 +103,7 @@ class DiskWriter:
                 (batch.destination, self._stamped(parcel, batch))
                 for parcel, batch in zip(parcels, persist.batches, strict=True)
             ]
-            started = time.monotonic()
+            started = self._ground.clock.monotonic()
             try:
                 for marks, part in _groups(persist, data):
                     positions += lane.spool.write_group(marks, part, atomic=persist.atomic)
@@ -115,7 +114,7 @@ class DiskWriter:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
             self._ground.counters["fsync_count"] += 1
-            seconds = time.monotonic() - started
+            seconds = self._ground.clock.monotonic() - started
             self._ground.counters["fsync_us"] += int(seconds * 1e6)
             self._ground.stats.fsync.observe(seconds)
         lane.journal.persisted(persist, positions, lane.spool.next_position)
@@ -193,7 +192,7 @@ class DiskWriter:
         retain_s = self._config.retain_acked_s
         if not retain_s or self._ledger.used > self._config.spool_max_bytes // 2:
             return 1 << 62
-        return now_ms() - int(retain_s * 1000)
+        return self._ground.clock.wall_ms() - int(retain_s * 1000)
 
     def publish_used(self) -> None:
         used = sum(lane.spool.used_bytes for lane in self._ground.lanes)
@@ -209,7 +208,7 @@ class DiskWriter:
 
     def spill(self, age_s: float) -> None:
         """`spool="on_error"`: what waits too long, or too much of it, goes to disk."""
-        before = time.monotonic() - age_s
+        before = self._ground.clock.monotonic() - age_s
         with self._ledger.lock:
             late = [
                 p

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 
 from kafkasafe import events
@@ -58,7 +57,9 @@ class Endings:
                     self._ground.counters["records_committed"] += batch.count
                     self._ground.stats.records[parcel.topic, "committed"] += batch.count
                     if parcel.sealed_at:
-                        self._ground.stats.ack.observe(time.monotonic() - parcel.sealed_at, batch.count)
+                        self._ground.stats.ack.observe(
+                            self._ground.clock.monotonic() - parcel.sealed_at, batch.count
+                        )
                     topic, partition = lane.journal.address(batch.destination)
                     if self._config.on_event is not None:
                         self._ground.emit(
@@ -96,7 +97,7 @@ class Endings:
             self._disk.drop(parcel)
             finished.append(parcel)
         with self._ledger.lock:
-            self._ground.last_progress = time.monotonic()
+            self._ground.last_progress = self._ground.clock.monotonic()
             for parcel in finished:
                 self._ledger.durable(parcel)
         for parcel in finished:
@@ -106,7 +107,7 @@ class Endings:
         limit = self._config.delivery_timeout_s
         if limit is None:
             return
-        before = time.monotonic() - limit
+        before = self._ground.clock.monotonic() - limit
         safe_where = (
             "in memory, as long as this producer lives," if self._config.in_memory else "safe in the spool"
         )
@@ -180,7 +181,7 @@ class Endings:
         if not accepted:
             return  # rejected, which is told of each batch
         topic, partition = lane.journal.address(destination)
-        seconds = self._ground.clock.now() - denial.since
+        seconds = self._ground.now() - denial.since
         self._log.seldom(
             logging.WARNING,
             "topic_accepted",

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import time
 from collections.abc import Callable, Sequence
 
 from kafkasafe._core import journal as j
 from kafkasafe._io.engine.binding import Binding
 from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe._io.engine.endings import Endings
-from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.inquiries import Inquiries
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
@@ -95,7 +94,7 @@ class Engine:
     def turn(self) -> None:
         """Do what is due now, in all lanes."""
         timers = self._ground.timers
-        now = time.monotonic()
+        now = self._ground.clock.monotonic()
         while timers and timers[0][0] <= now:
             heapq.heappop(timers)[2]()
         for lane in list(self._ground.lanes):
@@ -132,8 +131,12 @@ class Engine:
 
     def drive(self, lane: Lane) -> None:
         """Carry out what the journal decides until there is nothing more to do now."""
-        while not self._ground.abandon and not lane.held and time.monotonic() >= lane.unreadable_until:
-            ready = lane.journal.ready(self._ground.clock.now(), now_ms())
+        while (
+            not self._ground.abandon
+            and not lane.held
+            and self._ground.clock.monotonic() >= lane.unreadable_until
+        ):
+            ready = lane.journal.ready(self._ground.now(), self._ground.clock.wall_ms())
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
             # A spill may name batches that this very turn resolves or divides: written while their bytes are here.

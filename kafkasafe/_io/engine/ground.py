@@ -5,11 +5,11 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from kafkasafe import events
+from kafkasafe._core.journal import Clock as Moment
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.clock import SleepingClock
@@ -17,12 +17,12 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.stats import Stats
-from kafkasafe.cluster.api import Cluster
+from kafkasafe.cluster.api import Clock, Cluster
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.logs import EventLog
 
-__all__ = ["Ground", "now_ms", "text"]
+__all__ = ["Ground", "text"]
 
 log = EventLog("producer")
 
@@ -40,6 +40,10 @@ class Ground:
         files: The disk.
         post: Puts a job into the inbox, from any thread.
         is_own_thread: Whether the caller is the thread that runs the engine.
+        clock: What time it is.
+        sleep: Waits for so many seconds: where nothing may go on before something is on disk.
+        dice: A number in [0, 1), for the length of pauses.
+        beside: Runs what takes long on a thread of its own.
     """
 
     def __init__(
@@ -51,6 +55,10 @@ class Ground:
         *,
         post: Callable[[Callable[[], None]], None],
         is_own_thread: Callable[[], bool],
+        clock: Clock,
+        sleep: Callable[[float], None],
+        dice: Callable[[], float],
+        beside: Callable[[Callable[[], None]], None],
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -59,9 +67,12 @@ class Ground:
         self.post = post
         self.is_own_thread = is_own_thread
         self.log = log.bind(client_id=config.client_id)
-        self.clock = SleepingClock(self._slept)
-        self.backoff = Backoff(config.retry_backoff_s, 1.0)
-        self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S)
+        self.clock = clock
+        self.sleep = sleep
+        self.beside = beside
+        self._sleeping = SleepingClock(self._slept, elapsed=clock.elapsed, awake=clock.monotonic)
+        self.backoff = Backoff(config.retry_backoff_s, 1.0, dice=dice)
+        self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, dice=dice)
         self.own: Lane
         self.lanes: list[Lane] = []
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -76,16 +87,24 @@ class Ground:
         """Deleted topics that nothing waits for, and since when."""
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
-        self.last_progress = time.monotonic()
+        self.last_progress = self.clock.monotonic()
         """When the fate of a batch came nearer: an answer that is not the same again, a grant, a topic's metadata."""
         self.pause_until = 0.0
         """The end of the longest pause whose end is known beforehand, monotonic seconds."""
 
+    def now(self) -> float:
+        """Seconds with those the machine slept: the journal's time."""
+        return self._sleeping.now()
+
+    def moment(self) -> Moment:
+        """What time it is, for another life."""
+        return Moment(self.clock.wall_ms(), self.clock.boot_id(), int(self.clock.monotonic() * 1000))
+
     def timer(self, delay_s: float, job: Callable[[], None]) -> None:
-        heapq.heappush(self.timers, (time.monotonic() + delay_s, next(self._timer_numbers), job))
+        heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), job))
 
     def progressed(self) -> None:
-        self.last_progress = time.monotonic()
+        self.last_progress = self.clock.monotonic()
 
     def patience_ends(self, patience: Patience, began: float) -> float:
         """When somebody who waits for deliveries since `began` gives up, monotonic seconds."""
@@ -118,10 +137,6 @@ class Ground:
         """In the constructor Ctrl-C is the caller's; on the own thread it would only end delivery."""
         if not isinstance(error, Exception) and not self.is_own_thread():
             raise error
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def text(error: BaseException) -> str:

@@ -54,7 +54,7 @@ class Inquiries:
         """What the leader has of a batch that it refused. Where it does not tell, its answer is believed."""
         code, reason = trouble(result)
         if reason and not code:
-            lane.journal.ask_failed(ask.destination, reason, code=0, now=self._ground.clock.now())
+            lane.journal.ask_failed(ask.destination, reason, code=0, now=self._ground.now())
             return
         state = None if reason else result.producers.get(ask.doubt[0].producer_id)
         view = state and ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
@@ -63,7 +63,7 @@ class Inquiries:
     def _on_baseline(self, lane: Lane, ask: j.Ask, result: Any) -> None:
         code, reason = trouble(result)
         if reason:
-            lane.journal.ask_failed(ask.destination, reason, code=code, now=self._ground.clock.now())
+            lane.journal.ask_failed(ask.destination, reason, code=code, now=self._ground.now())
             return
         topic, _ = lane.journal.address(ask.destination)
         info = self._ground.cluster.topic(topic)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -127,7 +126,11 @@ class Intake:
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
         lane.undivided = []
         stuck: list[j.Divide] = []
-        stopped = {destination for destination, until in lane.stopped.items() if until > time.monotonic()}
+        stopped = {
+            destination
+            for destination, until in lane.stopped.items()
+            if until > self._ground.clock.monotonic()
+        }
         progress = False
         for index, divide in enumerate(todo):
             if divide.batch.destination in stopped:
@@ -150,7 +153,7 @@ class Intake:
                 stuck += todo[index:]
                 lane.read_attempt += 1
                 pause_s = self._ground.backoff.pause_s(lane.read_attempt)
-                lane.unreadable_until = time.monotonic() + pause_s
+                lane.unreadable_until = self._ground.clock.monotonic() + pause_s
                 self._ground.timer(pause_s, lambda: None)  # wakes
                 self._log.seldom(
                     logging.WARNING,

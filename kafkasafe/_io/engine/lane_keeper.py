@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Final
 
 from kafkasafe import events
 from kafkasafe._core import journal as j
-from kafkasafe._io.clock import read_clock
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.endings import Endings
-from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
@@ -66,7 +64,7 @@ class LaneKeeper:
                 sync=config.spool_sync,
                 snapshot=journal.snapshot,
                 on_corrupt=config.on_corrupt,
-                clock_ms=now_ms,
+                clock_ms=self._ground.clock.wall_ms,
             )
         except BaseException:
             lock.release()
@@ -78,7 +76,7 @@ class LaneKeeper:
         self._ground.stats.corrupt += sum(isinstance(entry, LostEntry) for entry in entries)
         replay(entries, journal)
         journal.released(spool.first_position)
-        journal.recovered(self._ground.clock.now(), read_clock())
+        journal.recovered(self._ground.now(), self._ground.moment())
         self._open_rejected(lane)
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
@@ -207,13 +205,13 @@ class LaneKeeper:
         for attempt in range(1, _LAST_WRITES):
             if self._disk.write_out(lane):
                 break
-            time.sleep(self._ground.backoff.pause_s(attempt))
+            self._ground.sleep(self._ground.backoff.pause_s(attempt))
         try:
             position = lane.journal.release_position
             lane.spool.release(position, self._config.retain_acked_bytes, self._disk.retain_since_ms())
             quiet = None
             if self._ground.cluster.closed and self._config.spool_sync != "os":
-                quiet = lane.journal.quiet(self._ground.clock.now(), read_clock())
+                quiet = lane.journal.quiet(self._ground.now(), self._ground.moment())
             lane.spool.close(closed_mark=True, marks=() if quiet is None else (quiet,))
         except SpoolError as error:
             self._log.warning(

@@ -12,7 +12,6 @@ import collections
 import contextlib
 import itertools
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Reversible
 from typing import Final
@@ -175,7 +174,9 @@ class Ledger:
         parcel.durable = True
         if self.undurable.pop(parcel.number, None) is not None:
             self.backlog -= parcel.size_bytes
-            self._ground.stats.durable.observe(time.monotonic() - parcel.sealed_at, parcel.count)
+            self._ground.stats.durable.observe(
+                self._ground.clock.monotonic() - parcel.sealed_at, parcel.count
+            )
         parent = parcel.parent
         if parent is not None and not parent.durable and all(c.durable for c, _ in parent.children or ()):
             self.durable(parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -79,9 +78,7 @@ class Question:
         if code == kafka_errors.TopicAuthorizationFailedError.errno:
             reason = read_needed(self._topic, len(self._ask.doubt), reason)
         if reason:
-            self._lane.journal.ask_failed(
-                self._ask.destination, reason, code=code, now=self._ground.clock.now()
-            )
+            self._lane.journal.ask_failed(self._ask.destination, reason, code=code, now=self._ground.now())
         return bool(reason)
 
     def _on_described(self, result: Any) -> None:
@@ -121,9 +118,7 @@ class Question:
 
     def _probe(self, judgement: Judgement) -> None:
         self._count(judgement, "state")
-        self._lane.journal.judged(
-            self._ask.destination, judgement, stable=False, now=self._ground.clock.now()
-        )
+        self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._ground.now())
 
     def _read_log(self) -> None:
         self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
@@ -210,7 +205,7 @@ class Question:
         self._polls += 1
         if self._polls > _SCAN_PATIENCE:
             self._lane.journal.ask_failed(
-                self._ask.destination, "the replicas do not catch up", code=0, now=self._ground.clock.now()
+                self._ask.destination, "the replicas do not catch up", code=0, now=self._ground.now()
             )
             return
         self._ground.timer(_SCAN_POLL_S, self._read)
@@ -231,7 +226,7 @@ class Question:
         if self._ground.leader_epoch(self._topic, self._partition) != self._leader_epoch:
             # Nobody knows which one's log this was, and so what of it a later leader must have.
             reason = "another leader came while the log was read"
-            self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=self._ground.clock.now())
+            self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=self._ground.now())
             return
         if self._by_state is not None:
             judgement, stable = judge_located(self._by_state, scan)
@@ -244,7 +239,7 @@ class Question:
                 judgement,
                 stable=True,
                 leader_epoch=self._leader_epoch,
-                now=time.monotonic(),
+                now=self._ground.clock.monotonic(),
             )
             return
         judgement = judge_by_both(
@@ -261,7 +256,7 @@ class Question:
             shrunk_to=self._shrunk_to,
             read_from=self._read_from,
             leader_epoch=self._leader_epoch,
-            now=self._ground.clock.now(),
+            now=self._ground.now(),
         )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Final
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.rejected import Refused
 from kafkasafe._io.engine.disk import DiskWriter
-from kafkasafe._io.engine.ground import Ground, now_ms
+from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe.errors import SpoolCorruptError, SpoolError
@@ -73,7 +72,10 @@ class Rejects:
                     )
                     break
                 path = lane.rejected.keep(
-                    portion, destination, cluster_id=self._ground.cluster_id or "", now_ms=now_ms()
+                    portion,
+                    destination,
+                    cluster_id=self._ground.cluster_id or "",
+                    now_ms=self._ground.clock.wall_ms(),
                 )
             except (OSError, SpoolError) as error:
                 reason = f"rejected/ cannot be written: {error}"
@@ -115,7 +117,7 @@ class Rejects:
             else:
                 self._ground.stats.corrupt += 1
                 return True
-        lane.stopped[batch.destination] = time.monotonic() + 1.0
+        lane.stopped[batch.destination] = self._ground.clock.monotonic() + 1.0
         self._ground.timer(1.0, lambda: None)  # wakes
         self._log.seldom(
             logging.ERROR,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from kafkasafe import events
 from kafkasafe._core import journal as j
 from kafkasafe._core.codes import classify_code
 from kafkasafe._io.engine.disk import DiskWriter
-from kafkasafe._io.engine.ground import Ground, now_ms, text
+from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
@@ -91,7 +90,7 @@ class Sender:
         lane, batch, epoch = token
         address = lane.journal.address(batch.destination)
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
-        now = self._ground.clock.now()
+        now = self._ground.now()
         if isinstance(reply, t.Failure):
             if reply.sent:
                 self.in_trouble(*address)
@@ -110,7 +109,7 @@ class Sender:
                 bad_records=reply.record_errors,
                 log_start_offset=reply.log_start_offset,
                 now=now,
-                now_ms=now_ms(),
+                now_ms=self._ground.clock.wall_ms(),
             )
             if batch.state is j.State.REFUSED:
                 self._ground.progressed()
@@ -122,7 +121,9 @@ class Sender:
             self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
             # When it was sent: a leader that came since did not acknowledge it.
             epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
-            lane.journal.acked(batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=now_ms())
+            lane.journal.acked(
+                batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
+            )
 
     def _count_error(self, address: tuple[str, int], name: str) -> None:
         self._ground.stats.errors["produce", name] += 1
@@ -133,11 +134,13 @@ class Sender:
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
-        times.append(time.monotonic())
+        times.append(self._ground.clock.monotonic())
 
     def _calm_in_s(self, topic: str, partition: int) -> float:
         times = self._troubles.get((topic, partition))
-        return 0.0 if times is None or len(times) <= _CALM else times[0] + 1.0 - time.monotonic()
+        return (
+            0.0 if times is None or len(times) <= _CALM else times[0] + 1.0 - self._ground.clock.monotonic()
+        )
 
     def when_calm(self, topic: str, partition: int, job: Callable[[], None]) -> None:
         pause_s = self._calm_in_s(topic, partition)
@@ -153,7 +156,7 @@ class Sender:
         )
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
-            self._ground.pause_until = max(self._ground.pause_until, time.monotonic() + pause_s)
+            self._ground.pause_until = max(self._ground.pause_until, self._ground.clock.monotonic() + pause_s)
         self._ground.counters["retries"] += 1
         self._ground.stats.backoff_s["produce"] += pause_s
         self._log.seldom(

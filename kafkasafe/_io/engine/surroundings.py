@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -45,11 +44,10 @@ class Surroundings:
         siblings = self._siblings
 
         def look() -> None:
-            # Reading may take long: on a thread of its own.
             found = siblings.look(lambda: self._ground.closing)
             self._ground.post(lambda: self._looked_around(found))
 
-        threading.Thread(target=look, name=f"kafkasafe-look-{self._config.client_id}", daemon=True).start()
+        self._ground.beside(look)
 
     def _looked_around(self, found: Sequence[LeftBehind]) -> None:
         if self._ground.closing or self._ground.stranger is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -61,13 +60,13 @@ class Topics:
 
     def want(self, topic: str) -> None:
         """Ask for a topic's metadata; brokers that create topics create it."""
-        self._asked_for[topic] = time.monotonic()
+        self._asked_for[topic] = self._ground.clock.monotonic()
         self._ground.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
         """On the network thread: a deleted topic must not come back because we ask whether it is still there."""
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
-        return time.monotonic() - asked_at < _ASKED_FOR_S or any(
+        return self._ground.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
             lane.journal.wants(topic) for lane in list(self._ground.lanes)
         )
 
@@ -78,9 +77,9 @@ class Topics:
         if error_code != _UNKNOWN_TOPIC or self.may_create(topic):
             self._ground.gone.pop(topic, None)
             return
-        since = self._ground.gone.setdefault(topic, time.monotonic())
+        since = self._ground.gone.setdefault(topic, self._ground.clock.monotonic())
         self._ground.cluster.unwatch(topic)
-        if time.monotonic() - since < _FORGET_GONE_S:
+        if self._ground.clock.monotonic() - since < _FORGET_GONE_S:
             return
         del self._ground.gone[topic]
         for lane in self._ground.lanes:
@@ -107,7 +106,7 @@ class Topics:
         info = self._ground.cluster.topic(name)
         if info is None:
             return
-        now = self._ground.clock.now()
+        now = self._ground.now()
         for lane in self._ground.lanes:
             if info.error_code in {3, 17, 29} and lane.journal.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
