@@ -54,6 +54,8 @@ from kafkasafe._core.batch import iter_headers
 from kafkasafe._io.admin import tidy_client as _tidy_client
 from kafkasafe.errors import ConfigError, KafkaSafeError, UsageError
 from kafkasafe.testing import jars, secure
+from kafkasafe.testing.upgrade import leave_zookeeper as migrate_cluster
+from kafkasafe.testing.upgrade import upgrade as upgrade_cluster
 
 __all__ = [
     "CONTROLLER",
@@ -554,6 +556,35 @@ class KafkaCluster:
         else:
             self.stop(node, timeout_s)
         self.start(node, timeout_s)
+
+    def upgrade(self, version: str, timeout_s: float = 120.0) -> None:
+        """Another, newer version for all nodes, on the data that they have; returns when all brokers serve.
+
+        Nodes that run are stopped in order first; those that are down come up with the rest. ZooKeeper stays as it is,
+        and 3.9 is the last version that it serves. In KRaft mode the metadata version stays what it was.
+
+        Args:
+            version: Apache Kafka's version.
+            timeout_s: Seconds it may take, the resolving of jars not counted.
+
+        Raises:
+            ConfigError: Not newer; or 4.x for a cluster on ZooKeeper (see `leave_zookeeper`); or a setting of `config`
+                that it does not know. Nothing was changed.
+            ClusterError: A node did not come up.
+        """
+        upgrade_cluster(self, version, timeout_s)
+
+    def leave_zookeeper(self, timeout_s: float = 180.0) -> None:
+        """Migrates a cluster of Kafka 3.9 from ZooKeeper to KRaft, in the steps of Kafka's documentation.
+
+        A controller comes, takes over the metadata, brokers restart twice, ZooKeeper goes. Topics, records, committed
+        offsets and producer state stay. Afterwards `upgrade` goes on to 4.x.
+
+        Raises:
+            ConfigError: Not a cluster of 3.9 on ZooKeeper.
+            ClusterError: A step did not end in time.
+        """
+        migrate_cluster(self, timeout_s)
 
     def pause(self, node: int) -> None:
         """SIGSTOP: connections stay open and nothing answers. Returns when the process has stopped.
