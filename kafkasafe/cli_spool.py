@@ -168,7 +168,11 @@ def spool_show(
     every: Annotated[bool, typer.Option("--all", help="Also what is delivered or replaced.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Batches of a spool directory with their ids, and what the spool knows of each."""
+    """Batches of a spool directory with their ids, what the spool knows of each, and its step of KAFKA-156.
+
+    Steps: 1 prepared (on disk), 2 prepare acknowledged (on disk, durable, with its batch id: it may have been sent), 3
+    committed (in the cluster's log), 4 commit acknowledged (its offset is known).
+    """
     rows = []
     damaged = False
     unreadable: list[str] = []
@@ -199,6 +203,7 @@ def spool_show(
             f" {'no id' if row['producer_id'] is None else identity}: {row['status'].replace('_', ' ')}"
             + (f" at offset {row['offset']}" if row["offset"] is not None else "")
             + (f" ({row['note']})" if row["note"] else "")
+            + (f"; step {row['step']} of 4, {row['step_name'].replace('_', ' ')}" if row["step"] else "")
         )
         for record in row.get("content", ()):
             print(
@@ -215,7 +220,7 @@ def spool_show(
 
 
 def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
-    identity = batch.identity
+    identity, step = batch.identity, batch.known.step
     return {
         "lane": batch.lane,
         "position": batch.position,
@@ -229,6 +234,8 @@ def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
         "status": batch.known.fate.value,
         "offset": batch.known.base_offset if batch.known.base_offset >= 0 else None,
         "note": batch.known.note,
+        "step": None if step is None else step.number,
+        "step_name": None if step is None else step.value,
     }
 
 

@@ -100,13 +100,20 @@ def test_show_says_what_is_known_of_each_batch(capsys, lane):
     a, b, c, d, e = lane.positions
     assert out.splitlines() == [
         f"lane-000 {b}: orders-2, 3 records, {out.splitlines()[0].split(', ')[2]}, producer id 7, epoch 0, sequence 3: rejected (too large (10))",
-        f"lane-000 {c}: orders-2, 3 records, {out.splitlines()[1].split(', ')[2]}, producer id 7, epoch 0, sequence 6: in doubt",
-        f"lane-000 {d}: orders-2, 3 records, {out.splitlines()[2].split(', ')[2]}, no id: not sent",
-        f"lane-000 {e}: new, no partition, 3 records, {out.splitlines()[3].split(', ')[3]}, no id: not sent",
+        f"lane-000 {c}: orders-2, 3 records, {out.splitlines()[1].split(', ')[2]}, producer id 7, epoch 0, sequence 6: in doubt; step 2 of 4, prepare acknowledged",
+        f"lane-000 {d}: orders-2, 3 records, {out.splitlines()[2].split(', ')[2]}, no id: not sent; step 1 of 4, prepared",
+        f"lane-000 {e}: new, no partition, 3 records, {out.splitlines()[3].split(', ')[3]}, no id: not sent; step 1 of 4, prepared",
     ]
     rows = json.loads(run(capsys, "spool", "show", directory, "--all", "--json")[1])
     assert (rows[0]["position"], rows[0]["status"], rows[0]["offset"]) == (a, "committed", 50)
     assert len(rows) == 5
+    assert [(row["step"], row["step_name"]) for row in rows] == [
+        (4, "commit_acknowledged"),
+        (None, None),
+        (2, "prepare_acknowledged"),
+        (1, "prepared"),
+        (1, "prepared"),
+    ]
     rows = json.loads(run(capsys, "spool", "show", directory, "--position", c, "--json")[1])
     assert [record["value"] for record in rows[0]["content"]] == [
         "2.0",

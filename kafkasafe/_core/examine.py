@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId, ProducerView, sequence_distance
 
-__all__ = ["Examination", "Fate", "Finding", "SpoolFate", "Verdict", "fates"]
+__all__ = ["Examination", "Fate", "Finding", "SpoolFate", "Step", "Verdict", "fates"]
 
 
 class Fate(enum.Enum):
@@ -38,6 +38,24 @@ class Fate(enum.Enum):
     """Marks about it are lost to damage in the spool."""
 
 
+class Step(enum.Enum):
+    """How far a batch is in the two-phase exchange of KAFKA-156, whose staging area is the spool."""
+
+    PREPARED = "prepared"
+    """1: it is staged; it has no batch id yet, without which it is not sent."""
+    PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
+    """2: it is staged under its id. Whether 3 has happened nobody wrote down: the cluster is asked."""
+    COMMITTED = "committed"
+    """3: the cluster has it; that was found by asking, and its offset is not known."""
+    COMMIT_ACKNOWLEDGED = "commit_acknowledged"
+    """4: the cluster has it, at a known offset."""
+
+    @property
+    def number(self) -> int:
+        """1 to 4, as the document counts."""
+        return list(Step).index(self) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class SpoolFate:
     """What the spool knows of one batch.
@@ -51,6 +69,21 @@ class SpoolFate:
     fate: Fate
     base_offset: int = -1
     note: str = ""
+
+    @property
+    def step(self) -> Step | None:
+        """The step of KAFKA-156 that is known to be done last; None where it ended otherwise, or marks are lost."""
+        match self.fate:
+            case Fate.NOT_SENT:
+                return Step.PREPARED
+            case Fate.IN_DOUBT:
+                return Step.PREPARE_ACKNOWLEDGED
+            case Fate.COMMITTED:
+                return Step.COMMIT_ACKNOWLEDGED if self.base_offset >= 0 else Step.COMMITTED
+            case Fate.LOST:
+                return Step.COMMIT_ACKNOWLEDGED
+            case Fate.REJECTED | Fate.RESENT | Fate.REPLACED | Fate.UNKNOWN:
+                return None
 
 
 def fates(

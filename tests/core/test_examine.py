@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.concerns import concerns_of
-from kafkasafe._core.examine import Examination, Fate, Finding, fates
+from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Step, fates
 from kafkasafe._core.identity import BatchId, ProducerView
 
 IDS = [BatchId(7, 0, 0, 5), BatchId(7, 0, 5, 5), BatchId(7, 0, 10, 5)]
@@ -205,3 +205,20 @@ def test_settings(change, broker, named):
 def test_one_replica():
     found = concerns_of(SAFE, {}, replicas=1, outage_ms=1, assumed_expiration_ms=1)
     assert [concern.setting for concern in found] == ["replication factor"]
+
+
+def test_every_fate_has_its_step_of_the_two_phase_exchange():
+    steps = {fate: SpoolFate(fate, base_offset=7).step for fate in Fate}
+    assert steps == {
+        Fate.NOT_SENT: Step.PREPARED,
+        Fate.IN_DOUBT: Step.PREPARE_ACKNOWLEDGED,
+        Fate.COMMITTED: Step.COMMIT_ACKNOWLEDGED,
+        Fate.LOST: Step.COMMIT_ACKNOWLEDGED,
+        Fate.REJECTED: None,
+        Fate.RESENT: None,
+        Fate.REPLACED: None,
+        Fate.UNKNOWN: None,
+    }
+    # The producer state shows it, and no answer said where.
+    assert SpoolFate(Fate.COMMITTED).step is Step.COMMITTED
+    assert [step.number for step in Step] == [1, 2, 3, 4]
