@@ -158,6 +158,7 @@ def test_a_whole_topic_and_one_that_retention_cut(kafka: KafkaCluster) -> None:
             producer.produce(topic, b"%d" % number, key=b"%d" % (50 * turn + number))
         producer.flush(60)
         producer.commit_transaction(60) if turn != 2 else producer.abort_transaction(60)
+    kafka.wait_for_markers()
     result = run(kafka, "--topic", topic, "--json", "--id", "key", "--committed")
     found = json.loads(result.stdout)
     assert (found["records"], found["missing_sequences"], found["repeated_sequences"]) == (200, 0, 0)

@@ -213,6 +213,7 @@ def test_real_traffic_of_many_apis_passes_and_survives_decoding(proxy, cluster, 
         producer.begin_transaction()
         producer.send(topic, b"30", partition=0).get(120)
         producer.commit_transaction()
+    cluster.wait_for_markers()  # the last of what is consumed is the marker's offset
     with consuming(proxy, group_id="g-" + topic) as consumer:
         consumer.subscribe([topic])
         found = []

@@ -159,7 +159,7 @@ def test_one_unclean_election_while_reading(cluster, consumers):
         two = consumers(topic, **options)
         consuming.join(one, two)
         one.close()
-        until(lambda: diverged(two) == 10, 60)
+        until(lambda: diverged(two) == 10, 120)
         two.seek(tp, 10)
         assert [record.offset for record in collect(two, 13)] == list(range(10, 23))
         two.commit()

@@ -142,7 +142,7 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         assert (topic.offset(-2), topic.offset(-1), topic.offset(-5)) == (0, 35, -1)
 
         one = consumers(topic.topic, **options)
-        until(lambda: (1, 4) in polled(one, 0.1), 60)  # what is local flows
+        until(lambda: (1, 4) in polled(one, 0.1), 120)  # what is local flows
         until(lambda: not polled(one, 0.1) and consumers.of(PartitionNotReady))
         before = one._stats.retries.copy()
         began = time.monotonic()

@@ -88,7 +88,7 @@ class Life:
         os.kill(self.pid, signal.SIGKILL)
         return self.wait()
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = 120.0) -> int:
         deadline = time.monotonic() + timeout_s
         while (code := self.ended()) is None:
             if time.monotonic() > deadline:
@@ -97,7 +97,7 @@ class Life:
             time.sleep(0.002)
         return code
 
-    def until(self, path: Path, timeout_s: float = 60.0) -> None:
+    def until(self, path: Path, timeout_s: float = 120.0) -> None:
         """Waits for a file that the process makes."""
         deadline = time.monotonic() + timeout_s
         while not path.exists():
@@ -179,7 +179,7 @@ def end_offset(cluster: KafkaCluster, topic: str, partition: int = 0) -> int:
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 
-def read_log(servers: list[str], topic: str, timeout_s: float = 60.0) -> Log:
+def read_log(servers: list[str], topic: str, timeout_s: float = 120.0) -> Log:
     """The whole topic, as a plain KafkaConsumer sees it: read_uncommitted, from the beginning."""
     consumer = KafkaConsumer(
         bootstrap_servers=servers,

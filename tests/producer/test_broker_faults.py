@@ -231,7 +231,7 @@ def settle(ledger: Ledger, life: harness.Life, note: str) -> None:
     """No more records; everything sent gets its fate, and the process ends in order."""
     ledger.limit = ledger.next_number()
     # A record or two may have been on its way past the limit.
-    harness.until(lambda: ledger.settled == ledger.next_number() or life.ended() is not None, 90, note)
+    harness.until(lambda: ledger.settled == ledger.next_number() or life.ended() is not None, 150, note)
     ledger.stop = True
     assert life.wait() == 0, f"{note}\n{life.tail()}"
     assert not ledger["failed"].any()

@@ -59,7 +59,7 @@ def test_another_spelling_of_the_address_delivers_what_the_former_left(broker, l
     seen: list = []
     again = lives(localhost(broker), on_event=seen.append)
     assert Path(again.spool_dir) != former
-    harness.until(lambda: broker.end_offset(topic) == 21, 60, "the other directory's records")
+    harness.until(lambda: broker.end_offset(topic) == 21, 120, "the other directory's records")
     values = [record.value for record in harness.read_log(broker.servers, topic)[0]]
     assert values == [b"first", *(b"%d" % number for number in range(20))]
     (adopted,) = [event for event in seen if isinstance(event, events.LaneAdopted)]
@@ -76,7 +76,7 @@ def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
     seen: list = []
     with caplog.at_level(logging.WARNING, "kafkasafe"):
         producer = lives(localhost(broker), on_event=seen.append)
-        harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 60, "the report")
+        harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
     (event,) = [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
     assert (event.directory, event.records) == (str(former), 20)
     assert (event.cluster_id is not None) is known
@@ -103,7 +103,7 @@ def test_what_waits_for_another_cluster_is_left_alone(broker, lives):
     seen: list = []
     producer = lives(localhost(broker), on_event=seen.append)
     # It looks at all of them before it reports one.
-    harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 60, "the report")
+    harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
     assert [e.directory for e in seen if isinstance(e, events.SpoolLeftBehind)] == [str(other)]
     producer.send(topic, b"own").get(60)
     assert broker.end_offset(topic) == 3

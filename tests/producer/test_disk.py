@@ -246,7 +246,7 @@ def test_a_full_disk(broker, producers, quota, honest):
     broker.proxy.restore()
     if not honest:
         committed = lambda: producer.metrics()["kafkasafe"]["records_committed"]  # noqa: E731
-        harness.until(lambda: committed() > first, 60, "a delivery that is marked")
+        harness.until(lambda: committed() > first, 120, "a delivery that is marked")
         quota.greedy = False
     producer.flush(60)
     quota.room = 10 * MIB

@@ -116,7 +116,7 @@ def test_what_the_doctor_says_is_what_the_log_holds(broker, zygote, tmp_path, ca
             options=options(rnd),
         )
         before = ledger["durable"].sum()
-        harness.until(lambda: ledger["durable"].sum() > before or life.ended() is not None, 60, note)  # noqa: B023
+        harness.until(lambda: ledger["durable"].sum() > before or life.ended() is not None, 120, note)  # noqa: B023
         time.sleep(rnd.random() * 0.2)
         fault = rnd.choice(["drop_responses", "drop_requests", "stall", "refuse", ""])
         if fault:
@@ -191,7 +191,7 @@ def doubtful(broker, zygote, tmp_path, topic, count=20, **more):
     broker.proxy.drop_responses()
     go.touch()
     life.until(ready)
-    harness.until(lambda: broker.end_offset(topic) >= 10, 60)
+    harness.until(lambda: broker.end_offset(topic) >= 10, 120)
     return life
 
 

@@ -128,7 +128,7 @@ def test_why_something_is_left_is_said(broker, zygote, tmp_path, capsys):
 def test_another_cluster_gets_nothing(broker, zygote, tmp_path, capsys):
     topic = harness.new_topic(broker.cluster, 1)
     life = leave(broker, zygote, tmp_path, topic, 0)
-    harness.until((tmp_path / "spool" / "CLUSTER").exists, 60)
+    harness.until((tmp_path / "spool" / "CLUSTER").exists, 120)
     broker.proxy.refuse()
     broker.proxy.cut()
     life.kill()

@@ -406,7 +406,7 @@ def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, produ
     broker.proxy.stall()
     futures = [harness.send(producer, topic, number) for number in range(100, 150)]
     # After `spool_after_ms` by itself, and before that on demand.
-    harness.until(lambda: on_disk() == 50, 60, "the records to be on disk")
+    harness.until(lambda: on_disk() == 50, 120, "the records to be on disk")
     assert not any(future.is_done for future in futures)
     futures += [harness.send(producer, topic, number) for number in range(150, 160)]
     producer.flush_spool(60)

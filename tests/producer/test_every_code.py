@@ -96,7 +96,7 @@ class Records:
                 self.sent[partition].append((number, future))
         self.producer.flush_spool()
 
-    def settle(self, timeout_s: float = 60.0, *, parked: set[int] = frozenset()) -> dict[int, list]:
+    def settle(self, timeout_s: float = 150.0, *, parked: set[int] = frozenset()) -> dict[int, list]:
         """Waits for all. Returns what was rejected, by partition; anything else is an error.
 
         Of partitions in `parked` the producer must say that they wait for a decision; it is then made.
@@ -124,7 +124,7 @@ class Records:
         assert not stuck, stuck[:5]
         return rejected
 
-    def settle_or_decide(self, timeout_s: float = 60.0) -> set[int]:
+    def settle_or_decide(self, timeout_s: float = 150.0) -> set[int]:
         """Waits for all; what is left undecidable is sent again. Returns the partitions where that was so."""
         decided: set[int] = set()
         deadline = time.monotonic() + timeout_s
@@ -210,6 +210,7 @@ def test_every_code_to_produce(wire, quick, forwarded, lasting) -> None:
     records.send(partitions)
     if lasting:
         time.sleep(HELD_S)
+        harness.until(lambda: all(rule.hits for rule in rules.values()))
         wire.proxy.clear()
     undecidable = set() if forwarded else {p for p, code in enumerate(CODES) if code in FENCED}
     rejected = records.settle(parked=undecidable)
@@ -252,6 +253,7 @@ def test_every_code_to_a_question(wire, quick, api, lasting) -> None:
     records.send(partitions, each=2)
     if lasting:
         time.sleep(HELD_S)
+        harness.until(lambda: all(rule.hits for rule in rules))
         proxy.clear()
     rejected = records.settle()
     assert not {code: rule for code, rule in zip(CODES, rules, strict=True) if not rule.hits}

@@ -64,7 +64,9 @@ def test_each_process_has_a_lane_of_its_own_and_a_dead_ones_lane_is_drained(
         harness.send(survivor, topic, number)
     survivor.flush(60)
     promised = [*range(300), *range(1000, 1300), *range(2000, 2300)]
-    harness.until(lambda: broker.end_offset(topic) >= len(promised), 60, "the dead ones' lanes to be drained")
+    harness.until(
+        lambda: broker.end_offset(topic) >= len(promised), 120, "the dead ones' lanes to be drained"
+    )
     survivor.flush(60)
     log = harness.read_log(broker.servers, topic)
     harness.audit(log, promised, ordered=False)
@@ -130,7 +132,7 @@ def test_lanes_never_have_two_owners(kafka, zygote, tmp_path):
             found = harness.read_log(kafka.bootstrap_servers, topic)
             return set(promised) <= {n for records in found.values() for n in harness.numbers_of(records)}
 
-        harness.until(delivered, 60, f"everything to be delivered: {log}")
+        harness.until(delivered, 120, f"everything to be delivered: {log}")
     found = harness.read_log(kafka.bootstrap_servers, topic)
     harness.audit(found, promised, ordered=False, note=log)
     for records in found.values():

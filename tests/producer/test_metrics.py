@@ -121,8 +121,8 @@ def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, produc
     for number in range(1, 11):
         producer.send(topic, b"%d" % number, timestamp_ms=old)
     producer.flush_spool(60)
-    harness.until(lambda: ("kafkasafe_retries_exhausted_total", "produce") in scrape(registry), 60)
-    harness.until(lambda: ("kafkasafe_retry_backoff_seconds_total", "produce") in scrape(registry), 60)
+    harness.until(lambda: ("kafkasafe_retries_exhausted_total", "produce") in scrape(registry), 120)
+    harness.until(lambda: ("kafkasafe_retry_backoff_seconds_total", "produce") in scrape(registry), 120)
 
     def fill():
         for _ in range(200):
@@ -170,7 +170,7 @@ def test_installing_twice_is_once_and_what_is_gone_leaves(kafka, tmp_path):
         gc.collect()
         return 'client_id="one"' not in generate_latest(REGISTRY).decode()
 
-    harness.until(gone, 60)
+    harness.until(gone, 120)
     uninstall()
     uninstall(registry=registry)
     assert "kafkasafe" not in generate_latest(registry).decode()

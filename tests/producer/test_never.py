@@ -230,7 +230,7 @@ def test_a_delivery_timeout_ends_the_future_and_not_the_record(broker, unspooled
     with pytest.raises(DeliveryTimeoutError, match="in memory, as long as this producer lives"):
         future.durable(60)
     broker.proxy.restore()
-    harness.until(lambda: broker.end_offset(topic) == 2, 60, "the record")
+    harness.until(lambda: broker.end_offset(topic) == 2, 120, "the record")
     producer.close()
 
 

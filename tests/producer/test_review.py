@@ -370,7 +370,7 @@ def test_the_network_thread_crashes_while_records_are_sent(kafka, producers):
             crashed = producer._transport._net
             crashed._schedule_tasks = lambda: 1 / 0
             crashed.wakeup()
-            harness.until(lambda crashed=crashed: producer._transport._net is not crashed, 60)
+            harness.until(lambda crashed=crashed: producer._transport._net is not crashed, 120)
     producer.flush(120)
     assert producer.bootstrap_connected()
     assert [future.get(0).offset for future in futures] == list(range(3000))
@@ -399,7 +399,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     producer = producers(kafka.bootstrap_servers, **options)
     producer.send(topic, b"0").get(60)
     kafka.delete_topic(topic)
-    harness.until(lambda: not exists(topic), 60)
+    harness.until(lambda: not exists(topic), 120)
     lives_on(producer, other)
     assert exists(other), "what is wanted is created as before"
     assert not exists(topic)
@@ -408,8 +408,8 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     monkeypatch.setattr("kafkasafe._io.engine.topics._FORGET_GONE_S", 0.5)
     producer = producers(kafka.bootstrap_servers, **options)
     lives_on(producer, other)
-    harness.until(lambda: known(producer) == {other}, 60)
-    harness.until(lambda: topic not in producer._transport._watched, 60)
+    harness.until(lambda: known(producer) == {other}, 120)
+    harness.until(lambda: topic not in producer._transport._watched, 120)
     producer.close()
     assert not exists(topic)
     producer = producers(kafka.bootstrap_servers, **options)
@@ -456,7 +456,7 @@ def test_records_that_vanished_from_the_spool_are_reported_by_what_the_leader_re
     producer = producers(broker.servers, **options)
     missing = f"{8 - len(left)} records? of lane-000"
     if on_corrupt == "raise":
-        harness.until(lambda: [event for event in seen if isinstance(event, RecordsMissing)], 60)
+        harness.until(lambda: [event for event in seen if isinstance(event, RecordsMissing)], 120)
         with pytest.raises(SpoolCorruptError, match=missing):
             producer.flush(60)
     producer.flush(60)

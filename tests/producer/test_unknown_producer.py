@@ -273,7 +273,7 @@ def retention(site: Site, producers) -> Owner:
     def trimmed() -> bool:
         return int(site.cluster.log_segments(owner.topic)[0].stem) == ACKED
 
-    harness.until(trimmed, 90, "retention")
+    harness.until(trimmed, 120, "retention")
     site.cluster.alter_topic(owner.topic, {"retention.ms": -1})
     owner.after()
     return owner

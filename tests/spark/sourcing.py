@@ -74,6 +74,7 @@ def transact(cluster: KafkaCluster, topic: str, values: Sequence[bytes], *, comm
             # What is not sent is purged by an abort, and reported as failed.
             producer.flush(60)
             producer.abort_transaction(60)
+    cluster.wait_for_markers()
 
 
 def delete_before(cluster: KafkaCluster, topic: str, offset: int, partition: int = 0) -> None:

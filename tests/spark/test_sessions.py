@@ -55,10 +55,10 @@ def test_a_transaction_of_another_id_on_the_marker_partition_stops_nobody(kafka,
     assert blocker.flush(60) == 0
     try:
         # A new id, and one whose group's offset has expired: both read the topic.
-        assert write(make(new_name("app"), **{"kafka.max.block.ms": 20_000}), 0) == "written"
+        assert write(make(new_name("app"), **{"kafka.max.block.ms": 50_000}), 0) == "written"
         with kafka.admin() as admin:
             admin.delete_groups([old._id])
-        again = make(**{"kafka.max.block.ms": 20_000})
+        again = make(**{"kafka.max.block.ms": 50_000})
         again.fence()
         assert again.marker() == Marker(1, "q", 0, "plan 0")
         assert write(again, 0) == "duplicate"

@@ -240,7 +240,7 @@ def test_no_socket_is_left_of_refused_connections(free_port: int, tmp_path: Path
         consumer = SafeConsumer("t", **quick, api_version=(2, 8))
         with opened(quick.pop("bootstrap_servers"), **quick) as transport:
             producer.send("t", b"v").durable(60)
-            until(lambda: consumer.poll(10) or transport._failed_refreshes >= 10, 60)
+            until(lambda: consumer.poll(10) or transport._failed_refreshes >= 10, 120)
         producer.close(timeout=0)
         consumer.close()
         gc.collect()
@@ -608,7 +608,7 @@ class TestRequests:
             producer = Producer(transport, topic)
             assert producer.deliver([producer.make(3)]) == [0]
             site.cluster.pause(3)
-            transport.produce([producer.request("a", producer.make(2))], 1, 5000, producer.replies.produced)
+            transport.produce([producer.request("a", producer.make(2))], 1, 60_000, producer.replies.produced)
             assert producer.replies.get().base_offset == 3
             ends, watermarks = Replies(), Replies()
             transport.log_end_offset(topic, 0, ends)
@@ -633,7 +633,7 @@ class TestRequests:
                 ask(transport.list_offset, topic, partition, -1)  # it is led
             replies = Replies()
             requests = [ProduceRequest((p, n), topic, p, plain_batch()) for n in range(3) for p in range(4)]
-            transport.produce(requests, 1, 5000, replies.produced)
+            transport.produce(requests, 1, 60_000, replies.produced)
             offsets = dict(replies.take(12))
             assert {token: reply.base_offset for token, reply in offsets.items()} == {
                 (p, n): 3 * n for n in range(3) for p in range(4)
@@ -680,7 +680,7 @@ class TestRequests:
                 ProduceRequest("good", topic, 0, plain_batch()),
             ]
             replies = Replies()
-            transport.produce(requests, -1, 5000, replies.produced)
+            transport.produce(requests, -1, 60_000, replies.produced)
             results = dict(replies.take(len(requests)))
             assert results["large"].error_code == 10
             assert results["damaged"].error_code in (2, 87)
@@ -696,7 +696,7 @@ class TestRequests:
     def test_a_topic_that_is_made_later(self, site: Site) -> None:
         with site.transport(allow_auto_create_topics=False) as transport:
             replies = Replies()
-            transport.produce([ProduceRequest("a", "later", 0, plain_batch())], -1, 5000, replies.produced)
+            transport.produce([ProduceRequest("a", "later", 0, plain_batch())], -1, 60_000, replies.produced)
             result = replies.get()
             assert isinstance(result, Failure)
             assert result.code == 3
@@ -729,25 +729,27 @@ class TestRequests:
             assert producer.replies.get().base_offset == 3
 
     def test_thousands_of_requests_from_many_threads(self, site: Site) -> None:
-        topic = site.topic(partitions=4)
+        data = bytes(plain_batch(1))
         with site.transport() as transport:
-            ask(transport.refresh_metadata, [topic])
-            replies = Replies()
-            data = bytes(plain_batch(1))
+            # A broker that does not run for two seconds, on a machine that is busy, loses its leadership meanwhile.
+            for _ in range(5):
+                topic, replies = site.topic(partitions=4), Replies()
+                ask(transport.refresh_metadata, [topic])
 
-            def work(partition: int) -> None:
-                for n in range(300):
-                    transport.produce(
-                        [ProduceRequest((partition, n), topic, partition, data)], 1, 5000, replies.produced
-                    )
+                def work(partition: int, topic: str = topic, replies: Replies = replies) -> None:
+                    for n in range(300):
+                        request = ProduceRequest((partition, n), topic, partition, data)
+                        transport.produce([request], 1, 60_000, replies.produced)
 
-            threads = [threading.Thread(target=work, args=(p,)) for p in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            results = replies.take(1200)
-            assert all(reply.base_offset == token[1] for token, reply in results), "in call order"
+                threads = [threading.Thread(target=work, args=(p,)) for p in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                results = replies.take(1200)
+                if not any(isinstance(reply, Failure) or reply.error_code for _, reply in results):
+                    break
+            assert [(token, reply) for token, reply in results if reply.base_offset != token[1]] == []
 
 
 def _produced(
