@@ -1,11 +1,14 @@
 # Tasks. `make demo` and `make test` need Python 3.11+ and, for Spark, a JDK 17+; everything else they fetch.
-# `make dashboard` and `make test` also need Prometheus and Chromium: as root they install Debian's packages.
+# `make dashboard` and `make test-all` also need Prometheus and Chromium: as root they install Debian's packages.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two tests at a time, those that share a broker or a Spark one after another; the fast ones first (tests/tiers.py).
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 25
+JOBS ?= 2
 
-.PHONY: help demo demo-spark dashboard test smoke-spark lint format bench bench-consume chaos clean
+.PHONY: help demo demo-spark dashboard test test-all smoke-spark lint format bench bench-consume chaos clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -25,8 +28,11 @@ demo-spark: $(STAMP)  ## Kafka to Kafka with Spark, kill -9 of the driver, each 
 dashboard: $(STAMP)  ## a real Kafka with faults, a real Prometheus, and the page that shows them
 	$(BIN)/python examples/dashboard/run.py $(ARGS)
 
-test: $(STAMP)  ## all tests, on real brokers
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## the fast tests: all rules, crashes and mutants, and each promise once on real brokers
+	$(PYTEST) -m 'not full' $(ARGS)
+
+test-all: $(STAMP)  ## all tests: old brokers, 250 lives, every error code, Spark chaos, the dashboard, the examples
+	$(PYTEST) $(ARGS)
 
 smoke-spark:  ## the Spark source and sink on PySpark 4.0, 4.1 and the newest, each in its own environment
 	$(PYTHON) tests/smoke_spark.py $(ARGS)

@@ -1,15 +1,55 @@
-"""For all tests."""
+"""For all tests: what a busy machine may take, when logs are complete, and which tests are quick enough for `make test`."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+# tiers.py is a module beside these tests; pytest's importlib mode adds no path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiers
+
 # A machine that is busy is no failure: how long an example takes says nothing about whether it is right.
 settings.register_profile("kafkasafe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kafkasafe")
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fast tier first. With pytest-xdist, tests that share a broker or a Spark go to one worker, the longest first."""
+    order = {}
+    for item in items:
+        module = item.path.relative_to(HERE).as_posix()
+        marks = {mark.name for mark in item.iter_markers()}
+        fast = tiers.is_fast(module, getattr(item, "originalname", item.name), marks)
+        group = tiers.group(module, marks, set(getattr(item, "fixturenames", ())))
+        if not fast:
+            item.add_marker(pytest.mark.full)
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group if fast else f"{group} full"))
+        order[item] = not fast, group != "spark", not group
+    items.sort(key=order.__getitem__)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How long the tests of each tier took, added up."""
+    tiers_of = {False: "fast", True: "full"}
+    spent = {name: [0, 0.0] for name in tiers_of.values()}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                entry = spent[tiers_of["full" in report.keywords]]
+                entry[0] += report.when == "call"
+                entry[1] += report.duration
+    for name, (count, seconds) in spent.items():
+        if count:
+            terminalreporter.write_line(f"{name} tier: {count} tests, {seconds:.0f} s")
 
 
 class _Complete:

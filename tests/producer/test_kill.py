@@ -39,8 +39,16 @@ def options(rnd: random.Random, spool: str) -> dict:
     }
 
 
+def test_nothing_is_lost_by_killing_the_process_a_few_times(kafka, zygote, tmp_path):
+    kill(kafka, zygote, tmp_path, "always", 20)
+
+
 @pytest.mark.parametrize(("spool", "kills"), [("always", KILLS), ("on_error", 50)])
 def test_nothing_is_lost_by_killing_the_process_at_random_moments(kafka, zygote, tmp_path, spool, kills):
+    kill(kafka, zygote, tmp_path, spool, kills)
+
+
+def kill(kafka, zygote, tmp_path, spool: str, kills: int) -> None:
     rnd = random.Random(f"{SEED} {spool}")
     # kafka-python, the auditor, has only gzip built in: the broker, which reads all codecs, unpacks for it.
     topic = harness.new_topic(kafka, 4, config={"compression.type": "uncompressed"})
@@ -71,14 +79,14 @@ def test_nothing_is_lost_by_killing_the_process_at_random_moments(kafka, zygote,
         else:
             # On a busy machine too some get as far as their first acknowledgements.
             before = acked.sum()
-            harness.until(lambda: acked.sum() > before or life.ended() is not None, 30, note)  # noqa: B023
+            harness.until(lambda: acked.sum() > before or life.ended() is not None, 120, note)  # noqa: B023
             time.sleep(rnd.random() * 0.1)
         assert life.kill() == -9, f"it ended by itself: {note}\n{life.tail()}"
     sent = ledger.next_number()
     # The last life only delivers what its forerunners left.
     ledger.limit = sent
     last = live()
-    harness.until(lambda: ledger.settled == sent or last.ended() is not None, 60, note)
+    harness.until(lambda: ledger.settled == sent or last.ended() is not None, 150, note)
     ledger.stop = True
     assert last.wait() == 0, f"{note}\n{last.tail()}"
     promised = np.flatnonzero(ledger["durable"] | ledger["acked"])

@@ -1,0 +1,71 @@
+"""Which tests are fast: `make test` runs those, `make test-all` and continuous integration run them first, then the rest.
+
+By rule a test is fast if it is of this process alone. One that starts brokers, kills processes or starts Spark (it has
+the marker `kafka`, `crash` or `spark`) is `full`, unless it is named in `WORTH_IT`: there each promise of the README is
+seen once on real brokers.
+"""
+
+from __future__ import annotations
+
+__all__ = ["NOT_WORTH_IT", "WORTH_IT", "group", "is_fast"]
+
+REAL = {"kafka", "crash", "spark"}
+
+ALL: tuple[str, ...] = ()
+
+WORTH_IT: dict[str, tuple[str, ...]] = {
+    "consumer/test_drop_in.py": ALL,
+    "consumer/test_metrics.py": ALL,
+    "consumer/test_offsets_cli.py": ALL,
+    "core/test_classify.py": ALL,
+    "producer/test_broker_faults.py": (
+        "test_answers_lost_to_a_living_producer",
+        "test_leaders_fail_over_while_records_flow",
+    ),
+    "producer/test_callbacks.py": ALL,
+    "producer/test_damage.py": ALL,
+    "producer/test_default_spool.py": ALL,
+    "producer/test_drop_in.py": ALL,
+    "producer/test_first_contact.py": ALL,
+    "producer/test_kill.py": ("test_nothing_is_lost_by_killing_the_process_a_few_times",),
+    "producer/test_loss.py": ("test_an_unclean_election_loses_what_the_leader_alone_had",),
+    "spark/test_memory.py": ALL,
+    "spark/test_outcomes.py": ALL,
+    "spark/test_sessions.py": ALL,
+    "spark/test_sink.py": (
+        "test_a_micro_batch_is_written_once_however_it_comes_again",
+        "test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows",
+    ),
+    "spark/test_source.py": ("test_a_batch_query_sees_what_sparks_own_source_would",),
+    "spark/test_writers.py": ("test_a_stream_writes_each_batch_once_however_it_is_repeated",),
+    "test_appender.py": ALL,
+    "test_dump_log.py": ALL,
+    "transport/test_fetch_records.py": ALL,
+}
+"""Modules of real tests, and the functions of them that are fast; none named: all."""
+
+NOT_WORTH_IT = ("dashboard/",)
+"""What is fast by the rule and nevertheless is not."""
+
+
+def is_fast(module: str, function: str, marks: set[str]) -> bool:
+    """Whether a test is of the fast tier.
+
+    Args:
+        module: Its file, from `tests/`.
+        function: Its name, without parameters.
+        marks: Names of its markers.
+    """
+    if "full" in marks or module.startswith(NOT_WORTH_IT):
+        return False
+    named = WORTH_IT.get(module)
+    return not marks & REAL or (named is not None and (not named or function in named))
+
+
+def group(module: str, marks: set[str], fixtures: set[str]) -> str:
+    """Of tests that run on one worker, because they share what takes seconds to start; none: on any."""
+    if "spark" in fixtures or "spark" in marks:
+        return "spark"
+    if marks & REAL or fixtures & {"kafka", "kafka_cluster"}:
+        return module
+    return ""
