@@ -45,9 +45,9 @@ def _do_not_count() -> None:
                 if isinstance(value, collections.Counter):
                     setattr(self, name, _Deaf())
 
-    from kafkasafe._io import pump
+    from kafkasafe._io.engine import ground
 
-    pump.Stats = Silent
+    ground.Stats = Silent
     stats.Histogram.observe = lambda *_: None
 
 

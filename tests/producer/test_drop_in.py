@@ -471,7 +471,7 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         with pytest.raises(UndecidableError, match="resume_parked"):
             harness.send(producer, topic, 6)
         producer.resume_parked(resend=resend)
-        harness.until(lambda producer=producer: not producer._pump.parked, 120)
+        harness.until(lambda producer=producer: not producer._pump.ledger.parked, 120)
         harness.send(producer, topic, 6).get(60)
         producer.close()
         numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])

@@ -165,7 +165,7 @@ def test_memory_is_bounded_in_an_outage_and_nothing_accepted_is_dropped(broker, 
     kept = {definition.name: number for definition, _, number in producer._readings()}
     assert 10 * MIB < kept["spool_bytes"] <= kept["spool_capacity_bytes"] == 16 * MIB
     # The journal's own notes are no growth that nobody counts.
-    assert producer._pump._used < 2 * MIB
+    assert producer._pump.ledger.used < 2 * MIB
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match="in memory, as long as this producer lives"
     ):

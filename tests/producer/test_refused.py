@@ -12,7 +12,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kafkasafe import RejectedError, cli, events
-from kafkasafe._io import pump
+from kafkasafe._io.engine import lane_keeper
 from kafkasafe.metrics import install
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -184,7 +184,7 @@ def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(wire, pr
 @pytest.mark.parametrize("known", [False, True], ids=["never-there", "deleted"])
 def test_records_wait_for_a_topic_that_somebody_creates(wire, producers, monkeypatch, known):
     """For a while it may only be new: `send` takes records. Then it raises; what it took is delivered in the end."""
-    monkeypatch.setattr(pump, "_MISSING_GRACE_S", 2.0)
+    monkeypatch.setattr(lane_keeper, "_MISSING_GRACE_S", 2.0)
     cluster, proxy = wire
     topic = harness.new_topic(cluster, 1)
     producer = producers(proxy.bootstrap_servers)
