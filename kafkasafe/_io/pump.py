@@ -22,6 +22,7 @@ from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import first
+from kafkasafe._io.engine.messages import Decided, Message, SpillAsked, Submitted
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
@@ -48,6 +49,21 @@ class PumpState:
     gauges: Mapping[str, float]
     last_acked_offsets: Mapping[tuple[str, int], int]
     refused: Sequence[RefusedDestination]
+
+
+@dataclass(frozen=True, slots=True)
+class _Retire:
+    """The producer was dropped: end when everything is delivered, or patience ends."""
+
+    began: float
+    patience: Patience
+
+
+@dataclass(frozen=True, slots=True)
+class _Hurry:
+    """Somebody waits for the end of a pump that retires."""
+
+    patience: Patience
 
 
 class Pump:
@@ -79,7 +95,7 @@ class Pump:
     ) -> None:
         self._seal_due = seal_due
         self._let_go = let_go
-        self._inbox: collections.deque[Callable[[], None]] = collections.deque()
+        self._inbox: collections.deque[Message | _Retire | _Hurry] = collections.deque()
         self._wake = Bell()
         self._ground = Ground(
             config,
@@ -142,8 +158,8 @@ class Pump:
         """Wake the pump."""
         self._wake.set()
 
-    def _post(self, job: Callable[[], None]) -> None:
-        self._inbox.append(job)
+    def _post(self, message: Message | _Retire | _Hurry) -> None:
+        self._inbox.append(message)
         self._wake.set()
 
     def _beside(self, job: Callable[[], None]) -> None:
@@ -172,7 +188,7 @@ class Pump:
                     self.ledger.undurable[parcel.number] = parcel
                     self.ledger.backlog += parcel.size_bytes
             if waiting:
-                self._inbox.append(lambda: self.engine.intake.take(parcels))
+                self._inbox.append(Submitted(parcels))
             # The same handler may have waited until they were on disk, or delivered.
             for parcel in parcels:
                 if parcel.durable and self.ledger.undurable.pop(parcel.number, None) is not None:
@@ -209,7 +225,7 @@ class Pump:
 
     def spill_all(self) -> None:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""
-        self._post(lambda: self.engine.disk.spill(0.0))
+        self._post(SpillAsked())
 
     def no_room(self) -> None:
         """A send found no room."""
@@ -259,7 +275,7 @@ class Pump:
         """
         # Forgotten at once: the caller's next `send` must not raise what was just decided.
         decided = self.ledger.take_shown()
-        self._post(lambda: self.engine.decide(decided, resend=resend))
+        self._post(Decided(decided, resend=resend))
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread, close lanes and network. What is on disk stays there for the next owner."""
@@ -283,21 +299,13 @@ class Pump:
             patience: From now on.
             then: Called on the pump's thread at its end.
         """
-
-        def begin() -> None:
-            # What the producer itself did not seal.
-            self._seal_due(float("inf"))
-            if self._config.spool == "on_error":
-                self.engine.disk.spill(0.0)
-            self._retiring = began, patience
-
         began = time.monotonic()
         self._then = then
-        self._post(begin)
+        self._post(_Retire(began, patience))
 
     def hurry(self, patience: Patience, timeout_s: float) -> bool:
         """A pump that retires ends with this patience, counted from when it began to; whether it ended in time."""
-        self._post(lambda: self._hurry(patience))
+        self._post(_Hurry(patience))
         return self.join(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
@@ -305,9 +313,19 @@ class Pump:
         self._thread.join(timeout_s)
         return self.ended()
 
-    def _hurry(self, patience: Patience) -> None:
-        if self._retiring is not None:
-            self._retiring = self._retiring[0], patience
+    def _step(self, message: Message | _Retire | _Hurry) -> None:
+        match message:
+            case _Retire(began, patience):
+                # What the producer itself did not seal.
+                self._seal_due(float("inf"))
+                if self._config.spool == "on_error":
+                    self.engine.disk.spill(0.0)
+                self._retiring = began, patience
+            case _Hurry(patience):
+                if self._retiring is not None:
+                    self._retiring = self._retiring[0], patience
+            case _:
+                self.engine.step(message)
 
     def _retired(self) -> bool:
         """Whether a pump that retires is at its end."""
@@ -370,7 +388,7 @@ class Pump:
         due = self._seal_due(time.monotonic())
         jobs = len(self._inbox)
         for _ in range(jobs):
-            self._inbox.popleft()()
+            self._step(self._inbox.popleft())
         self.engine.turn()
         if self._ground.stranger is not None:
             # What was accepted goes to disk; then this producer ends.
@@ -394,7 +412,7 @@ class Pump:
         self._seal_due(float("inf"))
         if self._inbox and not self._ground.abandon:
             for _ in range(len(self._inbox)):
-                self._inbox.popleft()()
+                self._step(self._inbox.popleft())
             if self._config.spool == "on_error":
                 self.engine.disk.spill(0.0)
             for lane in list(self._ground.lanes):

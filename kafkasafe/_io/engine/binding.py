@@ -7,7 +7,7 @@ from typing import Final
 
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.ledger import Ledger
-from kafkasafe._io.engine.surroundings import Surroundings
+from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.inspection import inspect
 from kafkasafe.errors import SpoolError, WrongClusterError
 
@@ -21,11 +21,10 @@ may be one address that leads astray, and other brokers are tried."""
 class Binding:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, surroundings: Surroundings) -> None:
+    def __init__(self, ground: Ground, ledger: Ledger) -> None:
         self._ground = ground
         self._log = ground.log
         self._ledger = ledger
-        self._surroundings = surroundings
         self._astray_since: float | None = None
 
     def bind(self, cluster_id: str) -> None:
@@ -65,7 +64,7 @@ class Binding:
                 self._go_astray(cluster_id, f"{holds} They are delivered when theirs answers again. {remedy}")
             return
         if self._ground.cluster_id is None:
-            self._ground.timer(0.0, self._surroundings.look_around)
+            self._ground.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
         else:
             self._ground.cluster.move(cluster_id)
         self._ground.cluster_id = cluster_id

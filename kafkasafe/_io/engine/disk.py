@@ -14,6 +14,7 @@ from kafkasafe._core.identity import BatchId
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import BACKLOG_BYTES, Ledger
+from kafkasafe._io.engine.messages import Chore, ChoreDue, WriteDue
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe.errors import SpoolError, SpoolWriteError
 
@@ -77,9 +78,10 @@ class DiskWriter:
         if lane.retry_at <= self._ground.clock.monotonic():
             pause_s = self._ground.backoff.pause_s(lane.write_attempt)
             lane.retry_at = self._ground.clock.monotonic() + pause_s
-            self._ground.timer(pause_s, lambda: self._retry_write(lane))
+            self._ground.timer(pause_s, WriteDue(lane))
 
-    def _retry_write(self, lane: Lane) -> None:
+    def retry_write(self, lane: Lane) -> None:
+        """The pause after a failed write is over."""
         lane.retry_at = 0.0
         if lane in self._ground.lanes:
             self.write_out(lane)
@@ -202,9 +204,10 @@ class DiskWriter:
                 if self._ledger.waiters:
                     self._ledger.waiters.notify_all()
 
-    def spill_timer(self) -> None:
+    def spill_late(self) -> None:
+        """`spool="on_error"`: what has waited for `spool_after_ms` goes to disk."""
         self.spill(self._config.spool_after_s)
-        self._ground.timer(SPILL_EVERY_S, self.spill_timer)
+        self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
 
     def spill(self, age_s: float) -> None:
         """`spool="on_error"`: what waits too long, or too much of it, goes to disk."""

@@ -14,6 +14,7 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, given_partitions
 from kafkasafe._io.refusals import RefusedDestination, counted, refused
 from kafkasafe._io.rejected import data_of
@@ -130,7 +131,7 @@ class Endings:
                 + ("" if network is None else f". Brokers cannot be used yet ({t.in_words(network)})")
             )
             self._ledger.finish(parcel)
-        self._ground.timer(SPILL_EVERY_S, self.expire)
+        self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 
     def notice(self, lane: Lane, notice: j.Notice) -> None:
         match notice:

@@ -21,6 +21,27 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.lane_keeper import LaneKeeper
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.messages import (
+    Answered,
+    Chore,
+    ChoreDue,
+    Decided,
+    EpochCheckDue,
+    FoundDamaged,
+    HomeReached,
+    InquiryDue,
+    LookedAround,
+    Message,
+    MetadataChanged,
+    Produced,
+    ProducerIdAnswered,
+    ProducerIdDue,
+    RetryDue,
+    SpillAsked,
+    StrangerMet,
+    Submitted,
+    WriteDue,
+)
 from kafkasafe._io.engine.parcels import Choose
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.sender import Sender
@@ -55,8 +76,8 @@ class Engine:
         self.endings = Endings(ground, ledger, disk, self._losses)
         self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings)
         self.surroundings = Surroundings(ground, disk, self._lanes)
-        self.binding = Binding(ground, ledger, self.surroundings)
-        self.topics = Topics(ground, ledger, self._losses, self.binding, drive=self.drive, on_topic=on_topic)
+        self._binding = Binding(ground, ledger)
+        self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
         self.left_records = 0
         """At the end: how many records wait on disk."""
 
@@ -74,29 +95,84 @@ class Engine:
         """Have the cluster say what happens by itself. Before the cluster is started."""
         ground = self._ground
         ground.cluster.guard(
-            on_stranger=lambda cluster_id: ground.post(lambda: self.binding.on_stranger(cluster_id)),
-            on_home=lambda: ground.post(self.binding.on_home),
+            on_stranger=lambda cluster_id: ground.post(StrangerMet(cluster_id)),
+            on_home=lambda: ground.post(HomeReached()),
         )
         ground.cluster.create_only(self.topics.may_create)
-        ground.cluster.on_metadata(lambda refreshed: ground.post(lambda: self.topics.on_metadata(refreshed)))
+        ground.cluster.on_metadata(lambda refreshed: ground.post(MetadataChanged(refreshed)))
 
     def begin(self) -> None:
         """Before the first turn."""
         config, timer = self._ground.config, self._ground.timer
-        timer(0.0, self._lanes.adopt)
-        timer(TOPIC_POLL_S, self.topics.poll)
-        timer(config.acked_loss_check_s, self._losses.check_acked)
+        timer(0.0, ChoreDue(Chore.ADOPT))
+        timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
+        timer(config.acked_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
         if config.spool == "on_error":
-            timer(SPILL_EVERY_S, self.disk.spill_timer)
+            timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
         if config.delivery_timeout_s is not None:
-            timer(SPILL_EVERY_S, self.endings.expire)
+            timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
+
+    def step(self, message: Message) -> None:
+        """Something happened; what follows from it is done by the next `turn`."""
+        match message:
+            case Submitted(parcels):
+                self.intake.take(parcels)
+            case Produced(sent, reply):
+                self._sender.produced(sent, reply)
+            case Answered(inquiry, step, answer):
+                inquiry.resume(step, answer)
+            case InquiryDue(inquiry):
+                inquiry.go_on()
+            case RetryDue(lane, destination):
+                lane.journal.retry(destination)
+            case MetadataChanged(refreshed):
+                self.topics.on_metadata(refreshed)
+            case ProducerIdAnswered(lane, granted):
+                self._sender.granted(lane, granted)
+            case ProducerIdDue(lane):
+                self._sender.want_producer_id(lane)
+            case WriteDue(lane):
+                self.disk.retry_write(lane)
+            case EpochCheckDue(lane, check):
+                self._losses.check_epoch(lane, check)
+            case FoundDamaged(lane, batch, reason):
+                lane.journal.damaged(batch, reason)
+            case Decided(batches, resend):
+                self._decide(batches, resend=resend)
+            case SpillAsked():
+                self.disk.spill(0.0)
+            case StrangerMet(cluster_id):
+                self._binding.on_stranger(cluster_id)
+            case HomeReached():
+                self._binding.on_home()
+            case LookedAround(found):
+                self.surroundings.looked_around(found)
+            case ChoreDue(chore):
+                self._do(chore)
+
+    def _do(self, chore: Chore) -> None:
+        match chore:
+            case Chore.ADOPT:
+                self._lanes.adopt()
+            case Chore.LOOK_AROUND:
+                self.surroundings.look_around()
+            case Chore.POLL_TOPICS:
+                self.topics.poll()
+            case Chore.CHECK_ACKED:
+                self._losses.check_acked()
+            case Chore.SPILL:
+                self.disk.spill_late()
+            case Chore.EXPIRE:
+                self.endings.expire()
+            case Chore.LOOK_AGAIN:
+                pass
 
     def turn(self) -> None:
         """Do what is due now, in all lanes."""
         timers = self._ground.timers
         now = self._ground.clock.monotonic()
         while timers and timers[0][0] <= now:
-            heapq.heappop(timers)[2]()
+            self.step(heapq.heappop(timers)[2])
         for lane in list(self._ground.lanes):
             self.drive(lane)
 
@@ -105,8 +181,8 @@ class Engine:
         """When the next turn is due though nothing comes from outside."""
         return self._ground.timers[0][0] if self._ground.timers else float("inf")
 
-    def decide(self, decided: Sequence[tuple[Lane, j.Batch]], *, resend: bool) -> None:
-        """Undecidable batches are sent again, or taken as delivered."""
+    @staticmethod
+    def _decide(decided: Sequence[tuple[Lane, j.Batch]], *, resend: bool) -> None:
         for lane, batch in decided:
             if batch.state is j.State.UNDECIDABLE:
                 lane.journal.decide(batch, resend=resend)

@@ -14,6 +14,7 @@ from kafkasafe._core.patience import Patience
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.clock import SleepingClock
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.messages import Message
 from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.stats import Stats
@@ -38,7 +39,7 @@ class Ground:
         cluster: The brokers.
         directory: The opened spool directory.
         files: The disk.
-        post: Puts a job into the inbox, from any thread.
+        post: Puts a message into the inbox, from any thread.
         is_own_thread: Whether the caller is the thread that runs the engine.
         clock: What time it is.
         sleep: Waits for so many seconds: where nothing may go on before something is on disk.
@@ -53,7 +54,7 @@ class Ground:
         directory: SpoolDirectory,
         files: Files,
         *,
-        post: Callable[[Callable[[], None]], None],
+        post: Callable[[Message], None],
         is_own_thread: Callable[[], bool],
         clock: Clock,
         sleep: Callable[[float], None],
@@ -75,7 +76,7 @@ class Ground:
         self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, dice=dice)
         self.own: Lane
         self.lanes: list[Lane] = []
-        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.timers: list[tuple[float, int, Message]] = []
         self._timer_numbers = itertools.count()
         self.stop = False
         self.closing = False
@@ -100,10 +101,12 @@ class Ground:
         """What time it is, for another life."""
         return Moment(self.clock.wall_ms(), self.clock.boot_id(), int(self.clock.monotonic() * 1000))
 
-    def timer(self, delay_s: float, job: Callable[[], None]) -> None:
-        heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), job))
+    def timer(self, delay_s: float, message: Message) -> None:
+        """Take a step with this message then."""
+        heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), message))
 
     def progressed(self) -> None:
+        """The fate of a batch came nearer."""
         self.last_progress = self.clock.monotonic()
 
     def patience_ends(self, patience: Patience, began: float) -> float:
@@ -116,6 +119,7 @@ class Ground:
         return info.partitions[partition].leader_epoch if info and partition in info.partitions else -1
 
     def refresh_topics(self, topics: Iterable[str]) -> None:
+        """Ask for their metadata."""
         self.cluster.refresh_metadata(sorted(set(topics)), lambda _: None)
 
     def _slept(self, seconds: float, now: float) -> None:
@@ -124,6 +128,7 @@ class Ground:
         self.log.info("This machine slept for %.0f s", seconds, seconds=seconds, event="machine_slept")
 
     def emit(self, event: events.Event) -> None:
+        """Call the user's hook."""
         if self.config.on_event is None:
             return
         try:

@@ -13,6 +13,7 @@ from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.engine.parcels import UNCHOSEN, Choose, Indexes, Parcel, given_partitions, pieces
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe.errors import SpoolCorruptError, SpoolError
@@ -154,7 +155,7 @@ class Intake:
                 lane.read_attempt += 1
                 pause_s = self._ground.backoff.pause_s(lane.read_attempt)
                 lane.unreadable_until = self._ground.clock.monotonic() + pause_s
-                self._ground.timer(pause_s, lambda: None)  # wakes
+                self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
                 self._log.seldom(
                     logging.WARNING,
                     "spool_read_failed",

@@ -14,6 +14,7 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.recovery import LostEntry, replay
@@ -195,7 +196,7 @@ class LaneKeeper:
                 continue
             self._ground.lanes.append(lane)
         self._disk.publish_used()
-        self._ground.timer(_ADOPT_EVERY_S, self.adopt)
+        self._ground.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
 
     def _lane_name(self, path: Path) -> str:
         """With its directory, where that is another one than this producer's."""

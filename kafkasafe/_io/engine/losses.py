@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from kafkasafe import events
 from kafkasafe._core import journal as j
-from kafkasafe._core.loss import Cause
-from kafkasafe._io.engine.answers import trouble, unsupported
+from kafkasafe._io.engine.end_check import EndCheck
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Healing, Lane
 from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe.cluster import api as t
 from kafkasafe.errors import DataLossError, SpoolCorruptError
@@ -166,76 +163,17 @@ class LossWatch:
             for destination, last_acked_offset in lane.journal.idle():
                 if lane.journal.address(destination)[0] not in self._ground.gone:
                     self._check_end(lane, destination, last_acked_offset)
-        self._ground.timer(self._config.acked_loss_check_s, self.check_acked)
+        self._ground.timer(self._config.acked_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
     def _check_end(self, lane: Lane, destination: int, last_acked_offset: int) -> None:
         """Does the log still hold what was acknowledged last? Partitions where something is going on notice it."""
         epoch = lane.journal.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
-
-        def suspect(end_offset: int, what: str) -> None:
-            if (destination, last_acked_offset) in lane.journal.idle():
-                lane.journal.suspect(destination, Cause.LOG_END, what, from_offset=end_offset)
-
-        self._ask_end(lane, check, suspect, lambda: None)
+        EndCheck(self._ground, lane, check, idle=True).go_on()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
         """Another leader acknowledges: did the one before acknowledge more than is left of its log?"""
-
-        def suspect(end_offset: int, what: str) -> None:
-            lane.journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset, check=check)
-
-        def again() -> None:
-            if lane in self._ground.lanes and not self._ground.closing:
-                self._ground.timer(1.0, lambda: self.check_epoch(lane, check))
-
-        self._ask_end(lane, check, suspect, again)
-
-    def _ask_end(
-        self,
-        lane: Lane,
-        check: j.EpochCheck,
-        suspect: Callable[[int, str], None],
-        failed: Callable[[], None],
-    ) -> None:
-        """Where does the leader epoch end in the log, and where does the log?"""
-        topic, partition = lane.journal.address(check.destination)
-        last = f"though offset {check.last_acked_offset} was acknowledged"
-
-        def then(step: Callable[[Any], None]) -> Callable[[Any], None]:
-            return lambda result: self._ground.post(lambda: step(result))
-
-        def started(result: Any) -> None:
-            if trouble(result)[1]:
-                failed()
-            elif 0 <= result.offset <= check.last_acked_offset:
-                unknown = f"leader epoch {check.leader_epoch} is unknown to the log, {last}"
-                suspect(result.offset, f"{unknown} and the log starts at {result.offset}")
-
-        def listed(result: Any) -> None:
-            if trouble(result)[1]:
-                failed()
-            elif 0 <= result.offset <= check.last_acked_offset:
-                suspect(result.offset, f"the log ends at {result.offset}, {last}")
-
-        def ended(result: Any) -> None:
-            if unsupported(result):
-                self._ground.cluster.list_offset(topic, partition, -1, then(listed))
-            elif trouble(result)[1]:
-                failed()
-            elif result.end_offset < 0:
-                # Nothing of it is left: deleted by retention, if the log starts behind it.
-                self._ground.cluster.list_offset(topic, partition, -2, then(started))
-            elif result.end_offset <= check.last_acked_offset:
-                suspect(
-                    result.end_offset,
-                    f"leader epoch {check.leader_epoch} ends at {result.end_offset}, {last}",
-                )
-
-        if check.leader_epoch >= 0:
-            self._ground.cluster.offset_for_leader_epoch(topic, partition, check.leader_epoch, then(ended))
-        else:
-            self._ground.cluster.list_offset(topic, partition, -1, then(listed))
+        EndCheck(self._ground, lane, check, idle=False).go_on()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """After an election, or under another topic id, acknowledged records may be gone."""

@@ -22,11 +22,13 @@ from kafkasafe._core.loss import Survey
 from kafkasafe._io.engine.answers import trouble, unsupported
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.messages import InquiryDue
 from kafkasafe._io.engine.sender import Sender
+from kafkasafe._io.engine.steps import Steps
 from kafkasafe._io.refusals import read_needed
 from kafkasafe.cluster import api as t
 
-__all__ = ["Inquest", "Question"]
+__all__ = ["Baseline", "Confirmation", "Inquest", "Question"]
 
 _SCAN_BYTES: Final = 1024 * 1024
 _SCAN_PATIENCE: Final = 40  # polls of a log whose replicas lag
@@ -41,22 +43,76 @@ _SEQUENCE_ERRORS: Final = frozenset(
 )
 
 
-class Question:
+def _view(described: t.ProducersDescribed, producer_id: int) -> ProducerView | None:
+    state = described.producers.get(producer_id)
+    return None if state is None else ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+
+
+class Baseline(Steps):
+    """Where the log of a partition ends to which nothing was sent yet."""
+
+    def __init__(
+        self, ground: Ground, sender: Sender, lane: Lane, ask: j.Ask, topic: str, partition: int
+    ) -> None:
+        super().__init__(ground, lane, topic, partition)
+        self._sender = sender
+        self._ask = ask
+
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        self._sender.in_trouble(self._topic, self._partition)
+        self._ground.cluster.list_offset(self._topic, self._partition, t.LATEST, self._then("listed"))
+
+    def _on_listed(self, result: t.OffsetListed | t.Failure) -> None:
+        ask, lane = self._ask, self._lane
+        code, reason = trouble(result)
+        if isinstance(result, t.Failure) or reason:
+            lane.journal.ask_failed(ask.destination, reason, code=code, now=self._ground.now())
+            return
+        info = self._ground.cluster.topic(self._topic)
+        topic_id = info.topic_id if info is not None else t.NO_TOPIC_ID
+        self._ground.progressed()
+        lane.journal.baseline(ask.destination, result.offset, topic_id)
+
+
+class Confirmation(Steps):
+    """What the leader has of a batch that it refused. Where it does not tell, its answer is believed."""
+
+    def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, topic: str, partition: int) -> None:
+        super().__init__(ground, lane, topic, partition)
+        self._ask = ask
+
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        self._ground.cluster.describe_producers(self._topic, self._partition, self._then("described"))
+
+    def _on_described(self, result: t.ProducersDescribed | t.Failure) -> None:
+        ask, lane = self._ask, self._lane
+        code, reason = trouble(result)
+        if reason and not code:
+            lane.journal.ask_failed(ask.destination, reason, code=0, now=self._ground.now())
+            return
+        view = None
+        if isinstance(result, t.ProducersDescribed) and not reason:
+            view = _view(result, ask.doubt[0].producer_id)
+        lane.journal.confirmed(ask.destination, view)
+
+
+class Question(Steps):
     """Whether the batches in doubt are in the log: DescribeProducers, then the log itself."""
 
     def __init__(
         self, ground: Ground, sender: Sender, lane: Lane, ask: j.Ask, topic: str, partition: int
     ) -> None:
-        self._ground = ground
+        super().__init__(ground, lane, topic, partition)
         self._sender = sender
-        self._lane = lane
         self._ask = ask
-        self._topic = topic
-        self._partition = partition
         self._view: ProducerView | None = None
         self._scan: Scan | None = None
         self._by_state: Judgement | None = None
         """What the producer state says; the log is only asked where it is."""
+        self._unproven: Judgement | None = None
+        """The same while it is asked whether a state may be believed."""
         self._polls = 0
         self._leader_epoch = ground.leader_epoch(topic, partition)
         self._log_start = 0
@@ -66,12 +122,16 @@ class Question:
         """As far as the leader epoch of the last acknowledgement tells, the log was not cut since."""
         self._read_from = 0
 
-    def start(self) -> None:
-        self._ground.cluster.describe_producers(self._topic, self._partition, self._then(self._on_described))
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        if self._scan is not None:
+            self._read()
+            return
+        self._ground.cluster.describe_producers(self._topic, self._partition, self._then("described"))
 
-    def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _then(self, step: str) -> Callable[[Any], None]:
         self._sender.in_trouble(self._topic, self._partition)
-        return lambda result: self._ground.post(lambda: step(result))
+        return super()._then(step)
 
     def _failed(self, result: Any) -> bool:
         code, reason = trouble(result)
@@ -86,9 +146,7 @@ class Question:
         if not unsupported(result):
             if self._failed(result):
                 return
-            state = result.producers.get(ask.doubt[0].producer_id)
-            if state is not None:
-                self._view = ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+            self._view = _view(result, ask.doubt[0].producer_id)
         judgement = judge_by_state(ask.doubt, self._view, acked_before=ask.acked_before)
         if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
             self._read_log()
@@ -96,13 +154,17 @@ class Question:
         epoch = self._lane.journal.leader_epoch(ask.destination)
         if judgement.present > 1 and epoch >= 0 and ask.from_offset > 0:
             # A log that was wiped takes any sequence: a late request alone would speak for those before it.
+            self._unproven = judgement
             self._ground.cluster.offset_for_leader_epoch(
-                self._topic, self._partition, epoch, self._then(lambda end: self._on_proof(judgement, end))
+                self._topic, self._partition, epoch, self._then("proof")
             )
             return
         self._judged_by_state(judgement)
 
-    def _on_proof(self, judgement: Judgement, result: Any) -> None:
+    def _on_proof(self, result: Any) -> None:
+        judgement = self._unproven
+        if judgement is None:
+            raise AssertionError("A proof is asked for a judgement")
         if unsupported(result) or (not trouble(result)[1] and result.end_offset >= self._ask.from_offset):
             self._judged_by_state(judgement)
         elif not self._failed(result):
@@ -121,7 +183,7 @@ class Question:
         self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._ground.now())
 
     def _read_log(self) -> None:
-        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then("start"))
 
     def _on_start(self, result: Any) -> None:
         if self._failed(result):
@@ -131,7 +193,7 @@ class Question:
         if epoch >= 0 and self._ask.from_offset > 0 and self._by_state is None:
             # A log that was cut and has grown again may hold them before what was acknowledged.
             self._ground.cluster.offset_for_leader_epoch(
-                self._topic, self._partition, epoch, self._then(self._on_epoch)
+                self._topic, self._partition, epoch, self._then("epoch")
             )
         else:
             self._list_end()
@@ -146,7 +208,7 @@ class Question:
         self._list_end()
 
     def _list_end(self) -> None:
-        self._ground.cluster.log_end_offset(self._topic, self._partition, self._then(self._on_end))
+        self._ground.cluster.log_end_offset(self._topic, self._partition, self._then("end"))
 
     def _on_end(self, result: Any) -> None:
         if self._failed(result):
@@ -178,7 +240,7 @@ class Question:
             self._judge(scan)
             return
         self._ground.cluster.fetch_headers(
-            self._topic, self._partition, scan.next_offset, _SCAN_BYTES, self._then(self._on_page)
+            self._topic, self._partition, scan.next_offset, _SCAN_BYTES, self._then("page")
         )
 
     def _on_page(self, result: Any) -> None:
@@ -208,7 +270,7 @@ class Question:
                 self._ask.destination, "the replicas do not catch up", code=0, now=self._ground.now()
             )
             return
-        self._ground.timer(_SCAN_POLL_S, self._read)
+        self._ground.timer(_SCAN_POLL_S, InquiryDue(self))
 
     def _count(self, judgement: Judgement, method: str) -> None:
         if judgement.present:
@@ -260,18 +322,15 @@ class Question:
         )
 
 
-class Inquest:
+class Inquest(Steps):
     """Which acknowledged batches are gone: the log is read from where the oldest was."""
 
     def __init__(
         self, ground: Ground, sender: Sender, lane: Lane, ask: j.SurveyAsk, topic: str, partition: int
     ) -> None:
-        self._ground = ground
+        super().__init__(ground, lane, topic, partition)
         self._sender = sender
-        self._lane = lane
         self._ask = ask
-        self._topic = topic
-        self._partition = partition
         self._epoch_end = -1
         self._leader_epoch = -1
         self._from = ask.from_offset
@@ -279,9 +338,13 @@ class Inquest:
         self._survey: Survey | None = None
         self._polls = 0
 
-    def start(self) -> None:
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        if self._survey is not None:
+            self._read()
+            return
         # A topic that was created again has another id: old metadata would not tell.
-        self._ground.cluster.refresh_metadata([self._topic], self._then(self._on_metadata))
+        self._ground.cluster.refresh_metadata([self._topic], self._then("metadata"))
 
     def _on_metadata(self, result: Any) -> None:
         if isinstance(result, t.Failure):
@@ -291,14 +354,14 @@ class Inquest:
         self._leader_epoch = self._ground.leader_epoch(self._topic, self._partition)
         if self._ask.leader_epoch >= 0:
             transport.offset_for_leader_epoch(
-                self._topic, self._partition, self._ask.leader_epoch, self._then(self._on_epoch)
+                self._topic, self._partition, self._ask.leader_epoch, self._then("epoch")
             )
         else:
-            transport.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+            transport.list_offset(self._topic, self._partition, -2, self._then("start"))
 
-    def _then(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _then(self, step: str) -> Callable[[Any], None]:
         self._sender.in_trouble(self._topic, self._partition)
-        return lambda result: self._ground.post(lambda: step(result))
+        return super()._then(step)
 
     def _failed(self, result: Any) -> bool:
         _, reason = trouble(result)
@@ -313,12 +376,12 @@ class Inquest:
             # Unknown: of the log that was acknowledged nothing may be left.
             changed = [offset for offset in (self._from, max(0, result.end_offset)) if offset >= 0]
             self._from = min(changed)
-        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then(self._on_start))
+        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then("start"))
 
     def _on_start(self, result: Any) -> None:
         if not self._failed(result):
             self._log_start = max(0, result.offset)
-            self._ground.cluster.log_end_offset(self._topic, self._partition, self._then(self._on_end))
+            self._ground.cluster.log_end_offset(self._topic, self._partition, self._then("end"))
 
     def _on_end(self, result: Any) -> None:
         if not self._failed(result):
@@ -346,7 +409,7 @@ class Inquest:
             )
             return
         self._ground.cluster.fetch_headers(
-            self._topic, self._partition, survey.next_offset, _SCAN_BYTES, self._then(self._on_page)
+            self._topic, self._partition, survey.next_offset, _SCAN_BYTES, self._then("page")
         )
 
     def _on_page(self, result: Any) -> None:
@@ -370,4 +433,4 @@ class Inquest:
         if self._polls > _SCAN_PATIENCE:
             self._lane.journal.survey_failed(self._ask.destination, "the replicas do not catch up")
             return
-        self._ground.timer(_SCAN_POLL_S, self._read)
+        self._ground.timer(_SCAN_POLL_S, InquiryDue(self))

@@ -12,6 +12,7 @@ from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 __all__ = ["Rejects"]
@@ -118,7 +119,7 @@ class Rejects:
                 self._ground.stats.corrupt += 1
                 return True
         lane.stopped[batch.destination] = self._ground.clock.monotonic() + 1.0
-        self._ground.timer(1.0, lambda: None)  # wakes
+        self._ground.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))
         self._log.seldom(
             logging.ERROR,
             "batch_damaged",

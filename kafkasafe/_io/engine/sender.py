@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import functools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from kafkasafe import events
 from kafkasafe._core import journal as j
@@ -16,6 +15,16 @@ from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.messages import (
+    FoundDamaged,
+    Inquiry,
+    InquiryDue,
+    Produced,
+    ProducerIdAnswered,
+    ProducerIdDue,
+    RetryDue,
+    Sent,
+)
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe.cluster import api as t
 from kafkasafe.errors import SpoolCorruptError, SpoolError
@@ -59,21 +68,21 @@ class Sender:
             except SpoolCorruptError as error:
                 unread[batch.destination] = SpoolError(f"a batch before it is damaged on disk: {error}")
                 if self._rejects.damaged(lane, batch, error):
-                    self._ground.post(functools.partial(lane.journal.damaged, batch, str(error)))
+                    self._ground.post(FoundDamaged(lane, batch, str(error)))
                 else:
-                    self._on_produced((lane, batch, -1), t.Failure(error, sent=False))
+                    self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
                 continue
             except SpoolError as error:
                 # Too many open files, a disk that does not answer: tried again, like a leader that does not.
                 unread[batch.destination] = error
-                self._on_produced((lane, batch, -1), t.Failure(error, sent=False))
+                self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
                 continue
             if self._ledger.damage:
                 self._ledger.damage.pop((topic, partition), None)  # it can be read again
             parcel.loose = True
             fence = self._fences.get((topic, partition), 0)
             epoch = self._ground.leader_epoch(topic, partition)
-            requests.append(t.ProduceRequest((lane, batch, epoch), topic, partition, data, fence))
+            requests.append(t.ProduceRequest(Sent(lane, batch, epoch), topic, partition, data, fence))
             self._ground.counters["batches_sent"] += 1
             if batch.tries > 1:
                 self._ground.counters["batches_resent"] += 1
@@ -82,12 +91,13 @@ class Sender:
             requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
         )
 
-    def _on_produced(self, token: Any, reply: t.ProduceReply | t.Failure) -> None:
+    def _on_produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         """On the network thread."""
-        self._ground.post(lambda: self._produced(token, reply))
+        self._ground.post(Produced(sent, reply))
 
-    def _produced(self, token: tuple[Lane, j.Batch, int], reply: t.ProduceReply | t.Failure) -> None:
-        lane, batch, epoch = token
+    def produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
+        """What became of a batch that was sent."""
+        lane, batch, epoch = sent.lane, sent.batch, sent.leader_epoch
         address = lane.journal.address(batch.destination)
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
         now = self._ground.now()
@@ -142,12 +152,13 @@ class Sender:
             0.0 if times is None or len(times) <= _CALM else times[0] + 1.0 - self._ground.clock.monotonic()
         )
 
-    def when_calm(self, topic: str, partition: int, job: Callable[[], None]) -> None:
+    def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
+        """Begin it now, or when the partition has calmed down."""
         pause_s = self._calm_in_s(topic, partition)
         if pause_s > 0:
-            self._ground.timer(pause_s, job)
+            self._ground.timer(pause_s, InquiryDue(inquiry))
         else:
-            job()
+            inquiry.go_on()
 
     def wait(self, lane: Lane, wait: j.Wait) -> None:
         topic, partition = lane.journal.address(wait.destination)
@@ -179,17 +190,16 @@ class Sender:
         self._ground.emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
         if wait.refresh_metadata:
             self._ground.refresh_topics([topic])
-        self._ground.timer(pause_s, lambda: lane.journal.retry(wait.destination))
+        self._ground.timer(pause_s, RetryDue(lane, wait.destination))
 
     def want_producer_id(self, lane: Lane) -> None:
         lane.producer_id_wanted = True
+        self._ground.cluster.init_producer_id(
+            lambda answer: self._ground.post(ProducerIdAnswered(lane, answer))
+        )
 
-        def granted(result: Any) -> None:
-            self._ground.post(lambda: self._on_producer_id(lane, result))
-
-        self._ground.cluster.init_producer_id(granted)
-
-    def _on_producer_id(self, lane: Lane, result: Any) -> None:
+    def granted(self, lane: Lane, result: t.ProducerIdGranted | t.Failure) -> None:
+        """The answer to a request for a producer id."""
         if isinstance(result, t.ProducerIdGranted):
             lane.producer_id_wanted = False
             lane.producer_id_failures = 0
@@ -208,4 +218,4 @@ class Sender:
             error=type(result.error).__name__,
         )
         pause_s = self._ground.backoff.pause_s(lane.producer_id_failures)
-        self._ground.timer(pause_s, lambda: self.want_producer_id(lane))
+        self._ground.timer(pause_s, ProducerIdDue(lane))

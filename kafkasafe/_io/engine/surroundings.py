@@ -11,6 +11,7 @@ from kafkasafe import events
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane_keeper import LaneKeeper
+from kafkasafe._io.engine.messages import Chore, ChoreDue, LookedAround
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.siblings import LeftBehind, Siblings
 from kafkasafe.errors import LaneBusyError, SpoolError
@@ -45,11 +46,11 @@ class Surroundings:
 
         def look() -> None:
             found = siblings.look(lambda: self._ground.closing)
-            self._ground.post(lambda: self._looked_around(found))
+            self._ground.post(LookedAround(found))
 
         self._ground.beside(look)
 
-    def _looked_around(self, found: Sequence[LeftBehind]) -> None:
+    def looked_around(self, found: Sequence[LeftBehind]) -> None:
         if self._ground.closing or self._ground.stranger is not None:
             return
         left = 0
@@ -63,7 +64,7 @@ class Surroundings:
             self._report(sibling)
         self.left_behind_records = left
         self._disk.publish_used()
-        self._ground.timer(_LOOK_AROUND_EVERY_S, self.look_around)
+        self._ground.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
         """Whether its lanes are drained now, by us or by others."""

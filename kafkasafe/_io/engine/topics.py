@@ -12,6 +12,7 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe.cluster import api as t
 
 __all__ = ["TOPIC_POLL_S", "Topics"]
@@ -99,7 +100,7 @@ class Topics:
                     self._ground.refresh_topics([topic])
                 else:
                     self.learn(topic, fresh=False)
-        self._ground.timer(TOPIC_POLL_S, self.poll)
+        self._ground.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
 
     def learn(self, name: str, *, fresh: bool) -> None:
         """What the metadata say of a topic; `fresh`: they came just now."""

@@ -1,0 +1,81 @@
+"""Where does a leader epoch end in the log, and where does the log?"""
+
+from __future__ import annotations
+
+from kafkasafe._core import journal as j
+from kafkasafe._core.loss import Cause
+from kafkasafe._io.engine.answers import trouble
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.messages import EpochCheckDue
+from kafkasafe._io.engine.steps import Steps
+from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
+
+__all__ = ["EndCheck"]
+
+_AGAIN_S = 1.0
+
+
+class EndCheck(Steps):
+    """See the module.
+
+    Args:
+        ground: See there.
+        lane: The lane.
+        check: What was acknowledged, under which epoch.
+        idle: Nothing is going on in the partition: asked without a reason, and of interest only while that is so. Else
+            another leader acknowledges, and it is asked until there is an answer.
+    """
+
+    def __init__(self, ground: Ground, lane: Lane, check: j.EpochCheck, *, idle: bool) -> None:
+        super().__init__(ground, lane, *lane.journal.address(check.destination))
+        self._check = check
+        self._idle = idle
+        self._last = f"though offset {check.last_acked_offset} was acknowledged"
+
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        cluster, epoch = self._ground.cluster, self._check.leader_epoch
+        if epoch >= 0:
+            cluster.offset_for_leader_epoch(self._topic, self._partition, epoch, self._then("ended"))
+        else:
+            cluster.list_offset(self._topic, self._partition, LATEST, self._then("listed"))
+
+    def _on_ended(self, result: EpochEnd | Failure) -> None:
+        cluster = self._ground.cluster
+        if isinstance(result, Failure) and result.unsupported:
+            cluster.list_offset(self._topic, self._partition, LATEST, self._then("listed"))
+        elif isinstance(result, Failure) or trouble(result)[1]:
+            self._failed()
+        elif result.end_offset < 0:
+            # Nothing of it is left: deleted by retention, if the log starts after it.
+            cluster.list_offset(self._topic, self._partition, EARLIEST, self._then("started"))
+        elif result.end_offset <= self._check.last_acked_offset:
+            self._suspect(
+                result.end_offset,
+                f"leader epoch {self._check.leader_epoch} ends at {result.end_offset}, {self._last}",
+            )
+
+    def _on_started(self, result: OffsetListed | Failure) -> None:
+        if isinstance(result, Failure) or trouble(result)[1]:
+            self._failed()
+        elif 0 <= result.offset <= self._check.last_acked_offset:
+            unknown = f"leader epoch {self._check.leader_epoch} is unknown to the log, {self._last}"
+            self._suspect(result.offset, f"{unknown} and the log starts at {result.offset}")
+
+    def _on_listed(self, result: OffsetListed | Failure) -> None:
+        if isinstance(result, Failure) or trouble(result)[1]:
+            self._failed()
+        elif 0 <= result.offset <= self._check.last_acked_offset:
+            self._suspect(result.offset, f"the log ends at {result.offset}, {self._last}")
+
+    def _suspect(self, end_offset: int, what: str) -> None:
+        check, journal = self._check, self._lane.journal
+        if not self._idle:
+            journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset, check=check)
+        elif (check.destination, check.last_acked_offset) in journal.idle():
+            journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
+
+    def _failed(self) -> None:
+        if not self._idle and self._lane in self._ground.lanes and not self._ground.closing:
+            self._ground.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

@@ -1,0 +1,215 @@
+"""What happens to the engine, as data: it can be printed, compared and recorded. `Engine.step` takes one at a time."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from kafkasafe._core import journal as j
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.siblings import LeftBehind
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, ProducerIdGranted
+
+__all__ = [
+    "Answered",
+    "Chore",
+    "ChoreDue",
+    "Decided",
+    "EpochCheckDue",
+    "FoundDamaged",
+    "HomeReached",
+    "Inquiry",
+    "InquiryDue",
+    "LookedAround",
+    "Message",
+    "MetadataChanged",
+    "Produced",
+    "ProducerIdAnswered",
+    "ProducerIdDue",
+    "RetryDue",
+    "Sent",
+    "SpillAsked",
+    "StrangerMet",
+    "Submitted",
+    "WriteDue",
+]
+
+
+class Inquiry(Protocol):
+    """Questions to the cluster that belong together; each answer decides which is the next."""
+
+    def go_on(self) -> None:
+        """Ask the first question, or again where the answer was not enough."""
+
+    def resume(self, step: str, answer: Any) -> None:
+        """The answer to the question of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Callers hand over parcels, in order."""
+
+    parcels: Sequence[Parcel]
+
+
+@dataclass(frozen=True, slots=True)
+class SpillAsked:
+    """Everything that is accepted is to be put on disk now (`spool="on_error"`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The user decides undecidable batches: they are sent again, or taken as delivered."""
+
+    batches: Sequence[tuple[Lane, j.Batch]]
+    resend: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChanged:
+    """An answer about metadata came."""
+
+    refreshed: MetadataRefreshed
+
+
+@dataclass(frozen=True, slots=True)
+class StrangerMet:
+    """A connection led to another cluster; it was closed, nothing was sent."""
+
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HomeReached:
+    """A new connection leads to our cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch on its way. `leader_epoch` is the one of the time of sending."""
+
+    lane: Lane
+    batch: j.Batch
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What became of a batch that was sent."""
+
+    sent: Sent
+    reply: ProduceReply | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDamaged:
+    """A batch that was to be sent is damaged on disk, and is in `quarantine/`."""
+
+    lane: Lane
+    batch: j.Batch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdAnswered:
+    """The answer to a lane's request for a producer id."""
+
+    lane: Lane
+    answer: ProducerIdGranted | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to one question of an inquiry."""
+
+    inquiry: Inquiry
+    step: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAround:
+    """What was found beside the default directory."""
+
+    found: Sequence[LeftBehind]
+
+
+class Chore(enum.Enum):
+    """What is done now and then."""
+
+    ADOPT = "adopt"
+    LOOK_AROUND = "look_around"
+    POLL_TOPICS = "poll_topics"
+    CHECK_ACKED = "check_acked"
+    SPILL = "spill"
+    EXPIRE = "expire"
+    LOOK_AGAIN = "look_again"
+    """Nothing by itself: a lane that waits for its disk is looked at in each turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoreDue:
+    """It is time for it."""
+
+    chore: Chore
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDue:
+    """The pause of a destination is over."""
+
+    lane: Lane
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDue:
+    """A disk that failed is tried again."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdDue:
+    """A producer id is asked for again."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCheckDue:
+    """A check of a leader epoch's end is tried again."""
+
+    lane: Lane
+    check: j.EpochCheck
+
+
+@dataclass(frozen=True, slots=True)
+class InquiryDue:
+    """An inquiry goes on: its partition has calmed down, or replicas had time to catch up."""
+
+    inquiry: Inquiry
+
+
+Message: TypeAlias = (
+    Submitted
+    | SpillAsked
+    | Decided
+    | MetadataChanged
+    | StrangerMet
+    | HomeReached
+    | Produced
+    | FoundDamaged
+    | ProducerIdAnswered
+    | Answered
+    | LookedAround
+    | ChoreDue
+    | RetryDue
+    | WriteDue
+    | ProducerIdDue
+    | EpochCheckDue
+    | InquiryDue
+)
