@@ -22,7 +22,7 @@ from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import first
-from kafkasafe._io.engine.messages import Decided, Message, SpillAsked, Submitted
+from kafkasafe._io.engine.messages import Decided, Message, SpillAsked
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
@@ -166,38 +166,8 @@ class Pump:
         threading.Thread(target=job, name=f"kafkasafe-look-{self._config.client_id}", daemon=True).start()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accept parcels, in order. Never blocks; `room` was asked before.
-
-        A caller that was interrupted in here (Ctrl-C) calls again with the same ones, and so does a signal handler that
-        comes in the middle: they are accepted once.
-        """
-        now = time.monotonic()
-        with self.ledger.lock:
-            failure = self.ledger.failure
-            waiting = failure is None and any(not parcel.taken for parcel in parcels)
-            for parcel in parcels if waiting else ():
-                if parcel.taken:
-                    continue
-                if not parcel.number:
-                    number = next(self.ledger.numbers)
-                    # Unless a signal handler came just now and gave it one.
-                    parcel.number = parcel.number or number  # type: ignore[redundant-expr]
-                    parcel.sealed_at = now
-                self.ledger.open[parcel.number] = parcel
-                if parcel.number not in self.ledger.undurable:
-                    self.ledger.undurable[parcel.number] = parcel
-                    self.ledger.backlog += parcel.size_bytes
-            if waiting:
-                self._inbox.append(Submitted(parcels))
-            # The same handler may have waited until they were on disk, or delivered.
-            for parcel in parcels:
-                if parcel.durable and self.ledger.undurable.pop(parcel.number, None) is not None:
-                    self.ledger.backlog -= parcel.size_bytes
-                if parcel.done:
-                    self.ledger.open.pop(parcel.number, None)
-        if failure is not None:
-            for parcel in parcels:
-                self.ledger.abort(parcel, failure)
+        """Accept parcels, in order; see `Ledger.submit`."""
+        self.ledger.submit(parcels)
         self._wake.set()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:

@@ -13,12 +13,13 @@ import contextlib
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Reversible
+from collections.abc import Iterable, Reversible, Sequence
 from typing import Final
 
 from kafkasafe._core import journal as j
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.messages import Submitted
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.waits import Waiting
 from kafkasafe._io.refusals import counted
@@ -82,6 +83,40 @@ class Ledger:
         """A new lock: in a forked child who held the old one is gone."""
         self.lock = threading.RLock()
         self.waiters = Waiting()
+
+    def submit(self, parcels: Sequence[Parcel]) -> None:
+        """Accept parcels, in order. Never blocks; `room` was asked before.
+
+        A caller that was interrupted in here (Ctrl-C) calls again with the same ones, and so does a signal handler that
+        comes in the middle: they are accepted once.
+        """
+        now = self._ground.clock.monotonic()
+        with self.lock:
+            failure = self.failure
+            waiting = failure is None and any(not parcel.taken for parcel in parcels)
+            for parcel in parcels if waiting else ():
+                if parcel.taken:
+                    continue
+                if not parcel.number:
+                    number = next(self.numbers)
+                    # Unless a signal handler came just now and gave it one.
+                    parcel.number = parcel.number or number  # type: ignore[redundant-expr]
+                    parcel.sealed_at = now
+                self.open[parcel.number] = parcel
+                if parcel.number not in self.undurable:
+                    self.undurable[parcel.number] = parcel
+                    self.backlog += parcel.size_bytes
+            if waiting:
+                self._ground.post(Submitted(parcels))
+            # The same handler may have waited until they were on disk, or delivered.
+            for parcel in parcels:
+                if parcel.durable and self.undurable.pop(parcel.number, None) is not None:
+                    self.backlog -= parcel.size_bytes
+                if parcel.done:
+                    self.open.pop(parcel.number, None)
+        if failure is not None:
+            for parcel in parcels:
+                self.abort(parcel, failure)
 
     def room(self, needed: int) -> bool:
         """Whether `needed` more bytes can be accepted now. Call with `lock` held."""
