@@ -64,7 +64,8 @@ tenacity's `RetryError`, of which the last try's error is judged. A code that is
 
 `retriable` is true of `retry`, `retry_after_refresh` and `reset_sequence`, `refresh_metadata` of `retry_after_refresh`.
 `data_at_risk` (below: **!**) means that acknowledged records may be gone, or records be skipped unread: such an error
-must reach a person or a repair, never only a retry. `RetryPolicy` repeats `retry` and `retry_after_refresh` only.
+must reach a person or a repair, never only a retry. `RetryPolicy` repeats `retry` and `retry_after_refresh` only;
+[examples/own_calls.py](../examples/own_calls.py) shows it, and `wait=` takes any of tenacity's waits instead of its own.
 `kafkasafe.metrics.install(policy)` puts its retries, pauses and given-up calls into Prometheus, beside those of clients.
 
 | action | what to do |

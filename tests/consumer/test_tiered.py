@@ -134,7 +134,7 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
                 cluster.partition_state("__consumer_offsets", number).in_sync == (node,)
                 for number in range(3)
             ),
-            60,
+            120,
         )
         cluster.kill(node)
         cluster.start(node)

@@ -316,7 +316,7 @@ def test_leaders_fail_over_while_records_flow(kafka_cluster, zygote, tmp_path):
         wanted = int(ledger["acked"].sum()) + records
         harness.until(
             lambda: ledger["acked"].sum() >= wanted or life.ended() is not None,
-            60,
+            120,
             f"acknowledgements: {log}",
         )
         assert life.ended() is None, life.tail()
