@@ -1,0 +1,102 @@
+"""The rules of docs/design.md's "Non-obvious", and the test of each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DESIGN = HERE.parent / "docs" / "design.md"
+
+TESTS = {
+    "An answer may come between two polls": "test_members_that_are_polled_in_turns_come_to_an_end",
+    "A wish for metadata may come": "test_metadata_that_are_asked_for_while_a_request_is_under_way",
+    "A crash leaves bytes out": "test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail",
+    "A log cannot tell that its own first": "test_groups_that_went_with_the_end_of_a_segment_are_told_as_lost_groups",
+    "What recovery went past": "test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage",
+    "A first batch goes alone": "test_the_first_batch_of_an_id_goes_alone_then_five",
+    "45 on a resend says nothing": "test_answers_lost_to_a_living_producer",
+    "Retention and loss look alike": (
+        "test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_acknowledged"
+    ),
+    "Without topic ids": "test_what_is_left_at_its_place_proves_that_the_topic_is_the_same",
+    "Present is not committed": "test_what_the_leader_has_is_probed_before_it_counts",
+    "Former lives' ids are never bumped": "test_former_ids_are_left_not_bumped",
+    "Marks apply in the order": "test_marks_keep_their_order",
+    "After a failed fsync": "test_after_a_fault_at_any_call_nothing_is_lost_or_doubled",
+    "Segments go one by one": "test_the_tests_find",
+    "The unproven tail of a recovered log": "test_the_tests_find",
+    "Decisions are written before batches": "test_a_full_disk",
+    "The reserve is for marks alone": "test_if_data_took_the_reserve_a_full_disk_would_stay_full",
+    "A default directory's name": "test_another_spelling_of_the_address_delivers_what_the_former_left",
+    "Records for one cluster never": "test_another_cluster_gets_nothing",
+    "An address is no cluster": "test_one_address_that_leads_astray_and_brokers_that_do_not_say",
+    "A copy in `rejected/` is durable": "test_a_crash_at_any_moment_leaves_a_batch_in_one_place",
+    "A resend lists `rejected/`": "test_records_are_resent_beside_a_living_producer",
+    "A released segment's successor": "test_a_segment_is_not_released_before_what_replaces_it_is_durable",
+    "A lane is offered for adoption": "test_lanes_of_dead_processes_are_found_once_and_only_with_content",
+    "In a forked child the lock's file": "test_a_forked_child_neither_holds_nor_releases_the_lock",
+    "Revived batches have no id": (
+        "test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it"
+    ),
+    "A lost batch may come back": (
+        "test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive"
+    ),
+    "A log that was cut may have grown": (
+        "test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it"
+    ),
+    "A mark of new ids names": "test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet",
+    "What was told and given up": "test_what_was_given_up_stays_given_up",
+    "A position is no promise": "test_kill_9_loses_no_more_than_was_not_acknowledged",
+    "A gap in front of an earlier life's": "test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that",
+    "Two clocks run": "test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that_forgot",
+    "A metadata request creates": "test_a_deleted_topic_stays_deleted_and_is_forgotten",
+    "A crash of kafka-python's loop": (
+        "test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_its_place"
+    ),
+    "A connection's responses may be": "test_a_fence_holds_off_what_would_overtake",
+    "The first answer does not end": "test_position_7_with_the_measured_first_answer",
+    "A topic's id is noted": "test_a_topic_made_anew",
+    "kafka-python's fetcher has": "test_what_was_left_of_a_paused_partition_comes_when_it_is_resumed",
+    "A response is decompressed": "test_a_bomb_does_not_go_off",
+    "Code 3 is answered": "test_a_missing_topic_is_told_after_a_while_and_a_missing_right_at_once",
+    "One answer is no fact": "test_one_stray_refusal_after_an_outage_throws_nothing_away",
+    "A batch-level refusal": (
+        "test_a_batch_that_was_refused_for_too_long_is_divided_and_its_good_records_are_delivered"
+    ),
+    "A refusal is checked once": "test_a_refusal_of_what_the_leader_has_is_not_believed",
+    "−1 proves nothing": "test_an_appended_batch_is_delivered_whatever_is_answered",
+    "Ctrl-C may raise": "test_ctrl_c_anywhere_in_send",
+    "A signal handler may call": "test_signal_handler_in_the_middle_of_send",
+    "The pump knows its producer weakly": "test_dropped_producers",
+    "The age of the log": "test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is",
+    "The patience of `close()`": "test_close_after_an_idle_time",
+    "Callbacks are handed over": "test_callbacks_have_run_when_flush_returns",
+    "A log handler may wait": "test_a_handler_that_flushes_ends_with_the_outage",
+    "A callback may wait": "test_slow_callbacks_that_come_to_an_end_only_slow_send_down",
+    "Given and chosen partitions": "test_given_and_chosen_partitions_at_first_contact",
+}
+"""How a rule begins, and the test of it."""
+
+UNNAMED = 14
+"""Rules whose test nobody has named yet. This number only goes down."""
+
+
+def rules() -> list[str]:
+    _, _, page = DESIGN.read_text(encoding="utf-8").partition("\n## Non-obvious\n")
+    section, _, _ = page.partition("\n## ")
+    return [" ".join(rule.split()) for rule in re.findall(r"^- \*\*(.+?)(?:\*\*|$)", section, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("rule", TESTS)
+def test_the_test_of_a_rule_is_there(rule):
+    assert [found for found in rules() if found.startswith(rule)], "no such rule in docs/design.md"
+    definition = re.compile(rf"^ *def {TESTS[rule]}\(", re.MULTILINE)
+    assert any(definition.search(path.read_text(encoding="utf-8")) for path in HERE.rglob("test_*.py"))
+
+
+def test_rules_without_a_test_get_fewer():
+    unnamed = [rule for rule in rules() if not rule.startswith(tuple(TESTS))]
+    assert len(unnamed) <= UNNAMED, unnamed
