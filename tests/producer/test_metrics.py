@@ -20,6 +20,7 @@ from kafkasafe import SafeProducer
 from kafkasafe._io.stats import PRODUCER, Definition, Histogram
 from kafkasafe.errors import RejectedError, SpoolFullError
 from kafkasafe.metrics import install, serve, uninstall
+from kafkasafe.testing.proxy import FaultProxy
 
 pytestmark = pytest.mark.kafka
 
@@ -146,6 +147,34 @@ def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, produc
     broker.proxy.restore()
     producer.flush(60)
     assert scrape(registry)["kafkasafe_spool_records",] == 0
+
+
+def test_sequence_errors_are_counted_by_what_was_proven(kafka, producers):
+    """45 is answered for a batch that is there and for one that is not, 46 for one that is: each is asked about, once."""
+    topic = harness.new_topic(kafka, 1)
+    registry = CollectorRegistry()
+    with FaultProxy(bootstrap=kafka.bootstrap_servers[0]) as proxy:
+        producer = producers(proxy.bootstrap_servers)
+        install(producer, registry=registry)
+        producer.send(topic, b"0").get(60)
+        assert not [key for key in scrape(registry) if key[0] == "kafkasafe_sequence_errors_total"]
+        proxy.on("Produce", topic=topic).answer(45, base_offset=-1, times=1)
+        assert producer.send(topic, b"1").get(60).offset == 1
+        proxy.on("Produce", topic=topic).answer_without_forwarding(45, base_offset=-1, times=1)
+        assert producer.send(topic, b"2").get(60).offset == 2
+        proxy.on("Produce", topic=topic).answer(46, base_offset=-1, times=1)
+        assert producer.send(topic, b"3").get(60).offset == 3
+        seen = scrape(registry)
+        producer.close()
+    of = "kafkasafe_sequence_errors_total"
+    assert {key[1:]: value for key, value in seen.items() if key[0] == of} == {
+        ("OUT_OF_ORDER_SEQUENCE_NUMBER", "decided"): 2,
+        ("DUPLICATE_SEQUENCE_NUMBER", "decided"): 1,
+    }
+    # Of the three batches the brokers' producer state knew two.
+    of = "kafkasafe_in_doubt_resolved_total"
+    resolved = {key[1:]: value for key, value in seen.items() if key[0] == of and value}
+    assert resolved == {("present", "state"): 2, ("absent", "state"): 1}
 
 
 def test_installing_twice_is_once_and_what_is_gone_leaves(kafka, tmp_path):
