@@ -43,7 +43,8 @@ class Shown:
     Attributes:
         title: Above it.
         unit: As Grafana names units.
-        queries: (PromQL, legend); `[]` stands for the label matchers, so that `x[]` is of the clients chosen.
+        queries: (PromQL, legend); `[]` stands for the label matchers, so that `x[]` is of the clients chosen, and
+            `[job]` for those of metrics that have no client.
         text: What it tells an operator.
         levels: From which value on it is yellow, and red. Only of those that show one number.
         top: The largest value that can be.
@@ -59,6 +60,12 @@ class Shown:
 
 def _quantile(part: float, buckets: str) -> str:
     return f"histogram_quantile({part}, sum by (client_id, le) (rate({buckets}[][$__rate_interval])))"
+
+
+def _of_batches(part: float) -> str:
+    buckets = "kafkasafe_spark_batch_duration_seconds_bucket[job]"
+    # Micro-batches may be minutes apart.
+    return f"histogram_quantile({part}, sum by (query, le) (increase({buckets}[1h])))"
 
 
 _NUMBERS = (
@@ -225,6 +232,17 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "After a crash or a lost answer: was the batch in the log, and how that was found out.",
             ),
             Shown(
+                "Sequence errors",
+                "short",
+                (
+                    (
+                        "sum by (client_id, error, verdict) (kafkasafe_sequence_errors_total[])",
+                        "{{client_id}} {{error}} {{verdict}}",
+                    ),
+                ),
+                "decided: it was proven which batches the cluster has; gap: it misses an earlier one as well.",
+            ),
+            Shown(
                 "Lost and healed records",
                 "short",
                 (
@@ -377,6 +395,28 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Always with a proof: leader epochs, or the topic's id.",
             ),
             Shown(
+                "End offsets held",
+                "short",
+                (
+                    (
+                        "sum by (client_id, topic, why) (kafkasafe_end_offsets_held_total[])",
+                        "{{client_id}} {{topic}} {{why}}",
+                    ),
+                ),
+                "Lower ends that were answered and not believed: nothing proved that records are gone.",
+            ),
+            Shown(
+                "Leader without a high watermark",
+                "s",
+                (
+                    (
+                        "sum by (client_id, topic) (kafkasafe_offset_not_available_seconds_total[])",
+                        "{{client_id}} {{topic}}",
+                    ),
+                ),
+                "Time that look-ups waited in the window after an election: OFFSET_NOT_AVAILABLE (78), KIP-207.",
+            ),
+            Shown(
                 "Partitions that cannot be read",
                 "short",
                 (
@@ -412,12 +452,98 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             ),
         ),
     ),
+    (
+        "Spark",
+        (
+            Shown(
+                "Micro-batches by outcome",
+                "short",
+                (
+                    (
+                        "sum by (query, outcome) (kafkasafe_spark_batches_total[job])",
+                        "{{query}} {{outcome}}",
+                    ),
+                    ("sum by (query) (kafkasafe_spark_query_failures_total[job])", "{{query}} exceptions"),
+                ),
+                "duplicate: committed before, and skipped; resumed: more than one transaction was needed.",
+            ),
+            Shown(
+                "Rows",
+                "cps",
+                (
+                    (
+                        "sum by (query, direction) (rate(kafkasafe_spark_rows_total[job][$__rate_interval]))",
+                        "{{query}} {{direction}}",
+                    ),
+                ),
+                "in: read, as Spark says; out: committed.",
+            ),
+            Shown(
+                "Duration of micro-batches",
+                "s",
+                (
+                    (_of_batches(0.99), "{{query}} p99"),
+                    (_of_batches(0.5), "{{query}} p50"),
+                ),
+                "As Spark says, planning included.",
+            ),
+            Shown(
+                "Behind latest",
+                "short",
+                (
+                    ("sum by (query) (kafkasafe_spark_offsets_behind_latest[job])", "{{query}}"),
+                    ("sum(kafkasafe_spark_active_queries[job])", "queries that run"),
+                ),
+                "Records between the end of the last micro-batch and the end of the logs.",
+            ),
+            Shown(
+                "Restarts and retries",
+                "short",
+                (
+                    (
+                        "sum by (query) (kafkasafe_spark_restarts_total[job])",
+                        "{{query}} transactions begun again",
+                    ),
+                    ("sum by (query) (kafkasafe_spark_retries_total[job])", "{{query}} requests sent again"),
+                ),
+                "What it took to commit each micro-batch once.",
+            ),
+            Shown(
+                "Bytes sent",
+                "Bps",
+                (
+                    (
+                        "sum by (query) (rate(kafkasafe_spark_sent_bytes_total[job][$__rate_interval]))",
+                        "{{query}}",
+                    ),
+                ),
+                "Those of transactions that came to nothing too.",
+            ),
+            Shown(
+                "What sources noticed",
+                "short",
+                (
+                    (
+                        "sum by (topic, event, reason) (kafkasafe_spark_source_events_total[job])",
+                        "{{topic}} {{event}}: {{reason}}",
+                    ),
+                    (
+                        "sum by (topic, reason) (kafkasafe_spark_source_lost_records_total[job])",
+                        "{{topic}} records lost: {{reason}}",
+                    ),
+                ),
+                "held: a lower end was not believed; lowered: it was, with a proof; lost: a query goes on without.",
+            ),
+        ),
+    ),
 )
 
 
 def _chosen(expression: str) -> str:
     alerts = [rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule]
-    chosen = expression.replace("[]", '{job=~"$job", client_id=~"$client_id"}')
+    chosen = expression.replace("[]", '{job=~"$job", client_id=~"$client_id"}').replace(
+        "[job]", '{job=~"$job"}'
+    )
     return chosen.replace("{alerts}", "|".join(alerts))
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools import HERE, MissingPackageError, Prometheus, find, rules
-from workload import ALERTS, LASTING, Workload
+from workload import ALERTS, LASTING, PRODUCERS, Workload
 
 _PATIENCE_S = 120.0
 
@@ -48,9 +48,12 @@ def quiet(workload: Workload, prometheus: Prometheus, seconds: float = 5.0) -> N
     Raises:
         AssertionError: One does.
     """
-    settled = "count(count_over_time(kafkasafe_spool_records[10m]) >= {n}) == 3 and on () up == 1"
+    settled = (
+        f"count(count_over_time(kafkasafe_spool_records[10m]) >= {int(seconds)}) == {len(PRODUCERS)}"
+        " and on () up == 1"
+    )
     wait_for(
-        lambda: bool(prometheus.query(settled.replace("{n}", str(int(seconds))))),
+        lambda: bool(prometheus.query(settled)),
         lambda: f"scrapes of {workload.target}",
     )
     for state in ("firing", "pending"):
@@ -58,11 +61,11 @@ def quiet(workload: Workload, prometheus: Prometheus, seconds: float = 5.0) -> N
 
 
 def alarmed(prometheus: Prometheus) -> None:
-    """Each alert fires for the client whose fault it tells, and for no other.
+    """Each alert fires for the clients whose fault it reports, and for no other.
 
     While the broker is away others may wait for longer than a minute, on a slow machine: that ends with its restart.
     """
-    expected = set(ALERTS.items())
+    expected = {(alert, client) for alert, clients in ALERTS.items() for client in clients}
     wait_for(
         lambda: prometheus.alerts() == expected,
         lambda: (
@@ -73,12 +76,18 @@ def alarmed(prometheus: Prometheus) -> None:
 
 def over(prometheus: Prometheus) -> None:
     """The alerts of faults that last end with them; those of what has happened stay."""
-    left = {(alert, client) for alert, client in ALERTS.items() if alert not in LASTING}
+    left = {
+        (alert, client) for alert, clients in ALERTS.items() if alert not in LASTING for client in clients
+    }
     wait_for(lambda: prometheus.alerts() == left, lambda: f"{sorted(prometheus.alerts() - left)} to end")
 
 
-def expressions() -> list[str]:
-    """All of PromQL that Grafana's dashboard and the console page hold, their variables filled in."""
+def expressions(*, spark: bool = False) -> list[str]:
+    """All of PromQL that Grafana's dashboard and the console page hold, their variables filled in.
+
+    Args:
+        spark: Those of Spark queries; otherwise all others.
+    """
     dashboard = json.loads((HERE / "kafkasafe.json").read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     page = (HERE / "console.html").read_text()
@@ -91,7 +100,7 @@ def expressions() -> list[str]:
         ("$window", "15s"),
     ):
         found = [expression.replace(variable, value) for expression in found]
-    return found
+    return [expression for expression in found if ("kafkasafe_spark_" in expression) is spark]
 
 
 def answered(prometheus: Prometheus, what: list[str], *, data: bool = True) -> None:
@@ -214,7 +223,7 @@ def once(workload: Workload, prometheus: Prometheus, picture: Path | None) -> No
     print("no alert without a fault", flush=True)
     workload.break_everything()
     alarmed(prometheus)
-    print(f"each of {len(ALERTS)} alerts fires in its fault, and for nobody else", flush=True)
+    print(f"each of {len(ALERTS)} alerts fires in its fault, and for no other client", flush=True)
     answered(prometheus, asked)
     print(f"each of {len(asked)} expressions of the dashboard and the page has data", flush=True)
     linted(workload)

@@ -201,6 +201,10 @@ class Prometheus:
         return list(data["result"])
 
     def alerts(self, state: str = "firing") -> set[tuple[str, str]]:
-        """(alert, client id) of those in a state."""
+        """(alert, client id) of those in a state; of Spark's: the query, or the topic."""
         found = self.query(f'ALERTS{{alertstate="{state}"}}')
-        return {(sample["metric"]["alertname"], sample["metric"]["client_id"]) for sample in found}
+        whose = ("client_id", "query", "topic")
+        return {
+            (labels["alertname"], next(labels[name] for name in whose if name in labels))
+            for labels in (sample["metric"] for sample in found)
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import tempfile
 import threading
@@ -12,39 +13,58 @@ from pathlib import Path
 from typing import Any, Self
 
 from kafka import KafkaProducer, TopicPartition
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry
 
 from kafkasafe import SafeConsumer, SafeProducer
-from kafkasafe.errors import KafkaSafeError, SpoolFullError
+from kafkasafe.errors import KafkaSafeError, RejectedError, SpoolFullError
 from kafkasafe.metrics import install, serve
 from kafkasafe.testing.broker import KafkaCluster
-from kafkasafe.testing.proxy import FaultProxy, Rule
+from kafkasafe.testing.proxy import Exchange, FaultProxy, Rule
 
 ALERTS = {
-    "AckedDataLost": "payments",
-    "EndOffsetRegression": "ledger",
-    "LogDiverged": "ledger",
-    "SpoolNearFull": "sensors",
-    "SpoolStalled": "sensors",
-    "PartitionStuck": "sensors",
-    "ProducerIdNearExpiry": "sensors",
-    "ConsumerSkipped": "reports",
-    "RemoteStorageNotReady": "archive",
+    "AckedDataLost": ("payments",),
+    "EndOffsetRegression": ("ledger",),
+    "LogDiverged": ("ledger",),
+    "SpoolNearFull": ("sensors",),
+    "SpoolStalled": ("sensors",),
+    # Nothing of the sensors is delivered; one partition of the devices is stuck while others go on.
+    "PartitionStuck": ("devices", "sensors"),
+    "ProducerIdNearExpiry": ("sensors",),
+    "RefusedByCluster": ("devices",),
+    "RecordsRejected": ("uploads",),
+    "UndecidableBatch": ("tickets",),
+    "SpoolCorrupt": ("cameras",),
+    "ConsumerSkipped": ("reports",),
+    "UndecidedPartitions": ("auditor",),
+    "RemoteStorageNotReady": ("archive",),
 }
-"""Alerts, and the client of the workload whose fault each tells. Nobody else has it."""
+"""Alerts, and the clients of the workload whose fault each reports. No other has it."""
 
-NOT_SHOWN = frozenset(
-    {"RefusedByCluster", "RecordsRejected", "UndecidableBatch", "SpoolCorrupt", "UndecidedPartitions"}
+SPARK_ALERTS = frozenset({"SparkBatchFailed", "SparkSourceDataLost"})
+"""Those of Spark queries, which this workload does not run: tests/spark/test_dashboard.py does."""
+
+LASTING = (
+    "SpoolNearFull",
+    "SpoolStalled",
+    "PartitionStuck",
+    "ProducerIdNearExpiry",
+    "RefusedByCluster",
+    "UndecidedPartitions",
+    "RemoteStorageNotReady",
 )
-"""Alerts that the workload has no fault for: rules_test.yml alone shows that they fire."""
+"""Those that end with their fault; the others report for 15 minutes what has happened."""
 
-LASTING = ("SpoolNearFull", "SpoolStalled", "PartitionStuck", "ProducerIdNearExpiry", "RemoteStorageNotReady")
-"""Those that end with their fault; the others tell for 15 minutes what has happened."""
+PRODUCERS = ("orders", "payments", "sensors", "devices", "uploads", "tickets", "cameras")
 
 HEALTHY = ("orders", "billing")
 _OUTAGE_S = 1200
-_TOPICS = ("orders", "payments", "invoices", "sensors", "reports", "archive")
+_TOPICS = ("orders", "payments", "invoices", "sensors", "reports", "archive", "badges", "tickets", "cameras")
+_RIGHTS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": True,
+}
 
 
 class Workload:
@@ -59,7 +79,7 @@ class Workload:
         self._failures: list[BaseException] = []
         self._threads: list[threading.Thread] = []
         self._rules: list[Rule] = []
-        self._sensors: SafeProducer | None = None
+        self._denied: list[ACL] = []
 
     def __enter__(self) -> Self:
         try:
@@ -85,10 +105,14 @@ class Workload:
     def _open(self, stack: contextlib.ExitStack) -> None:
         self.spools = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafkasafe-dashboard-")))
         self.proxy = stack.enter_context(FaultProxy())
-        self.cluster = stack.enter_context(KafkaCluster(brokers=1, proxy_ports=self.proxy.ports))
+        self.cluster = stack.enter_context(
+            KafkaCluster(brokers=1, config=_RIGHTS, proxy_ports=self.proxy.ports)
+        )
         self.proxy.connect(self.cluster)
         for topic in _TOPICS:
             self.cluster.create_topic(topic)
+        self.cluster.create_topic("devices", partitions=2)
+        self.cluster.create_topic("uploads", config={"max.message.bytes": "2000"})
         self.registry = CollectorRegistry()
         self.server = stack.enter_context(serve(registry=self.registry, partitions=True))
         stack.callback(self._end)  # before what the threads use is closed
@@ -106,9 +130,14 @@ class Workload:
         self._consume("ledger", "invoices", on_divergence="seek", each=self._look_at_the_end)
         self._archive = self._consume("archive", "archive")
         self._reports = self._consume("reports", "reports")
+        self._auditor = self._consume("auditor", "reports", auto_offset_reset="none", at=0)
         orders = self._producer("orders")
         self._start(lambda: self._produce(orders))
-        self._open_sensors()
+        self._sensors = self._open_sensors()
+        self._devices = self._producer("devices")
+        self._uploads = self._producer("uploads")
+        self._tickets = self._producer("tickets")
+        self._cameras = self._producer("cameras")
 
     @property
     def target(self) -> str:
@@ -134,16 +163,22 @@ class Workload:
             number += 1
 
     def _consume(
-        self, client: str, topic: str, each: Callable[[SafeConsumer], None] | None = None, **options: Any
+        self,
+        client: str,
+        topic: str,
+        each: Callable[[SafeConsumer], None] | None = None,
+        at: int | None = None,
+        **options: Any,
     ) -> _Reader:
         consumer = SafeConsumer(
             bootstrap_servers=self.cluster.bootstrap_servers,
             client_id=client,
-            auto_offset_reset="earliest",
-            **options,
+            **{"auto_offset_reset": "earliest", **options},
         )
         self._stack.callback(consumer.close)
         consumer.assign([TopicPartition(topic, 0)])
+        if at is not None:
+            consumer.seek(TopicPartition(topic, 0), at)
         install(consumer, registry=self.registry)
         reader = _Reader(consumer, TopicPartition(topic, 0))
         self._start(lambda: reader.run(self._ended, each))
@@ -158,7 +193,7 @@ class Workload:
             try:
                 work()
             except Exception as error:
-                # Told by whoever ends the workload.
+                # Raised when the workload ends.
                 self._failures.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
@@ -169,10 +204,46 @@ class Workload:
 
     def break_everything(self) -> None:
         """All faults. Each lasts until `repair`, or cannot be repaired."""
+        self.forget_the_tickets()
+        self.hold_back_the_end_of_the_invoices()
         self.lose_the_log()
         self.refuse_the_sensors()
+        self.refuse_one_device()
+        self.send_what_is_too_large()
+        self.damage_the_cameras()
         self.trim_the_reports()
         self.lose_sight_of_the_archive()
+
+    def forget_the_tickets(self) -> None:
+        """Sent, no answer; then the log is trimmed and the brokers forget the producer: UndecidableBatch."""
+        lost = self.proxy.on("Produce", topic="tickets").drop()
+        for number in range(5):
+            self._tickets.send("tickets", b"%d" % number)
+        self._tickets.flush_spool(60)
+        lost.wait(1, 60)
+        place = TopicPartition("tickets", 0)
+        _until(lambda: self.cluster._log_end(1, "tickets", 0) == 5, "the tickets to be in the log")
+        self._tickets.close(timeout=0)
+        with self.cluster.admin() as admin:
+            admin.delete_records({place: 5})
+        self.cluster.expire_producers(["tickets"])
+        lost.remove()
+        self._tickets = self._producer("tickets", on_undecidable="resend")
+
+    def hold_back_the_end_of_the_invoices(self) -> None:
+        """What a new leader does that is behind: no alert, but kafkasafe_end_offsets_held_total and others."""
+        ends = self.proxy.on("ListOffsets", topic="invoices")
+        ends.when(lambda exchange: exchange.request.topics[0].partitions[0].timestamp == -1)
+        ends.answer(code=78, offset=-1, times=3)
+        ends.wait(3, 60)
+
+        def lower(exchange: Exchange) -> None:
+            exchange.response.topics[0].partitions[0].offset -= 50
+
+        behind = self.proxy.on("ListOffsets", topic="invoices")
+        behind.when(lambda exchange: exchange.request.topics[0].partitions[0].timestamp == -1)
+        behind.edit(lower, times=3)
+        behind.wait(3, 60)
 
     def lose_the_log(self) -> None:
         """A disk is lost: AckedDataLost (the payments are put back), and EndOffsetRegression of the invoices."""
@@ -181,8 +252,8 @@ class Workload:
             shutil.rmtree(self.cluster.data_dir(1) / f"{topic}-0")
         self.cluster.start_all()
 
-    def _open_sensors(self) -> None:
-        self._sensors = self._producer(
+    def _open_sensors(self) -> SafeProducer:
+        return self._producer(
             "sensors",
             spool_max_bytes=32 << 20,
             max_block_ms=100,
@@ -198,7 +269,6 @@ class Workload:
         their timestamps, so that the 20 minutes need not pass.
         """
         sensors = self._sensors
-        assert sensors is not None
         rule = self.proxy.on("Produce", topic="sensors").answer_without_forwarding(code=19)
         self._rules.append(rule)
         then_ms = int((time.time() - _OUTAGE_S) * 1000)
@@ -207,27 +277,78 @@ class Workload:
         sensors.flush_spool(60)
         rule.wait(1, 60)  # sent: it has an id, and is in doubt
         sensors.close(timeout=0)
-        self._open_sensors()
-        assert self._sensors is not None
+        self._sensors = self._open_sensors()
         with contextlib.suppress(SpoolFullError):
             while True:
                 self._sensors.send("sensors", bytes(100_000))
 
+    def refuse_one_device(self) -> None:
+        """One partition has had too few replicas for 20 minutes, others go on: PartitionStuck, and no SpoolStalled.
+
+        A right is taken away as well: RefusedByCluster. And answers of the partition that goes on are of somebody who
+        lost the batch before (45), or has it twice (46): a sequence error is a question, not a loss.
+        """
+        self._devices.send("devices", b"first", partition=1).get(60)
+        self._rules.append(
+            self.proxy.on("Produce", topic="devices", partition=0).answer_without_forwarding(code=19)
+        )
+        then_ms = int((time.time() - _OUTAGE_S) * 1000)
+        self._devices.send("devices", b"stuck", partition=0, timestamp_ms=then_ms).durable(60)
+        self._devices.close(timeout=0)
+        devices = self._devices = self._producer("devices")
+        for code in (45, 46):
+            rule = self.proxy.on("Produce", topic="devices", partition=1).answer(
+                code=code, base_offset=-1, times=1
+            )
+            devices.send("devices", b"seen before", partition=1).get(60)
+            rule.wait(1, 60)
+        everybody = ResourcePattern(ResourceType.TOPIC, "badges")
+        denied = ACL("User:ANONYMOUS", "*", ACLOperation.WRITE, ACLPermissionType.DENY, everybody)
+        allowed = ACL("User:ANONYMOUS", "*", ACLOperation.ALL, ACLPermissionType.ALLOW, everybody)
+        with self.cluster.admin() as admin:
+            admin.create_acls([denied, allowed])
+        self._denied.append(denied)
+        devices.send("badges", b"who")
+        self._start(lambda: self._go_on(devices))
+
+    def _go_on(self, devices: SafeProducer) -> None:
+        while not self._ended.wait(0.2):
+            devices.send("devices", b"on", partition=1)
+
+    def send_what_is_too_large(self) -> None:
+        """A record that no leader takes: RecordsRejected."""
+        with contextlib.suppress(RejectedError):
+            self._uploads.send("uploads", random.randbytes(5000)).get(60)
+
+    def damage_the_cameras(self) -> None:
+        """A bit of the spool is flipped while nobody has it open: SpoolCorrupt."""
+        away = self.proxy.on("Produce", topic="cameras").answer_without_forwarding(code=19)
+        for number in range(10):
+            self._cameras.send("cameras", b"picture %d" % number).durable(60)
+        away.wait(1, 60)
+        self._cameras.close(timeout=0)
+        (segment,) = (self.spools / "cameras").glob("lane-*/*.log")
+        content = bytearray(segment.read_bytes())
+        content[content.index(b"picture 5")] ^= 1
+        segment.write_bytes(content)
+        away.remove()
+        self._cameras = self._producer("cameras", on_corrupt="quarantine")
+
     def trim_the_reports(self) -> None:
-        """Retention passes a consumer that was away: ConsumerSkipped. Before that its leader falters for a moment."""
+        """Retention passes a consumer that was away: ConsumerSkipped. Before that its leader falters for a moment.
+
+        One that may not be reset has to be given a position: UndecidedPartitions.
+        """
         falters = self.proxy.on("Fetch", topic="reports").answer(
             code=9, high_watermark=-1, records=None, times=3
         )
         self._reports.go_back_to(0)
         falters.wait(3, 60)
-        deadline = time.monotonic() + 60
-        while self._reports.position != 200:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the reports are not read again")
-            time.sleep(0.05)
+        _until(lambda: self._reports.position == 200, "the reports to be read again")
         with self.cluster.admin() as admin:
             admin.delete_records({TopicPartition("reports", 0): 150})
         self._reports.go_back_to(50)
+        self._auditor.go_back_to(50)
 
     def lose_sight_of_the_archive(self) -> None:
         """What lies in remote storage cannot be read (KIP-1007): RemoteStorageNotReady."""
@@ -248,8 +369,19 @@ class Workload:
         """Ends the faults that last."""
         while self._rules:
             self._rules.pop().remove()
-        if self._sensors is not None:
-            self._sensors.flush(120)
+        with self.cluster.admin() as admin:
+            admin.delete_acls(self._denied)
+        self._denied.clear()
+        self._auditor.go_back_to(150)
+        self._sensors.flush(120)
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited for {what}")
+        time.sleep(0.05)
 
 
 class _Reader:

@@ -17,6 +17,7 @@ import workload
 import yaml
 
 from kafkasafe._io.stats import CONSUMER, PRODUCER
+from kafkasafe.spark.listener import _Collector
 
 EXAMPLE = Path(run.__file__).parent
 
@@ -42,10 +43,16 @@ def test_nothing_asks_for_a_metric_that_there_is_not():
         for d in [*PRODUCER.values(), *CONSUMER.values()]
         for suffix in suffixes[d.kind]
     }
+    of_spark = {f"{family.name}": suffixes[family.type] for family in _Collector().collect()}
+    defined |= {f"{name}{suffix}" for name, kinds in of_spark.items() for suffix in kinds}
     recorded = {
         rule["record"] for group in tools.rules()["groups"] for rule in group["rules"] if "record" in rule
     }
-    asked = [*run.expressions(), *(rule["expr"] for g in tools.rules()["groups"] for rule in g["rules"])]
+    asked = [
+        *run.expressions(),
+        *run.expressions(spark=True),
+        *(rule["expr"] for g in tools.rules()["groups"] for rule in g["rules"]),
+    ]
     names = {name for expression in asked for name in re.findall(r"\bkafkasafe[_:]\w+(?::\w+)*", expression)}
     # The page counts clients by a pattern of names.
     names -= {"kafkasafe_"}
@@ -58,12 +65,10 @@ def test_nothing_asks_for_a_metric_that_there_is_not():
         for name, d in {**PRODUCER, **CONSUMER}.items()
         if not any(f"kafkasafe_{name}{suffix}" in names for suffix in suffixes[d.kind])
     }
-    assert unseen == {
-        # Not in a run with the faults of the workload, whose panels would be empty.
-        "sequence_errors",
-        "end_offsets_held",
-        "offset_not_available_seconds",
+    unseen |= {
+        name for name, kinds in of_spark.items() if not any(f"{name}{kind}" in names for kind in kinds)
     }
+    assert unseen == set()
 
 
 def test_what_producers_and_consumers_both_count_is_one_family():
@@ -86,8 +91,7 @@ def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not()
     seen = {(t["alertname"], bool(t["exp_alerts"])) for test in tests for t in test["alert_rule_test"]}
     names = {rule["alert"] for rule in alerts()}
     assert seen == {(name, fires) for name in names for fires in (True, False)}
-    assert names == workload.ALERTS.keys() | workload.NOT_SHOWN
-    assert not workload.ALERTS.keys() & workload.NOT_SHOWN
+    assert names == workload.ALERTS.keys() | workload.SPARK_ALERTS, "each fires in its real fault"
     assert all(rule["labels"]["severity"] in {"critical", "warning"} for rule in alerts())
 
 
@@ -133,7 +137,7 @@ def test_each_alert_fires_in_its_fault_and_every_expression_has_data(tmp_path):
     assert "Traceback" not in done.stderr, done.stderr
     for said in (
         "no alert without a fault",
-        f"each of {len(workload.ALERTS)} alerts fires in its fault, and for nobody else",
+        f"each of {len(workload.ALERTS)} alerts fires in its fault, and for no other client",
         f"each of {len(run.expressions())} expressions of the dashboard and the page has data",
         "promtool has nothing to say about the metrics",
         "those of faults that are over have ended",
