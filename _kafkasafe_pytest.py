@@ -1,4 +1,4 @@
-"""pytest fixtures for tests on a real Kafka: `kafka` (one broker) and `kafka_cluster` (three).
+"""pytest fixtures: a real Kafka, `kafka` (one broker) and `kafka_cluster` (three), and one in memory, `fake_kafka`.
 
 Installed with kafkasafe as a `pytest11` entry point, so every pytest run in the environment loads this module:
 it imports nothing but pytest until a fixture is asked for, and lies beside the package, because importing that
@@ -14,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from kafkasafe.testing.broker import KafkaCluster
+    from kafkasafe.testing.fake import FakeCluster
 
 _OPEN = pytest.StashKey[list["KafkaCluster"]]()
 
@@ -31,6 +32,18 @@ def kafka_cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     A test may kill, stop and pause nodes: whatever it leaves down is up again before the next test.
     """
     yield from _serve(request, brokers=3)
+
+
+@pytest.fixture
+def fake_kafka() -> Iterator[FakeCluster]:
+    """A Kafka with three brokers in memory, for one test: no Java, up in a millisecond.
+
+    The test fails if a client wanted something of it that it does not have.
+    """
+    from kafkasafe.testing.fake import FakeCluster
+
+    with FakeCluster(brokers=3) as cluster:
+        yield cluster
 
 
 def _serve(request: pytest.FixtureRequest, brokers: int) -> Iterator[KafkaCluster]:

@@ -530,3 +530,62 @@ def endpoints(message: Any) -> Iterator[tuple[int, Any]]:
                 yield from endpoints(entry)
         elif value is not None:
             yield from endpoints(value)
+
+
+# -- Answers -----------------------------------------------------------------------------------------------------------
+
+
+def fill(message: Any, fields: Mapping[str, Any]) -> None:
+    """Sets fields of a message, at any depth: dicts and lists of dicts become structs.
+
+    Fields that the message's version does not have are passed over.
+
+    Args:
+        message: Request or response.
+        fields: By name.
+
+    Raises:
+        UsageError: No version has a field of that name.
+    """
+    for name, value in fields.items():
+        field = message._struct.fields.get(name)
+        if field is None:
+            raise UsageError(f"{message._struct.name} has no field {name!r}")
+        if not field.for_version_q(message._version):
+            continue
+        setattr(message, name, _filled(field, value, message._version))
+        if field._tag is not None:
+            message.tags = (message.tags or set()) | {name}
+
+
+def _filled(field: Any, value: Any, version: int) -> Any:
+    if field.is_struct_array() and value is not None:
+        return [_filled_struct(field.data_class, entry, version) for entry in value]
+    if field.is_struct() and value is not None:
+        return _filled_struct(field.data_class, value, version)
+    return value
+
+
+def _filled_struct(data_class: Any, fields: Any, version: int) -> Any:
+    made = _made(data_class, version)
+    fill(made, fields)
+    return made
+
+
+def request_frame(known: Api, version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytes:
+    """A request as it goes over the wire, size included.
+
+    Args:
+        known: The API.
+        version: Its version.
+        correlation_id: What the answer will carry.
+        fields: By name, as `fill` takes them.
+    """
+    message = _made(known.request, version)
+    message._header = None
+    fill(message, fields)
+    client_id = b"kafkasafe"
+    header = struct.pack(">hhih", known.key, version, correlation_id, len(client_id)) + client_id
+    if known.request.flexible_version_q(version):
+        header += b"\0"
+    return _frame(header, message)

@@ -1,0 +1,488 @@
+"""The state of the whole cluster: brokers, topics, and what the controller does. Pure.
+
+No I/O, no thread, no clock: every method that depends on time gets it, in ms since the epoch, and `advance` does what
+became due since. What a client sees goes through `partition`, `groups` and `transactions`; this module holds them
+together. It raises `RefusedError` with Kafka's code where a broker would answer one, and an ordinary error where a
+test asks for something that cannot be.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafkasafe.errors import UsageError
+from kafkasafe.testing.fake.checks import RefusedError
+from kafkasafe.testing.fake.log import ReplicaLog
+from kafkasafe.testing.fake.partition import Appended, Partition
+from kafkasafe.testing.fake.settings import (
+    Profile,
+    broker_settings,
+    effective,
+    topic_settings,
+)
+
+__all__ = ["Broker", "Centre", "Topic"]
+
+OFFSET_OUT_OF_RANGE: Final = 1
+UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+INVALID_TOPIC: Final = 17
+TOPIC_AUTHORIZATION_FAILED: Final = 29
+GROUP_AUTHORIZATION_FAILED: Final = 30
+CLUSTER_AUTHORIZATION_FAILED: Final = 31
+TOPIC_ALREADY_EXISTS: Final = 36
+INVALID_PARTITIONS: Final = 37
+INVALID_REPLICATION_FACTOR: Final = 38
+INVALID_REPLICA_ASSIGNMENT: Final = 39
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
+UNKNOWN_TOPIC_ID: Final = 100
+
+INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state"})
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_DENIED: Final = {
+    "topic": TOPIC_AUTHORIZATION_FAILED,
+    "group": GROUP_AUTHORIZATION_FAILED,
+    "cluster": CLUSTER_AUTHORIZATION_FAILED,
+    "transactional_id": TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+OPERATIONS: Final = frozenset({"read", "write", "describe", "create", "delete", "alter"})
+
+
+@dataclass(slots=True)
+class Broker:
+    """One broker.
+
+    Attributes:
+        node: Its id.
+        up: Its process runs.
+        paused: It runs, and does nothing.
+        fenced: The controller takes it for dead.
+        fence_at: When the controller will, in ms; None for never.
+    """
+
+    node: int
+    up: bool = True
+    paused: bool = False
+    fenced: bool = False
+    fence_at: int | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers anything."""
+        return self.up and not self.paused
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic; one that was deleted and created again is another one, with another id."""
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: dict[int, Partition]
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Centre:
+    """The cluster.
+
+    Args:
+        brokers: How many.
+        profile: The version of Kafka.
+        settings: The brokers' settings by Kafka's names.
+        cluster_id: Its id.
+        now_ms: What time it is.
+
+    Attributes:
+        cluster_id: Id that brokers answer.
+        brokers: By node id.
+        topics: By name.
+        denied: (operation, kind of resource, name) that no client may do.
+        replication_factor: Of topics for which none is given.
+    """
+
+    def __init__(
+        self,
+        brokers: int,
+        profile: Profile,
+        settings: Mapping[str, object],
+        *,
+        cluster_id: str,
+        now_ms: int,
+    ) -> None:
+        self.profile = profile
+        self.settings = broker_settings(profile, settings)
+        self.cluster_id = cluster_id
+        self.brokers = {node: Broker(node) for node in range(1, brokers + 1)}
+        self.topics: dict[str, Topic] = {}
+        self.denied: set[tuple[str, str, str]] = set()
+        self.replication_factor = min(3, brokers)
+        self._producer_ids = 0
+        self._topic_ids = 0
+        self._next_leader = 0
+        self.now_ms = now_ms
+        self._expired_at = now_ms
+        self._retained_at = now_ms
+
+    # -- Time --------------------------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> None:
+        """Does what became due: dead brokers are noticed, producers and old records forgotten."""
+        self.now_ms = max(self.now_ms, now_ms)
+        for broker in self.brokers.values():
+            if broker.fence_at is not None and broker.fence_at <= self.now_ms:
+                broker.fence_at = None
+                broker.fenced = True
+                self.controlled()
+        if self.now_ms - self._expired_at >= int(self.settings["producer.id.expiration.check.interval.ms"]):
+            self._expired_at = self.now_ms
+            self._expire([partition.logs.values() for partition in self.partitions()])
+        if self.now_ms - self._retained_at >= int(self.settings["log.retention.check.interval.ms"]):
+            self._retained_at = self.now_ms
+            self.retain()
+
+    def next_due_ms(self) -> int | None:
+        """When `advance` has something to do next, None for never."""
+        return min(
+            (broker.fence_at for broker in self.brokers.values() if broker.fence_at is not None), default=None
+        )
+
+    def _expire(self, logs: Sequence[object]) -> None:
+        after = int(self.settings["producer.id.expiration.ms"])
+        for group in logs:
+            for log in group:  # type: ignore[attr-defined]
+                log.producers.expire(self.now_ms, after)
+
+    def forget_producers(self, topics: Sequence[str] | None) -> None:
+        """All idempotent producers are forgotten, as after a day without a write; open transactions stay."""
+        for partition in self.partitions():
+            if topics is None or partition.topic in topics:
+                for log in partition.logs.values():
+                    log.producers.expire(2**62, 0)
+
+    def retain(self) -> None:
+        """Removes what is older or more than the topics keep."""
+        for topic in self.topics.values():
+            settings = self.settings_of(topic)
+            keep_ms, keep_bytes = int(settings["retention.ms"]), int(settings["retention.bytes"])
+            for partition in topic.partitions.values():
+                if partition.leader < 0:
+                    continue
+                log, size = partition.log, partition.log.size_bytes
+                start = log.start_offset
+                for batch in log.batches:
+                    old = 0 <= keep_ms < self.now_ms - batch.header.max_timestamp
+                    too_much = 0 <= keep_bytes <= size - len(batch.data)
+                    if not (old or too_much) or batch.end_offset > log.high_watermark:
+                        break
+                    size -= len(batch.data)
+                    start = batch.end_offset
+                log.advance_start(start)
+        self.replicate()
+
+    # -- Brokers -----------------------------------------------------------------------------------------------------
+
+    def able(self, node: int) -> bool:
+        """Whether a broker may lead, as the controller sees it."""
+        return not self.brokers[node].fenced
+
+    def serves(self, node: int) -> bool:
+        """Whether a broker answers and takes part in replication."""
+        return self.brokers[node].serves
+
+    @property
+    def controller(self) -> int:
+        """Node id of a broker that clients may take for the controller."""
+        return next((node for node, broker in self.brokers.items() if not broker.fenced), -1)
+
+    def kill(self, node: int) -> None:
+        """The process is gone; the controller notices after the session timeout."""
+        broker = self.brokers[node]
+        if broker.up:
+            broker.up, broker.paused = False, False
+            self._fence_later(broker)
+
+    def stop(self, node: int) -> None:
+        """An orderly end: leaders move first."""
+        broker = self.brokers[node]
+        self.replicate()
+        broker.up, broker.paused = False, False
+        broker.fenced, broker.fence_at = True, None
+        self.controlled()
+
+    def pause(self, node: int) -> None:
+        """The process does nothing any more; the controller notices after the session timeout."""
+        broker = self.brokers[node]
+        if broker.up and not broker.paused:
+            broker.paused = True
+            self._fence_later(broker)
+
+    def _fence_later(self, broker: Broker) -> None:
+        broker.fence_at = self.now_ms + int(self.settings["broker.session.timeout.ms"])
+        self.advance(self.now_ms)
+
+    def resume(self, node: int) -> None:
+        """A paused process goes on."""
+        broker = self.brokers[node]
+        if broker.paused:
+            broker.paused = broker.fenced = False
+            broker.fence_at = None
+            self.controlled()
+
+    def start(self, node: int) -> None:
+        """A process that is gone is started again on the data it left."""
+        broker = self.brokers[node]
+        if broker.up:
+            return
+        # Coming back is how the controller learns that it was gone, if it has not noticed yet.
+        broker.fenced, broker.fence_at = True, None
+        self.controlled()
+        for partition in self.partitions():
+            if node in partition.logs:
+                log = partition.logs[node]
+                log.restart()
+                log.producers.expire(self.now_ms, int(self.settings["producer.id.expiration.ms"]))
+        broker.up, broker.fenced = True, False
+        self.controlled()
+
+    def controlled(self) -> None:
+        """The controller acts on what it knows of the brokers, and followers fetch."""
+        for topic in self.topics.values():
+            unclean = self.settings_of(topic)["unclean.leader.election.enable"] == "true"
+            for partition in topic.partitions.values():
+                partition.controlled(self.able, unclean=unclean)
+        self.replicate()
+
+    def replicate(self) -> None:
+        """Followers take what their leaders have."""
+        for partition in self.partitions():
+            partition.replicate(self.serves)
+
+    # -- Topics ------------------------------------------------------------------------------------------------------
+
+    def partitions(self) -> Iterator[Partition]:
+        """All there are."""
+        for topic in self.topics.values():
+            yield from topic.partitions.values()
+
+    def settings_of(self, topic: Topic) -> dict[str, str]:
+        """All settings of a topic, defaults included."""
+        return effective(self.settings, topic.settings)
+
+    def topic(self, name: str) -> Topic:
+        """A topic.
+
+        Raises:
+            RefusedError: 3.
+        """
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION) from None
+
+    def topic_by_id(self, topic_id: uuid.UUID) -> Topic:
+        """A topic by its id.
+
+        Raises:
+            RefusedError: 100.
+        """
+        for topic in self.topics.values():
+            if topic.topic_id == topic_id:
+                return topic
+        raise RefusedError(UNKNOWN_TOPIC_ID)
+
+    def partition(self, name: str, number: int) -> Partition:
+        """A partition.
+
+        Raises:
+            RefusedError: 3.
+        """
+        try:
+            return self.topic(name).partitions[number]
+        except KeyError:
+            raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION) from None
+
+    def check_name(self, name: str) -> None:
+        """Whether a topic may have this name.
+
+        Raises:
+            RefusedError: 17.
+        """
+        if not _NAME.fullmatch(name) or name in {".", ".."}:
+            raise RefusedError(INVALID_TOPIC, f"The topic name {name!r} is illegal")
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        settings: Mapping[str, object] | None = None,
+        assignments: Mapping[int, Sequence[int]] | None = None,
+        *,
+        validate_only: bool = False,
+    ) -> Topic:
+        """Creates a topic.
+
+        Raises:
+            RefusedError: 17, 36, 37, 38, 39 or 40.
+        """
+        self.check_name(name)
+        if name in self.topics:
+            raise RefusedError(TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        own = topic_settings(settings or {})
+        if assignments is None:
+            count = int(self.settings["num.partitions"]) if partitions == -1 else partitions
+            placed = self._placed(range(count), replication_factor)
+        else:
+            placed = {number: list(nodes) for number, nodes in assignments.items()}
+        if not placed:
+            raise RefusedError(
+                INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+            )
+        self._check_placed(placed, range(len(placed)))
+        self._topic_ids += 1
+        topic = Topic(name, uuid.uuid5(uuid.NAMESPACE_OID, f"{self.cluster_id}/{self._topic_ids}"), {}, own)
+        if not validate_only:
+            self.topics[name] = topic
+            self._add_partitions(topic, placed)
+        return topic
+
+    def _placed(self, numbers: Sequence[int], replication_factor: int) -> dict[int, list[int]]:
+        copies = self.replication_factor if replication_factor == -1 else replication_factor
+        nodes = [node for node in self.brokers if self.able(node)]
+        if not 1 <= copies <= len(nodes):
+            raise RefusedError(
+                INVALID_REPLICATION_FACTOR,
+                f"Unable to replicate the partition {copies} time(s): {len(nodes)} broker(s) are registered.",
+            )
+        placed = {}
+        for number in numbers:
+            first = self._next_leader % len(nodes)
+            self._next_leader += 1
+            placed[number] = [nodes[(first + k) % len(nodes)] for k in range(copies)]
+        return placed
+
+    def _check_placed(self, placed: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:
+        for nodes in placed.values():
+            if not nodes or len(set(nodes)) != len(nodes) or not set(nodes) <= set(self.brokers):
+                raise RefusedError(INVALID_REPLICA_ASSIGNMENT, f"Invalid replica assignment {list(nodes)}")
+        if sorted(placed) != list(numbers):
+            raise RefusedError(INVALID_REPLICA_ASSIGNMENT, "Partitions are numbered without a hole")
+
+    def _add_partitions(self, topic: Topic, placed: Mapping[int, Sequence[int]]) -> None:
+        for number, nodes in sorted(placed.items()):
+            partition = topic.partitions[number] = Partition(topic.name, number, nodes)
+            partition.elect(self.able, unclean=False)
+            partition.controlled(self.able, unclean=False)
+
+    def grow_topic(self, name: str, count: int, assignments: Sequence[Sequence[int]] | None = None) -> None:
+        """Gives a topic more partitions.
+
+        Raises:
+            RefusedError: 3, 37 or 39.
+        """
+        topic = self.topic(name)
+        known = len(topic.partitions)
+        if count <= known:
+            raise RefusedError(
+                INVALID_PARTITIONS, f"Topic currently has {known} partition(s), {count} is not more."
+            )
+        numbers = range(known, count)
+        if assignments is None:
+            placed = self._placed(numbers, len(topic.partitions[0].replicas))
+        else:
+            placed = {known + at: list(nodes) for at, nodes in enumerate(assignments)}
+        self._check_placed(placed, numbers)
+        self._add_partitions(topic, placed)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic with all its records.
+
+        Raises:
+            RefusedError: 3.
+        """
+        self.topic(name)
+        del self.topics[name]
+
+    def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:
+        """Changes settings; None brings a default back.
+
+        Raises:
+            RefusedError: 3 or 40.
+        """
+        topic = self.topic(name)
+        kept = {key: value for key, value in topic.settings.items() if key not in changes}
+        wanted = {key: value for key, value in changes.items() if value is not None}
+        topic.settings = kept | topic_settings(wanted)
+        self.controlled()
+
+    def wipe(self, name: str, number: int) -> None:
+        """A partition's records and all that was known from them are lost on all replicas; it begins at 0 again."""
+        partition = self.partition(name, number)
+        partition.logs = {node: ReplicaLog() for node in partition.replicas}
+        if partition.leader >= 0:
+            partition.log.assign_epoch(partition.leader_epoch, 0)
+
+    def delete_records(self, node: int, name: str, number: int, before: int) -> int:
+        """DeleteRecords: the new first offset.
+
+        Args:
+            node: The broker that was asked.
+            name: Topic.
+            number: Partition.
+            before: The new first offset, -1 for the high watermark.
+
+        Raises:
+            RefusedError: 1, 3 or 6.
+        """
+        partition = self.partition(name, number)
+        log = partition.check_leader(node)
+        wanted = log.high_watermark if before == -1 else before
+        if not 0 <= wanted <= log.high_watermark:
+            raise RefusedError(OFFSET_OUT_OF_RANGE)
+        log.advance_start(wanted)
+        self.replicate()
+        return log.start_offset
+
+    # -- Clients -----------------------------------------------------------------------------------------------------
+
+    def new_producer_id(self) -> int:
+        """An id that was never given."""
+        self._producer_ids += 1
+        return self._producer_ids - 1
+
+    def append(self, node: int, name: str, number: int, data: bytes, acks: int) -> Appended:
+        """Produce for one partition, see `Partition.append`."""
+        self.check_allowed("write", "topic", name)
+        partition = self.partition(name, number)
+        answer = partition.append(
+            node, data, acks=acks, now_ms=self.now_ms, settings=self.settings_of(self.topic(name))
+        )
+        partition.replicate(self.serves)
+        return answer
+
+    def check_allowed(self, operation: str, kind: str, name: str) -> None:
+        """Whether clients may do this.
+
+        Raises:
+            RefusedError: 29, 30, 31 or 53.
+        """
+        wanted = {(operation, kind, name), (operation, kind, "*")}
+        if wanted & self.denied:
+            raise RefusedError(_DENIED[kind])
+
+    def deny(self, operation: str, kind: str, name: str, *, on: bool) -> None:
+        """From now on clients may not do this, or may again.
+
+        Raises:
+            UsageError: No such operation or kind of resource.
+        """
+        if operation not in OPERATIONS or kind not in _DENIED:
+            raise UsageError(
+                f"Rights are {', '.join(sorted(OPERATIONS))} on {', '.join(_DENIED)}, not {operation} on {kind}"
+            )
+        change: Callable[[tuple[str, str, str]], None] = self.denied.add if on else self.denied.discard
+        change((operation, kind, name))

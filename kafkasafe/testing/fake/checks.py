@@ -1,0 +1,195 @@
+"""What a broker checks of a batch before it looks at its sequence. Pure.
+
+The order is the broker's, because it decides which of several faults is answered: base offset, size, checksum, then
+the records (count, kind, timestamps). Kafka's error code of the first fault is the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kafkasafe._core.batch import (
+    HEADER_BYTES,
+    BatchHeader,
+    CorruptBatchError,
+    decode,
+    read_header,
+    stamp_address,
+    stamp_identity,
+    verify,
+)
+
+__all__ = ["RefusedError", "StoredBatch", "admit", "store"]
+
+CORRUPT_MESSAGE: Final = 2
+MESSAGE_TOO_LARGE: Final = 10
+INVALID_TIMESTAMP: Final = 32
+UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
+INVALID_RECORD: Final = 87
+
+_MAGIC_AT: Final = 16
+_LENGTH_AT: Final = 8
+_ATTRIBUTES_AT: Final = 22  # the low byte: compression, timestamp type, kind
+_MAX_TIMESTAMP_AT: Final = 35
+_LOG_OVERHEAD: Final = 12
+_LOG_APPEND_TIME: Final = 0x08
+_MAX_LISTED: Final = 10  # records that a broker names one by one
+
+
+class RefusedError(Exception):
+    """A request, or a part of it, that is answered with an error code.
+
+    Attributes:
+        code: Kafka's error code.
+        message: What a broker would say, None where it says nothing.
+        record_errors: (index in the batch, message) of the records at fault.
+    """
+
+    def __init__(
+        self, code: int, message: str | None = None, record_errors: tuple[tuple[int, str], ...] = ()
+    ) -> None:
+        super().__init__(f"error code {code}: {message}")
+        self.code = code
+        self.message = message
+        self.record_errors = record_errors
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch as it lies in a log: its bytes, and the header read from them."""
+
+    data: bytes
+    header: BatchHeader
+
+    @property
+    def base_offset(self) -> int:
+        """Offset of the first record."""
+        return self.header.base_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last record."""
+        return self.header.last_offset + 1
+
+
+def admit(
+    data: bytes,
+    *,
+    now_ms: int,
+    max_bytes: int,
+    log_append_time: bool,
+    ahead_ms: int | None,
+    behind_ms: int | None,
+) -> BatchHeader:
+    """The header of a batch that a client may append.
+
+    Args:
+        data: What the request holds for one partition.
+        now_ms: The broker's clock.
+        max_bytes: The topic's `max.message.bytes`.
+        log_append_time: The broker will replace the timestamps, so they are not checked.
+        ahead_ms: How far ahead of the clock a timestamp may be, None for any.
+        behind_ms: How old it may be, None for any.
+
+    Raises:
+        RefusedError: With the code that a broker answers.
+    """
+    if len(data) < _MAGIC_AT + 1:
+        raise RefusedError(CORRUPT_MESSAGE, "The record batch is cut short")
+    if data[_MAGIC_AT] != 2:
+        raise RefusedError(
+            INVALID_RECORD, "Produce requests of this version may only hold record batches of magic 2"
+        )
+    size = _LOG_OVERHEAD + int.from_bytes(data[_LENGTH_AT : _LENGTH_AT + 4], "big", signed=True)
+    if _LOG_OVERHEAD < size < len(data):
+        raise RefusedError(INVALID_RECORD, "A produce request holds exactly one record batch per partition")
+    try:
+        header = read_header(data)
+    except CorruptBatchError as error:
+        raise RefusedError(_code_of_bad_header(data), str(error)) from error
+    if header.base_offset != 0:
+        raise RefusedError(
+            INVALID_RECORD, f"The base offset of an appended batch is 0, not {header.base_offset}"
+        )
+    if size > max_bytes:
+        raise RefusedError(
+            MESSAGE_TOO_LARGE, f"The record batch has {size} bytes, the topic takes {max_bytes}"
+        )
+    try:
+        verify(data)
+    except CorruptBatchError as error:
+        raise RefusedError(CORRUPT_MESSAGE, str(error)) from error
+    _check_records(data, header, now_ms, log_append_time, ahead_ms, behind_ms)
+    return header
+
+
+def _code_of_bad_header(data: bytes) -> int:
+    """Which of two codes: bytes that were damaged on the way, or a batch that was made wrong."""
+    if len(data) < HEADER_BYTES:
+        return CORRUPT_MESSAGE
+    count = int.from_bytes(data[57:61], "big", signed=True)
+    delta = int.from_bytes(data[23:27], "big", signed=True)
+    return INVALID_RECORD if count < 0 or delta < count - 1 else CORRUPT_MESSAGE
+
+
+def _check_records(
+    data: bytes,
+    header: BatchHeader,
+    now_ms: int,
+    log_append_time: bool,
+    ahead_ms: int | None,
+    behind_ms: int | None,
+) -> None:
+    if header.count <= 0 or header.last_offset_delta != header.count - 1:
+        raise RefusedError(
+            INVALID_RECORD, f"{header.count} records up to offset delta {header.last_offset_delta}"
+        )
+    if header.is_control:
+        raise RefusedError(INVALID_RECORD, "Clients are not allowed to write control records")
+    if header.producer_id >= 0 and header.base_sequence < 0:
+        raise RefusedError(
+            INVALID_RECORD, f"Invalid sequence {header.base_sequence} of an idempotent producer"
+        )
+    if header.is_log_append_time:
+        raise RefusedError(INVALID_TIMESTAMP, "Clients do not choose the timestamp type LogAppendTime")
+    try:
+        columns = decode(data)
+    except CorruptBatchError as error:
+        raise RefusedError(INVALID_RECORD, str(error)) from error
+    if log_append_time or (ahead_ms is None and behind_ms is None):
+        return
+    wrong = [
+        (index, f"Timestamp {stamp} of record {index} is out of range")
+        for index, stamp in enumerate(columns.timestamps)
+        if (ahead_ms is not None and stamp - now_ms > ahead_ms)
+        or (behind_ms is not None and now_ms - stamp > behind_ms)
+    ]
+    if wrong:
+        raise RefusedError(
+            INVALID_TIMESTAMP,
+            "One or more records have been rejected due to invalid timestamp",
+            tuple(wrong[:_MAX_LISTED]),
+        )
+
+
+def store(
+    data: bytes, base_offset: int, leader_epoch: int, *, append_time_ms: int | None = None
+) -> StoredBatch:
+    """The batch as the leader writes it: offset and leader epoch filled in, timestamps where the topic says so.
+
+    Args:
+        data: One batch, admitted.
+        base_offset: Where it goes.
+        leader_epoch: Under which epoch.
+        append_time_ms: The broker's time if the topic has LogAppendTime, else None.
+    """
+    batch = bytearray(data)
+    if append_time_ms is not None:
+        header = read_header(data)
+        batch[_ATTRIBUTES_AT] |= _LOG_APPEND_TIME
+        batch[_MAX_TIMESTAMP_AT : _MAX_TIMESTAMP_AT + 8] = append_time_ms.to_bytes(8, "big", signed=True)
+        stamp_identity(batch, header.producer_id, header.producer_epoch, header.base_sequence)
+    stamp_address(batch, base_offset, leader_epoch)
+    stored = bytes(batch)
+    return StoredBatch(stored, replace(read_header(stored)))

@@ -1,0 +1,386 @@
+"""Consumer groups of the classic protocol: members, generations, committed offsets. Pure.
+
+A group is EMPTY, PREPARING (members are joining), COMPLETING (the leader is dividing the partitions) or STABLE. All
+times are in ms and come from outside; `advance` throws out members that were silent for too long.
+
+Not modelled, and refused loudly: static members (`group.instance.id`) and the newer protocol of KIP-848.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from kafkasafe.testing.fake.checks import RefusedError
+
+if TYPE_CHECKING:
+    from kafkasafe.testing.fake.centre import Centre
+
+__all__ = ["Group", "GroupState", "Groups", "Member", "Offset"]
+
+ILLEGAL_GENERATION: Final = 22
+INCONSISTENT_GROUP_PROTOCOL: Final = 23
+INVALID_GROUP_ID: Final = 24
+UNKNOWN_MEMBER_ID: Final = 25
+INVALID_SESSION_TIMEOUT: Final = 26
+REBALANCE_IN_PROGRESS: Final = 27
+NON_EMPTY_GROUP: Final = 68
+GROUP_ID_NOT_FOUND: Final = 69
+MEMBER_ID_REQUIRED: Final = 79
+
+
+class GroupState(enum.Enum):
+    """What a group is doing."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A committed offset."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+@dataclass(slots=True)
+class Member:
+    """One consumer of a group."""
+
+    member_id: str
+    client_id: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+    heard_ms: int
+    assignment: bytes = b""
+    joined: bool = False
+    """It has joined the generation that is being prepared."""
+    waiting: bool = False
+    """It waits for an answer, which keeps it alive."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One group."""
+
+    name: str
+    state: GroupState = GroupState.EMPTY
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    members: dict[str, Member] = field(default_factory=dict)
+    promised: set[str] = field(default_factory=set)
+    """Ids that were given to members that have not come back with them yet."""
+    rebalance_by_ms: int = 0
+    offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
+    pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)
+    """Offsets of open transactions, by producer id."""
+
+
+class Groups:
+    """All groups of a cluster."""
+
+    def __init__(self, centre: Centre) -> None:
+        self._centre = centre
+        self._groups: dict[str, Group] = {}
+        self._members = 0
+
+    def coordinator(self, name: str) -> int:
+        """Node id of the broker that coordinates a group, -1 if none can."""
+        return coordinator(self._centre, name, "offsets.topic.num.partitions")
+
+    def all(self) -> Mapping[str, Group]:
+        """By name."""
+        return self._groups
+
+    def get(self, name: str) -> Group:
+        """A group, made if there is none.
+
+        Raises:
+            RefusedError: 24 or 30.
+        """
+        if not name:
+            raise RefusedError(INVALID_GROUP_ID)
+        self._centre.check_allowed("read", "group", name)
+        return self._groups.setdefault(name, Group(name))
+
+    def known(self, name: str) -> Group | None:
+        """A group, None if there is none."""
+        return self._groups.get(name)
+
+    # -- Time --------------------------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> None:
+        """Members that are silent go, and what waited for them goes on."""
+        for group in self._groups.values():
+            for member in list(group.members.values()):
+                if not member.waiting and now_ms - member.heard_ms >= member.session_timeout_ms:
+                    self._remove(group, member.member_id, now_ms)
+            if group.state is GroupState.PREPARING and now_ms >= group.rebalance_by_ms:
+                for member in list(group.members.values()):
+                    if not member.joined:
+                        del group.members[member.member_id]
+                self._complete_join(group, now_ms)
+            elif group.state is GroupState.COMPLETING and now_ms >= group.rebalance_by_ms:
+                for member in list(group.members.values()):
+                    if not member.waiting:
+                        self._remove(group, member.member_id, now_ms)
+
+    def next_due_ms(self) -> int | None:
+        """When `advance` has something to do next."""
+        due = [
+            member.heard_ms + member.session_timeout_ms
+            for group in self._groups.values()
+            for member in group.members.values()
+            if not member.waiting
+        ]
+        joining = {GroupState.PREPARING, GroupState.COMPLETING}
+        due += [group.rebalance_by_ms for group in self._groups.values() if group.state in joining]
+        return min(due, default=None)
+
+    # -- Members -----------------------------------------------------------------------------------------------------
+
+    def join(
+        self,
+        name: str,
+        member_id: str,
+        client_id: str,
+        protocol_type: str,
+        protocols: list[tuple[str, bytes]],
+        *,
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+        needs_id: bool,
+        now_ms: int,
+    ) -> Member | str:
+        """A member joins; `joined` says when the generation is there.
+
+        Returns:
+            The member; or an id with which it is to come back (KIP-394).
+
+        Raises:
+            RefusedError: 23, 24, 25, 26 or 30.
+        """
+        group = self.get(name)
+        settings = self._centre.settings
+        least = int(settings["group.min.session.timeout.ms"])
+        most = int(settings["group.max.session.timeout.ms"])
+        if not least <= session_timeout_ms <= most:
+            raise RefusedError(INVALID_SESSION_TIMEOUT)
+        if group.members and (
+            protocol_type != group.protocol_type
+            or not self._common(group, {p for p, _ in protocols}, member_id)
+        ):
+            raise RefusedError(INCONSISTENT_GROUP_PROTOCOL)
+        if not member_id:
+            self._members += 1
+            made = f"{client_id}-{self._members}"
+            if needs_id:
+                group.promised.add(made)
+                return made
+            member_id = made
+        elif member_id not in group.members and member_id not in group.promised:
+            raise RefusedError(UNKNOWN_MEMBER_ID)
+        group.promised.discard(member_id)
+        member = group.members.get(member_id)
+        if member is None:
+            member = Member(member_id, client_id, session_timeout_ms, rebalance_timeout_ms, protocols, now_ms)
+            group.members[member_id] = member
+            group.protocol_type = protocol_type
+            unchanged = False
+        else:
+            # Only the leader, or a member that wants something else, makes a stable group begin again.
+            unchanged = (
+                group.state is GroupState.STABLE
+                and member.protocols == protocols
+                and member_id != group.leader
+            ) or (group.state is GroupState.COMPLETING and member.protocols == protocols)
+            member.protocols = protocols
+            member.session_timeout_ms = session_timeout_ms
+            member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.heard_ms = now_ms
+        if unchanged:
+            return member
+        self._prepare(group, now_ms)
+        member.joined = member.waiting = True
+        self._complete_join(group, now_ms)
+        return member
+
+    @staticmethod
+    def _common(group: Group, wanted: set[str], member_id: str) -> set[str]:
+        for member in group.members.values():
+            if member.member_id != member_id:
+                wanted = wanted & {name for name, _ in member.protocols}
+        return wanted
+
+    def _prepare(self, group: Group, now_ms: int) -> None:
+        if group.state is GroupState.PREPARING:
+            return
+        group.state = GroupState.PREPARING
+        for member in group.members.values():
+            member.joined = False
+            member.assignment = b""
+        self._give_time(group, now_ms)
+
+    @staticmethod
+    def _give_time(group: Group, now_ms: int) -> None:
+        longest = max((member.rebalance_timeout_ms for member in group.members.values()), default=0)
+        group.rebalance_by_ms = now_ms + longest
+
+    def _complete_join(self, group: Group, now_ms: int) -> None:
+        if group.state is not GroupState.PREPARING or not all(m.joined for m in group.members.values()):
+            return
+        group.generation += 1
+        if not group.members:
+            group.state, group.leader, group.protocol = GroupState.EMPTY, "", ""
+            return
+        if group.leader not in group.members:
+            group.leader = next(iter(group.members))
+        first = next(iter(group.members.values()))
+        common = self._common(group, {name for name, _ in first.protocols}, first.member_id)
+        group.protocol = next(name for name, _ in first.protocols if name in common)
+        group.state = GroupState.COMPLETING
+        self._give_time(group, now_ms)
+        for member in group.members.values():
+            member.waiting = False
+            member.heard_ms = now_ms
+
+    def check_member(self, group: Group, member_id: str, generation: int | None) -> Member:
+        """A member that belongs to the present generation.
+
+        Raises:
+            RefusedError: 22 or 25.
+        """
+        member = group.members.get(member_id)
+        if member is None:
+            raise RefusedError(UNKNOWN_MEMBER_ID)
+        if generation is not None and generation != group.generation:
+            raise RefusedError(ILLEGAL_GENERATION)
+        return member
+
+    def sync(
+        self, name: str, member_id: str, generation: int, assignments: Mapping[str, bytes], now_ms: int
+    ) -> Callable[[], bytes | None]:
+        """A member asks for its share; the leader brings all shares.
+
+        Returns:
+            A look at it: the share, None while the leader has not brought it; raises `RefusedError` if the group
+            begins again meanwhile.
+
+        Raises:
+            RefusedError: 22, 24, 25, 27 or 30.
+        """
+        group = self.get(name)
+        member = self.check_member(group, member_id, generation)
+        if group.state is GroupState.PREPARING:
+            raise RefusedError(REBALANCE_IN_PROGRESS)
+        member.heard_ms = now_ms
+        if group.state is GroupState.COMPLETING:
+            member.waiting = True
+            if member_id == group.leader:
+                for other in group.members.values():
+                    other.assignment = assignments.get(other.member_id, b"")
+                    other.waiting = False
+                    other.heard_ms = now_ms
+                group.state = GroupState.STABLE
+
+        def look() -> bytes | None:
+            self.check_member(group, member_id, generation)
+            if group.state is GroupState.STABLE:
+                return member.assignment
+            if group.state is GroupState.PREPARING:
+                member.waiting = False
+                raise RefusedError(REBALANCE_IN_PROGRESS)
+            return None
+
+        return look
+
+    def heartbeat(self, name: str, member_id: str, generation: int, now_ms: int) -> None:
+        """A sign of life.
+
+        Raises:
+            RefusedError: 22, 24, 25, 27 or 30.
+        """
+        group = self.get(name)
+        member = self.check_member(group, member_id, generation)
+        member.heard_ms = now_ms
+        if group.state is GroupState.PREPARING:
+            raise RefusedError(REBALANCE_IN_PROGRESS)
+
+    def leave(self, name: str, member_id: str, now_ms: int) -> None:
+        """A member goes.
+
+        Raises:
+            RefusedError: 24, 25 or 30.
+        """
+        group = self.get(name)
+        if member_id in group.promised:
+            group.promised.discard(member_id)
+            return
+        self.check_member(group, member_id, None)
+        self._remove(group, member_id, now_ms)
+
+    def _remove(self, group: Group, member_id: str, now_ms: int) -> None:
+        del group.members[member_id]
+        if group.leader == member_id:
+            group.leader = ""
+        if group.state in {GroupState.STABLE, GroupState.COMPLETING}:
+            self._prepare(group, now_ms)
+        self._complete_join(group, now_ms)
+
+    # -- Offsets -----------------------------------------------------------------------------------------------------
+
+    def check_commit(self, name: str, member_id: str, generation: int, now_ms: int) -> Group:
+        """Whether offsets may be committed by this member, or by somebody outside of any generation (-1).
+
+        Raises:
+            RefusedError: 22, 24, 25, 27 or 30.
+        """
+        group = self.get(name)
+        if generation < 0:
+            if group.members:
+                raise RefusedError(UNKNOWN_MEMBER_ID)
+            return group
+        member = self.check_member(group, member_id, generation)
+        if group.state is GroupState.COMPLETING:
+            raise RefusedError(REBALANCE_IN_PROGRESS)
+        member.heard_ms = now_ms
+        return group
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        """Offsets that a transaction sent become committed, or never were."""
+        for group in self._groups.values():
+            offsets = group.pending.pop(producer_id, {})
+            if commit:
+                group.offsets |= offsets
+
+    def delete(self, name: str) -> None:
+        """Removes a group with its offsets.
+
+        Raises:
+            RefusedError: 68 or 69.
+        """
+        group = self._groups.get(name)
+        if group is None:
+            raise RefusedError(GROUP_ID_NOT_FOUND)
+        if group.members:
+            raise RefusedError(NON_EMPTY_GROUP)
+        del self._groups[name]
+
+
+def coordinator(centre: Centre, key: str, partitions: str) -> int:
+    """Node id of the broker that coordinates a key: always the same one of those that are up."""
+    able = [node for node in centre.brokers if centre.able(node)]
+    if not able:
+        return -1
+    number = sum(key.encode()) % int(centre.settings[partitions])
+    return able[number % len(able)]

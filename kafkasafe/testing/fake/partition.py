@@ -1,0 +1,352 @@
+"""One partition: its replicas, who leads, what is in sync, and what a leader answers. Pure.
+
+Followers take what the leader has at once, unless they are down, hang, or were told to lag; the high watermark is
+what all in-sync replicas have. So every state that a slow network makes in a real cluster can be made here, and lasts
+as long as a test wants it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe._core.batch import BatchHeader
+from kafkasafe.testing.fake.checks import RefusedError, admit
+from kafkasafe.testing.fake.log import Aborted, ReplicaLog
+
+__all__ = ["Appended", "Fetched", "Listed", "Partition"]
+
+OFFSET_OUT_OF_RANGE: Final = 1
+LEADER_NOT_AVAILABLE: Final = 5
+NOT_LEADER_OR_FOLLOWER: Final = 6
+NOT_ENOUGH_REPLICAS: Final = 19
+INVALID_REQUIRED_ACKS: Final = 21
+FENCED_LEADER_EPOCH: Final = 74
+UNKNOWN_LEADER_EPOCH: Final = 75
+OFFSET_NOT_AVAILABLE: Final = 78
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+
+_FIRST_WITH_NOT_AVAILABLE: Final = 5  # ListOffsets
+_DEBUGGING_REPLICA: Final = -2
+_NO_PRODUCER: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A batch that is in the leader's log.
+
+    Attributes:
+        base_offset: Where; of the first time, if it came again.
+        log_append_time_ms: -1 unless the broker set the timestamps.
+        log_start_offset: First offset of the log.
+        end_offset: The high watermark must reach this before all in-sync replicas have it.
+        duplicate: It was there already.
+    """
+
+    base_offset: int
+    log_append_time_ms: int
+    log_start_offset: int
+    end_offset: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a leader answers to Fetch."""
+
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    data: bytes = b""
+    aborted: tuple[Aborted, ...] = ()
+    diverging: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a leader answers to ListOffsets."""
+
+    offset: int
+    timestamp: int = -1
+    leader_epoch: int = -1
+
+
+class Partition:
+    """A partition and all its replicas.
+
+    Attributes:
+        topic: Name of its topic.
+        number: Its number.
+        replicas: Node ids, the preferred leader first.
+        in_sync: The in-sync replicas; never empty.
+        leader: Node id, -1 while there is none.
+        leader_epoch: Grows by one with each change of the leader.
+        logs: The replicas' logs, by node.
+        lagging: Followers that take nothing for now, though they stay in sync.
+    """
+
+    def __init__(self, topic: str, number: int, replicas: Sequence[int]) -> None:
+        self.topic = topic
+        self.number = number
+        self.replicas = list(replicas)
+        self.in_sync = set(replicas)
+        self.leader = -1
+        self.leader_epoch = -1
+        self.logs = {node: ReplicaLog() for node in replicas}
+        self.lagging: set[int] = set()
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.topic}-{self.number} leader {self.leader} epoch {self.leader_epoch}"
+            f" in sync {sorted(self.in_sync)} of {self.replicas}>"
+        )
+
+    @property
+    def log(self) -> ReplicaLog:
+        """The leader's log."""
+        return self.logs[self.leader]
+
+    # -- Who leads ---------------------------------------------------------------------------------------------------
+
+    def lead(self, node: int) -> None:
+        """Makes a replica the leader (-1: none), under a new leader epoch."""
+        self.leader = node
+        self.leader_epoch += 1
+        if node < 0:
+            return
+        self.lagging.discard(node)
+        self.log.assign_epoch(self.leader_epoch, self.log.end_offset)
+
+    def elect(self, able: Callable[[int], bool], *, unclean: bool) -> bool:
+        """Finds a leader where there is none that can lead. Whether anything changed.
+
+        Args:
+            able: Whether a node is up as far as the controller knows.
+            unclean: A replica that is not in sync may lead too; what it lacks is lost.
+        """
+        if self.leader >= 0 and able(self.leader):
+            return False
+        for node in self.replicas:
+            if able(node) and node in self.in_sync:
+                self.lead(node)
+                self._shrink(able)
+                return True
+        if unclean:
+            for node in self.replicas:
+                if able(node):
+                    self.in_sync = {node}
+                    self.lead(node)
+                    return True
+        if self.leader >= 0:
+            self.in_sync = {self.leader} if self.leader in self.in_sync else self.in_sync
+            self.lead(-1)
+            return True
+        return False
+
+    def _shrink(self, able: Callable[[int], bool]) -> None:
+        self.in_sync = {node for node in self.in_sync if able(node)} or self.in_sync
+
+    def controlled(self, able: Callable[[int], bool], *, unclean: bool) -> None:
+        """The controller acts on which nodes are up: elects, and takes dead replicas out of the in-sync ones."""
+        self.elect(able, unclean=unclean)
+        if self.leader >= 0:
+            self._shrink(able)
+
+    def replicate(self, fetching: Callable[[int], bool]) -> None:
+        """Followers take what the leader has, and the high watermark follows.
+
+        Args:
+            fetching: Whether a follower is alive, as itself and the leader know.
+        """
+        if self.leader < 0 or not fetching(self.leader):
+            return
+        leader = self.log
+        for _ in range(2):  # the second time the followers learn the new high watermark
+            for node in self.replicas:
+                if node != self.leader and node not in self.lagging and fetching(node):
+                    self._reconcile(self.logs[node], leader)
+                    self.logs[node].copy_from(leader)
+                    if self.logs[node].end_offset >= leader.end_offset:
+                        self.in_sync.add(node)
+            reached = min(self.logs[node].end_offset for node in self.in_sync)
+            leader.high_watermark = max(leader.high_watermark, min(reached, leader.end_offset))
+
+    @staticmethod
+    def _reconcile(follower: ReplicaLog, leader: ReplicaLog) -> None:
+        """A follower drops what the leader's history does not have (KIP-101, KIP-279)."""
+        while follower.epochs:
+            epoch, end = leader.end_of_epoch(follower.latest_epoch)
+            if end < 0:
+                follower.truncate(leader.end_offset)  # newer than all the leader has
+                epoch, end = leader.latest_epoch, leader.end_offset
+            mine = follower.end_of_epoch(epoch)[1]
+            before = follower.end_offset, tuple(follower.epochs)
+            follower.truncate(min(end, mine) if mine >= 0 else end)
+            if follower.latest_epoch <= epoch or before == (follower.end_offset, tuple(follower.epochs)):
+                return
+        if follower.end_offset > leader.end_offset:
+            follower.truncate(leader.end_offset)
+
+    def check_leader(self, node: int, current_leader_epoch: int = -1) -> ReplicaLog:
+        """The log, if this node leads and the epoch that a client knows is right.
+
+        Raises:
+            RefusedError: 6, 74 or 75.
+        """
+        if current_leader_epoch >= 0:
+            if current_leader_epoch < self.leader_epoch:
+                raise RefusedError(FENCED_LEADER_EPOCH)
+            if current_leader_epoch > self.leader_epoch:
+                raise RefusedError(UNKNOWN_LEADER_EPOCH)
+        if node != self.leader:
+            raise RefusedError(NOT_LEADER_OR_FOLLOWER)
+        return self.log
+
+    # -- Requests ----------------------------------------------------------------------------------------------------
+
+    def append(
+        self, node: int, data: bytes, *, acks: int, now_ms: int, settings: Mapping[str, str]
+    ) -> Appended:
+        """Produce.
+
+        Args:
+            node: The broker that was asked.
+            data: One batch.
+            acks: -1, 0 or 1.
+            now_ms: Its clock.
+            settings: The topic's.
+
+        Raises:
+            RefusedError: With the code of the answer.
+        """
+        if acks not in {-1, 0, 1}:
+            raise RefusedError(INVALID_REQUIRED_ACKS)
+        log = self.check_leader(node)
+        if acks == -1 and len(self.in_sync) < int(settings["min.insync.replicas"]):
+            raise RefusedError(NOT_ENOUGH_REPLICAS)
+        by_broker = settings["message.timestamp.type"] == "LogAppendTime"
+        header = admit(
+            data,
+            now_ms=now_ms,
+            max_bytes=int(settings["max.message.bytes"]),
+            log_append_time=by_broker,
+            ahead_ms=_limit(settings["message.timestamp.after.max.ms"]),
+            behind_ms=_limit(settings["message.timestamp.before.max.ms"]),
+        )
+        if (seen := self._check_producer(log, header)) is not None:
+            return seen
+        batch = log.append(data, self.leader_epoch, now_ms if by_broker else None)
+        return Appended(batch.base_offset, now_ms if by_broker else -1, log.start_offset, batch.end_offset)
+
+    @staticmethod
+    def _check_producer(log: ReplicaLog, header: BatchHeader) -> Appended | None:
+        if header.producer_id == _NO_PRODUCER:
+            return None
+        seen = log.producers.duplicate_of(header)
+        if seen is not None:
+            return Appended(seen.base_offset, seen.timestamp, log.start_offset, seen.last_offset + 1, True)
+        log.producers.check(header)
+        log.producers.check_transaction(header)
+        return None
+
+    def fetch(
+        self,
+        node: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        read_committed: bool,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+        at_least_one: bool = True,
+    ) -> Fetched:
+        """Fetch, for a consumer.
+
+        Args:
+            node: The broker that was asked.
+            offset: Where to begin.
+            max_bytes: At most so many bytes, apart from a first batch that is larger.
+            read_committed: Up to the last stable offset, with the aborted transactions.
+            current_leader_epoch: As the client knows it, -1 for unknown.
+            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for unknown.
+            at_least_one: A first batch that is larger comes whole.
+
+        Raises:
+            RefusedError: With the code of the answer.
+        """
+        log = self.check_leader(node, current_leader_epoch)
+        high = log.high_watermark
+        known = high, log.last_stable_offset, log.start_offset
+        if last_fetched_epoch >= 0:
+            epoch, end = log.end_of_epoch(last_fetched_epoch)
+            if end < 0:
+                raise RefusedError(OFFSET_OUT_OF_RANGE)
+            if epoch < last_fetched_epoch or end < offset:
+                return Fetched(*known, diverging=(epoch, end))
+        if not log.start_offset <= offset <= log.end_offset:
+            raise RefusedError(OFFSET_OUT_OF_RANGE)
+        below = log.last_stable_offset if read_committed else high
+        data = log.read(offset, below, max_bytes, at_least_one=at_least_one)
+        aborted = tuple(log.aborted_between(offset, below)) if read_committed else ()
+        return Fetched(*known, data=data, aborted=aborted)
+
+    def list_offset(
+        self,
+        node: int,
+        timestamp: int,
+        *,
+        version: int,
+        replica_id: int,
+        read_committed: bool,
+        current_leader_epoch: int = -1,
+    ) -> Listed:
+        """ListOffsets for one partition.
+
+        Args:
+            node: The broker that was asked.
+            timestamp: Ms since the epoch, or one of the names above.
+            version: Of the request: it decides the code while the high watermark is behind an election.
+            replica_id: -1 of a consumer, -2 of a debugging one, which any replica answers.
+            read_committed: The end is the last stable offset.
+            current_leader_epoch: As the client knows it, -1 for unknown.
+
+        Raises:
+            RefusedError: With the code of the answer.
+        """
+        if replica_id == _DEBUGGING_REPLICA and node in self.logs and current_leader_epoch < 0:
+            log = self.logs[node]
+        else:
+            log = self.check_leader(node, current_leader_epoch)
+        shown = log.last_stable_offset if read_committed else log.high_watermark
+        limit = shown if replica_id == -1 else log.end_offset
+        behind = replica_id == -1 and log.high_watermark < log.epochs[-1][1] if log.epochs else False
+        unsure = RefusedError(
+            OFFSET_NOT_AVAILABLE if version >= _FIRST_WITH_NOT_AVAILABLE else LEADER_NOT_AVAILABLE
+        )
+        if timestamp == LATEST:
+            if behind:
+                raise unsure
+            return Listed(limit, leader_epoch=log.latest_epoch)
+        if timestamp in {EARLIEST, EARLIEST_LOCAL}:
+            return Listed(log.start_offset, leader_epoch=log.epoch_at(log.start_offset))
+        if timestamp in {LATEST_TIERED, EARLIEST_PENDING_UPLOAD}:
+            return Listed(-1)
+        found = log.latest_record() if timestamp == MAX_TIMESTAMP else log.first_since(timestamp)
+        if found is None or found[0] >= limit:
+            if behind and timestamp != MAX_TIMESTAMP:
+                raise unsure
+            return Listed(-1)
+        return Listed(*found)
+
+
+def _limit(text: str) -> int | None:
+    """A number of ms; None for the largest there is, which is no limit."""
+    value = int(text)
+    return None if value == 2**63 - 1 else value

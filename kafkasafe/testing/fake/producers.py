@@ -1,0 +1,190 @@
+"""What the log of one replica remembers of idempotent and transactional producers. Pure.
+
+The rules are those measured on brokers, which are not always those of the documents:
+
+- The last five batches of a producer are known; a restart leaves one, because the snapshot holds no more.
+- A batch outside of that window is a gap or a repetition, and both are answered with 45.
+- An unknown producer id may begin with any sequence.
+- A known id with a newer epoch begins at 0.
+- What is forgotten is decided by the batches' own timestamps, not by when they arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kafkasafe._core.batch import BatchHeader
+from kafkasafe.testing.fake.checks import RefusedError
+
+__all__ = ["Producer", "Producers", "SeenBatch"]
+
+OUT_OF_ORDER_SEQUENCE: Final = 45
+INVALID_PRODUCER_EPOCH: Final = 47
+INVALID_TXN_STATE: Final = 48
+
+WINDOW: Final = 5
+_LAST_SEQUENCE: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SeenBatch:
+    """A batch that would be recognised if it came again."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+@dataclass(slots=True)
+class Producer:
+    """What is known of one producer id.
+
+    Attributes:
+        epoch: Newest epoch seen.
+        window: Its latest batches, oldest first, at most five.
+        last_timestamp: Of its latest batch or marker, in ms.
+        coordinator_epoch: Of the latest marker, -1 before any.
+        txn_first_offset: Where its open transaction begins, None without one.
+    """
+
+    epoch: int
+    window: list[SeenBatch] = field(default_factory=list)
+    last_timestamp: int = -1
+    coordinator_epoch: int = -1
+    txn_first_offset: int | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record, -1 if there is none."""
+        return self.window[-1].last_sequence if self.window else -1
+
+
+class Producers:
+    """The producers of one log."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Producer] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, Producer]]:
+        return iter(self._known.items())
+
+    def get(self, producer_id: int) -> Producer | None:
+        """What is known of an id."""
+        return self._known.get(producer_id)
+
+    def copy(self) -> Producers:
+        """An independent copy."""
+        made = Producers()
+        made._known = {key: replace(entry, window=list(entry.window)) for key, entry in self._known.items()}
+        return made
+
+    def duplicate_of(self, header: BatchHeader) -> SeenBatch | None:
+        """The batch in the window with this identity; the bytes are not compared, as brokers do not."""
+        known = self._known.get(header.producer_id)
+        if known is None or known.epoch != header.producer_epoch:
+            return None
+        for seen in known.window:
+            if (seen.base_sequence, seen.last_sequence) == (header.base_sequence, header.last_sequence):
+                return seen
+        return None
+
+    def check(self, header: BatchHeader) -> None:
+        """Whether a batch that is no duplicate may be appended.
+
+        Raises:
+            RefusedError: 45 or 47.
+        """
+        known = self._known.get(header.producer_id)
+        if known is None:
+            return
+        who = f"producer {header.producer_id}"
+        if header.producer_epoch < known.epoch:
+            raise RefusedError(
+                INVALID_PRODUCER_EPOCH,
+                f"Epoch {header.producer_epoch} of {who} is older than the last seen, {known.epoch}",
+            )
+        if header.producer_epoch != known.epoch:
+            if header.base_sequence != 0 and known.epoch != -1:
+                raise RefusedError(
+                    OUT_OF_ORDER_SEQUENCE,
+                    f"Sequence {header.base_sequence} at the begin of epoch {header.producer_epoch} of {who}",
+                )
+            return
+        if known.epoch == -1:
+            return
+        last = known.last_sequence
+        if header.base_sequence != (0 if last == _LAST_SEQUENCE else last + 1):
+            raise RefusedError(
+                OUT_OF_ORDER_SEQUENCE,
+                f"Out of order sequence of {who}: {header.base_sequence} after {last}",
+            )
+
+    def check_transaction(self, header: BatchHeader) -> None:
+        """Whether the batch may be mixed with what the producer has open.
+
+        Raises:
+            RefusedError: 48: a batch outside of the transaction while one is open.
+        """
+        known = self._known.get(header.producer_id)
+        open_one = known is not None and known.txn_first_offset is not None
+        if open_one and not header.is_transactional:
+            raise RefusedError(INVALID_TXN_STATE, "A non-transactional batch inside an open transaction")
+
+    def appended(self, header: BatchHeader) -> None:
+        """A data batch is in the log now, at the offsets that its header says."""
+        if header.producer_id < 0:
+            return
+        known = self._known.setdefault(header.producer_id, Producer(header.producer_epoch))
+        if known.epoch != header.producer_epoch:
+            known.epoch = header.producer_epoch
+            known.window = []
+        known.window = [
+            *known.window[-(WINDOW - 1) :],
+            SeenBatch(
+                header.base_sequence,
+                header.last_sequence,
+                header.base_offset,
+                header.last_offset,
+                header.max_timestamp,
+            ),
+        ]
+        known.last_timestamp = header.max_timestamp
+        if header.is_transactional and known.txn_first_offset is None:
+            known.txn_first_offset = header.base_offset
+
+    def marked(self, header: BatchHeader, coordinator_epoch: int) -> int | None:
+        """A transaction's marker is in the log now. Where the transaction began, None if it had no records here."""
+        known = self._known.setdefault(header.producer_id, Producer(header.producer_epoch))
+        if header.producer_epoch > known.epoch:
+            known.epoch = header.producer_epoch
+            known.window = []
+        known.coordinator_epoch = coordinator_epoch
+        known.last_timestamp = header.max_timestamp
+        first, known.txn_first_offset = known.txn_first_offset, None
+        return first
+
+    def restarted(self) -> None:
+        """The broker reads its snapshot, which keeps one batch of each producer."""
+        for known in self._known.values():
+            known.window = known.window[-1:]
+
+    def recall(self, before: Producers, end_offset: int) -> None:
+        """After a truncation: whom only an older snapshot knows, because the records are no longer in the log."""
+        for key, old in before:
+            window = [seen for seen in old.window if seen.last_offset < end_offset]
+            if key not in self._known and window:
+                self._known[key] = Producer(
+                    old.epoch, window[-1:], window[-1].timestamp, old.coordinator_epoch
+                )
+
+    def expire(self, now_ms: int, after_ms: int) -> None:
+        """Forgets producers whose latest batch is older, by its own timestamp."""
+        self._known = {
+            key: known
+            for key, known in self._known.items()
+            if known.txn_first_offset is not None or now_ms - known.last_timestamp < after_ms
+        }

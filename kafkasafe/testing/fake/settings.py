@@ -1,0 +1,256 @@
+"""The versions of Kafka that the fake can be: what they speak and how their settings begin. Pure.
+
+The ranges of API versions are those that such a broker answers to ApiVersions, as far as the fake knows the API; the
+contract suite compares them with real brokers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from kafkasafe.errors import ConfigError
+from kafkasafe.testing.fake.checks import RefusedError
+
+__all__ = ["TOPIC_SETTINGS", "Profile", "profile_of", "topic_settings"]
+
+INVALID_CONFIG: Final = 40
+_NO_LIMIT: Final = str(2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One version of Kafka.
+
+    Attributes:
+        version: Its number.
+        apis: API name -> (oldest, newest) version.
+        settings: The brokers' settings by Kafka's names.
+        features: Finalized features and their levels.
+        verifies_transactions: Batches of a transaction are only taken for partitions that were added to it.
+    """
+
+    version: str
+    apis: Mapping[str, tuple[int, int]]
+    settings: Mapping[str, str]
+    features: Mapping[str, int] = field(default_factory=dict)
+    verifies_transactions: bool = True
+
+
+_SETTINGS: Final = {
+    "auto.create.topics.enable": "true",
+    "broker.session.timeout.ms": "100",
+    "delete.topic.enable": "true",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.max.session.timeout.ms": "1800000",
+    "group.min.session.timeout.ms": "6000",
+    "log.retention.bytes": "-1",
+    "log.retention.check.interval.ms": "300000",
+    "log.retention.ms": "604800000",
+    "message.max.bytes": "1048588",
+    "min.insync.replicas": "1",
+    "num.partitions": "1",
+    "offsets.topic.num.partitions": "3",
+    "producer.id.expiration.check.interval.ms": "1000",
+    "transaction.max.timeout.ms": "900000",
+    "transaction.state.log.num.partitions": "3",
+    "unclean.leader.election.enable": "false",
+}
+
+_CURRENT: Final = Profile(
+    version="4.3.0",
+    apis=MappingProxyType(
+        {
+            "Produce": (0, 13),
+            "Fetch": (4, 18),
+            "ListOffsets": (1, 11),
+            "Metadata": (0, 13),
+            "OffsetCommit": (2, 10),
+            "OffsetFetch": (1, 10),
+            "FindCoordinator": (0, 6),
+            "JoinGroup": (0, 9),
+            "Heartbeat": (0, 4),
+            "LeaveGroup": (0, 5),
+            "SyncGroup": (0, 5),
+            "DescribeGroups": (0, 6),
+            "ListGroups": (0, 5),
+            "ApiVersions": (0, 4),
+            "CreateTopics": (2, 7),
+            "DeleteTopics": (1, 6),
+            "DeleteRecords": (0, 2),
+            "InitProducerId": (0, 5),
+            "OffsetForLeaderEpoch": (2, 4),
+            "AddPartitionsToTxn": (0, 5),
+            "AddOffsetsToTxn": (0, 4),
+            "EndTxn": (0, 5),
+            "TxnOffsetCommit": (0, 5),
+            "DescribeConfigs": (1, 4),
+            "AlterConfigs": (0, 2),
+            "CreatePartitions": (0, 3),
+            "DeleteGroups": (0, 2),
+            "IncrementalAlterConfigs": (0, 1),
+            "DescribeCluster": (0, 2),
+            "DescribeProducers": (0, 0),
+            "DescribeTransactions": (0, 0),
+        }
+    ),
+    settings=MappingProxyType(
+        _SETTINGS
+        | {
+            "log.message.timestamp.type": "CreateTime",
+            "log.message.timestamp.after.max.ms": "3600000",
+            "log.message.timestamp.before.max.ms": _NO_LIMIT,
+            "producer.id.expiration.ms": "86400000",
+        }
+    ),
+)
+
+_OLD: Final = Profile(
+    version="2.8.2",
+    apis=MappingProxyType(
+        {
+            "Produce": (0, 9),
+            "Fetch": (0, 12),
+            "ListOffsets": (0, 6),
+            "Metadata": (0, 11),
+            "OffsetCommit": (0, 8),
+            "OffsetFetch": (0, 7),
+            "FindCoordinator": (0, 3),
+            "JoinGroup": (0, 7),
+            "Heartbeat": (0, 4),
+            "LeaveGroup": (0, 4),
+            "SyncGroup": (0, 5),
+            "DescribeGroups": (0, 5),
+            "ListGroups": (0, 4),
+            "ApiVersions": (0, 3),
+            "CreateTopics": (0, 7),
+            "DeleteTopics": (0, 6),
+            "DeleteRecords": (0, 2),
+            "InitProducerId": (0, 4),
+            "OffsetForLeaderEpoch": (0, 4),
+            "AddPartitionsToTxn": (0, 3),
+            "AddOffsetsToTxn": (0, 3),
+            "EndTxn": (0, 3),
+            "TxnOffsetCommit": (0, 3),
+            "DescribeConfigs": (0, 4),
+            "AlterConfigs": (0, 2),
+            "CreatePartitions": (0, 3),
+            "DeleteGroups": (0, 2),
+            "IncrementalAlterConfigs": (0, 1),
+            "DescribeCluster": (0, 0),
+            "DescribeProducers": (0, 0),
+        }
+    ),
+    settings=MappingProxyType(
+        _SETTINGS
+        | {
+            "log.message.timestamp.type": "CreateTime",
+            # One setting for both directions there.
+            "log.message.timestamp.after.max.ms": _NO_LIMIT,
+            "log.message.timestamp.before.max.ms": _NO_LIMIT,
+            "producer.id.expiration.ms": "604800000",  # transactional.id.expiration.ms there
+        }
+    ),
+    verifies_transactions=False,
+)
+
+_PROFILES: Final = {profile.version: profile for profile in (_CURRENT, _OLD)}
+
+TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "max.message.bytes": "message.max.bytes",
+        "message.timestamp.type": "log.message.timestamp.type",
+        "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+        "min.insync.replicas": "min.insync.replicas",
+        "retention.bytes": "log.retention.bytes",
+        "retention.ms": "log.retention.ms",
+        "unclean.leader.election.enable": "unclean.leader.election.enable",
+    }
+)
+"""A topic's settings that mean something here -> the broker's setting that is their default."""
+
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "cleanup.policy",
+        "compression.type",
+        "delete.retention.ms",
+        "file.delete.delay.ms",
+        "flush.messages",
+        "flush.ms",
+        "index.interval.bytes",
+        "max.compaction.lag.ms",
+        "message.downconversion.enable",
+        "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms",
+        "preallocate",
+        "segment.bytes",
+        "segment.index.bytes",
+        "segment.jitter.ms",
+        "segment.ms",
+    }
+)
+_ONLY: Final = {"cleanup.policy": "delete", "compression.type": "producer"}
+"""Settings that may only be what they are: the fake neither compacts nor compresses."""
+
+
+def profile_of(version: str) -> Profile:
+    """The profile of a version.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        return _PROFILES[version]
+    except KeyError:
+        raise ConfigError(
+            f"The fake can be Kafka {' or '.join(_PROFILES)}, not {version!r}; for others take a KafkaCluster"
+        ) from None
+
+
+def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, str]:
+    """All settings of the brokers.
+
+    Raises:
+        ConfigError: One is unknown to the fake.
+    """
+    settings = dict(profile.settings)
+    for name, value in given.items():
+        if name not in settings:
+            near = difflib.get_close_matches(name, settings, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"The fake has no setting {name}{hint} It has {', '.join(sorted(settings))}")
+        settings[name] = _text(value)
+    return settings
+
+
+def topic_settings(given: Mapping[str, object]) -> dict[str, str]:
+    """A topic's own settings, checked.
+
+    Raises:
+        RefusedError: 40: Kafka does not know the setting, or the fake cannot do what it says.
+    """
+    own = {name: _text(value) for name, value in given.items()}
+    for name, value in own.items():
+        if name not in TOPIC_SETTINGS and name not in _WITHOUT_EFFECT:
+            raise RefusedError(INVALID_CONFIG, f"Unknown topic config name: {name}")
+        if name in _ONLY and value != _ONLY[name]:
+            raise RefusedError(INVALID_CONFIG, f"The fake cannot do {name}={value}, only {_ONLY[name]}")
+        if name in TOPIC_SETTINGS and name.rsplit(".", 1)[-1] in {"bytes", "ms", "replicas"}:
+            try:
+                int(value)
+            except ValueError:
+                raise RefusedError(INVALID_CONFIG, f"Invalid value {value} for {name}") from None
+    return own
+
+
+def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """All settings of a topic: its own, else the brokers'."""
+    return {name: own.get(name, broker[default]) for name, default in TOPIC_SETTINGS.items()}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,349 @@
+"""Transactions: who has one open, on which partitions, and how it ends. Pure.
+
+As a coordinator of Kafka does it, without the time in between: the markers are in the logs when EndTxn is answered.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkasafe._core.batch import CorruptBatchError, read_header
+from kafkasafe.testing.fake.checks import RefusedError
+from kafkasafe.testing.fake.groups import Group, Offset, coordinator
+
+if TYPE_CHECKING:
+    from kafkasafe.testing.fake.asking import Ask, Fields
+    from kafkasafe.testing.fake.centre import Centre
+    from kafkasafe.testing.fake.groups import Groups
+
+__all__ = ["Transactions", "TxnState"]
+
+NOT_COORDINATOR: Final = 16
+INVALID_PRODUCER_EPOCH: Final = 47
+INVALID_TXN_STATE: Final = 48
+INVALID_PRODUCER_ID_MAPPING: Final = 49
+INVALID_TRANSACTION_TIMEOUT: Final = 50
+PRODUCER_FENCED: Final = 90
+TRANSACTIONAL_ID_NOT_FOUND: Final = 105
+
+_LAST_EPOCH: Final = 2**15 - 2
+_FENCED_BY_NAME: Final = {"EndTxn": 2, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "InitProducerId": 4}
+_SECOND_PROTOCOL: Final = {"EndTxn": 5, "Produce": 12, "TxnOffsetCommit": 5}
+
+
+class TxnState(enum.Enum):
+    """What a transactional id is doing."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    COMMITTED = "CompleteCommit"
+    ABORTED = "CompleteAbort"
+
+
+@dataclass(slots=True)
+class _Transaction:
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    state: TxnState = TxnState.EMPTY
+    began_ms: int = -1
+    partitions: set[tuple[str, int]] = field(default_factory=set)
+    groups: set[str] = field(default_factory=set)
+    previous: tuple[int, int] | None = None
+    """(producer id, epoch) that ended the latest transaction with protocol 2: EndTxn with it is a repetition."""
+
+
+class Transactions:
+    """All transactional ids of a cluster."""
+
+    def __init__(self, centre: Centre, groups: Groups) -> None:
+        self._centre = centre
+        self._groups = groups
+        self._known: dict[str, _Transaction] = {}
+
+    def coordinator(self, transactional_id: str) -> int:
+        """Node id of its coordinator, -1 if there is none."""
+        return coordinator(self._centre, transactional_id, "transaction.state.log.num.partitions")
+
+    def advance(self, now_ms: int) -> None:
+        """Aborts what has been open for too long, and fences its producer."""
+        for known in self._known.values():
+            if known.state is TxnState.ONGOING and now_ms - known.began_ms >= known.timeout_ms:
+                known.epoch += 1
+                self._end(known, commit=False, now_ms=now_ms)
+
+    def next_due_ms(self) -> int | None:
+        """When `advance` has something to do next."""
+        open_ones = [one for one in self._known.values() if one.state is TxnState.ONGOING]
+        return min((one.began_ms + one.timeout_ms for one in open_ones), default=None)
+
+    # -- Requests ----------------------------------------------------------------------------------------------------
+
+    def init(self, ask: Ask) -> Fields:
+        """InitProducerId with a transactional id: a new epoch, and an end to what was open."""
+        message = ask.message
+        name: str = message.transactional_id
+        try:
+            self._check(ask, name)
+            most = int(self._centre.settings["transaction.max.timeout.ms"])
+            if not 0 < message.transaction_timeout_ms <= most:
+                raise RefusedError(INVALID_TRANSACTION_TIMEOUT)
+            known = self._known.get(name)
+            if known is None:
+                known = self._known[name] = _Transaction(
+                    self._centre.new_producer_id(), -1, message.transaction_timeout_ms
+                )
+            elif ask.version >= 3 and message.producer_epoch >= 0:
+                self._check_identity(
+                    ask, "InitProducerId", known, message.producer_id, message.producer_epoch
+                )
+            if known.state is TxnState.ONGOING:
+                known.epoch += 1
+                self._end(known, commit=False, now_ms=ask.now_ms)
+            if known.epoch >= _LAST_EPOCH:
+                known.producer_id, known.epoch = self._centre.new_producer_id(), -1
+            known.epoch += 1
+            known.timeout_ms = message.transaction_timeout_ms
+            known.state = TxnState.EMPTY
+            known.previous = None
+        except RefusedError as refused:
+            return {"error_code": refused.code, "producer_id": -1, "producer_epoch": -1}
+        return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
+
+    def check_batch(self, name: str, topic: str, number: int, data: bytes, version: int) -> None:
+        """Whether a transaction's batch may be appended; with protocol 2 this adds the partition.
+
+        Raises:
+            RefusedError: 48.
+        """
+        try:
+            header = read_header(data)
+        except CorruptBatchError:
+            return  # what is wrong with it is found out where it is appended
+        if not header.is_transactional:
+            return
+        known = self._known.get(name)
+        if known is None or known.producer_id != header.producer_id:
+            raise RefusedError(INVALID_TXN_STATE)
+        if version >= _SECOND_PROTOCOL["Produce"] and header.producer_epoch == known.epoch:
+            self._open(known, self._centre.now_ms)
+            known.partitions.add((topic, number))
+        verified = known.state is TxnState.ONGOING and (topic, number) in known.partitions
+        if self._centre.profile.verifies_transactions and not verified:
+            raise RefusedError(INVALID_TXN_STATE)
+
+    @staticmethod
+    def _open(known: _Transaction, now_ms: int) -> None:
+        if known.state is not TxnState.ONGOING:
+            known.state = TxnState.ONGOING
+            known.began_ms = now_ms
+            known.previous = None
+
+    def add_partitions(self, ask: Ask) -> Fields:
+        """AddPartitionsToTxn, as clients send it (up to version 3)."""
+        message = ask.message
+        code = 0
+        wanted = [
+            (topic.name, number) for topic in message.v3_and_below_topics for number in topic.partitions
+        ]
+        try:
+            known = self._mine(
+                ask,
+                "AddPartitionsToTxn",
+                message.v3_and_below_transactional_id,
+                message.v3_and_below_producer_id,
+                message.v3_and_below_producer_epoch,
+            )
+        except RefusedError as refused:
+            code = refused.code
+        codes = {place: code or self._code_of(place) for place in wanted}
+        if not any(codes.values()):
+            self._open(known, ask.now_ms)
+            known.partitions |= set(wanted)
+        elif not code:
+            # One that cannot be added keeps the others from being added.
+            codes = {place: found or 55 for place, found in codes.items()}
+        return {
+            "results_by_topic_v3_and_below": [
+                {
+                    "name": topic.name,
+                    "results_by_partition": [
+                        {"partition_index": number, "partition_error_code": codes[topic.name, number]}
+                        for number in topic.partitions
+                    ],
+                }
+                for topic in message.v3_and_below_topics
+            ]
+        }
+
+    def _code_of(self, place: tuple[str, int]) -> int:
+        try:
+            self._centre.check_allowed("write", "topic", place[0])
+            self._centre.partition(*place)
+        except RefusedError as refused:
+            return refused.code
+        return 0
+
+    def add_offsets(self, ask: Ask) -> Fields:
+        """AddOffsetsToTxn."""
+        message = ask.message
+        try:
+            known = self._mine(
+                ask, "AddOffsetsToTxn", message.transactional_id, message.producer_id, message.producer_epoch
+            )
+        except RefusedError as refused:
+            return {"error_code": refused.code}
+        self._open(known, ask.now_ms)
+        known.groups.add(message.group_id)
+        return {"error_code": 0}
+
+    def offset_put(self, ask: Ask) -> Callable[[Group, Any, Offset], None]:
+        """Keeps one offset until the transaction of a TxnOffsetCommit ends."""
+        message = ask.message
+
+        def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
+            known = self._known.get(message.transactional_id)
+            if known is None or known.producer_id != message.producer_id:
+                raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
+            if message.producer_epoch != known.epoch:
+                raise RefusedError(INVALID_PRODUCER_EPOCH)
+            if ask.version >= _SECOND_PROTOCOL["TxnOffsetCommit"]:
+                self._open(known, ask.now_ms)
+                known.groups.add(group.name)
+            group.pending.setdefault(message.producer_id, {})[where] = offset
+
+        return put
+
+    def end(self, ask: Ask) -> Fields:
+        """EndTxn; version 5 gives a new epoch (KIP-890) and knows a repetition by the old one."""
+        message = ask.message
+        second = ask.version >= _SECOND_PROTOCOL["EndTxn"]
+        result = TxnState.COMMITTED if message.committed else TxnState.ABORTED
+        none = {"producer_id": -1, "producer_epoch": -1}
+        try:
+            name = message.transactional_id
+            self._check(ask, name)
+            known = self._known.get(name)
+            identity = message.producer_id, message.producer_epoch
+            if known is not None and second and known.previous == identity:
+                if known.state is not result:
+                    raise RefusedError(INVALID_TXN_STATE)
+                return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
+            known = self._mine(ask, "EndTxn", name, *identity)
+            if known.state is TxnState.ONGOING:
+                if second:
+                    known.epoch += 1
+                self._end(known, commit=bool(message.committed), now_ms=ask.now_ms)
+                known.previous = identity if second else None
+            elif known.state is not result and not (second and not message.committed):
+                raise RefusedError(INVALID_TXN_STATE)
+            elif second and known.state is not result:
+                # Aborting nothing is allowed, for whoever does not know whether there was something.
+                known.epoch += 1
+                known.state, known.previous = TxnState.ABORTED, identity
+        except RefusedError as refused:
+            return none | {"error_code": refused.code}
+        if not second:
+            return {"error_code": 0}
+        return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
+
+    def describe(self, ask: Ask) -> Fields:
+        """DescribeTransactions."""
+        rows: list[Fields] = []
+        for name in ask.message.transactional_ids:
+            row: Fields = {"transactional_id": name, "producer_id": -1, "producer_epoch": -1, "topics": []}
+            rows.append(row)
+            known = self._known.get(name)
+            if self.coordinator(name) != ask.node:
+                row["error_code"] = NOT_COORDINATOR
+            elif known is None:
+                row["error_code"] = TRANSACTIONAL_ID_NOT_FOUND
+            else:
+                names = sorted({topic for topic, _ in known.partitions})
+                row |= {
+                    "error_code": 0,
+                    "transaction_state": known.state.value,
+                    "transaction_timeout_ms": known.timeout_ms,
+                    "transaction_start_time_ms": known.began_ms,
+                    "producer_id": known.producer_id,
+                    "producer_epoch": known.epoch,
+                    "topics": [
+                        {
+                            "topic": name,
+                            "partitions": [n for other, n in sorted(known.partitions) if other == name],
+                        }
+                        for name in names
+                    ],
+                }
+        return {"transaction_states": rows}
+
+    # -- What they have in common ------------------------------------------------------------------------------------
+
+    def _check(self, ask: Ask, name: str) -> None:
+        self._centre.check_allowed("write", "transactional_id", name)
+        if self.coordinator(name) != ask.node:
+            raise RefusedError(NOT_COORDINATOR)
+
+    def _mine(self, ask: Ask, api: str, name: str, producer_id: int, epoch: int) -> _Transaction:
+        self._check(ask, name)
+        known = self._known.get(name)
+        if known is None:
+            raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
+        self._check_identity(ask, api, known, producer_id, epoch)
+        return known
+
+    @staticmethod
+    def _check_identity(ask: Ask, api: str, known: _Transaction, producer_id: int, epoch: int) -> None:
+        if producer_id != known.producer_id:
+            raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
+        if epoch != known.epoch:
+            newer = ask.version >= _FENCED_BY_NAME[api]
+            raise RefusedError(PRODUCER_FENCED if newer else INVALID_PRODUCER_EPOCH)
+
+    def _end(self, known: _Transaction, *, commit: bool, now_ms: int) -> None:
+        for place in sorted(known.partitions):
+            try:
+                partition = self._centre.partition(*place)
+            except RefusedError:
+                continue  # its topic is gone
+            if partition.leader < 0:
+                continue
+            partition.log.append_marker(
+                known.producer_id,
+                known.epoch,
+                commit=commit,
+                leader_epoch=partition.leader_epoch,
+                coordinator_epoch=0,
+                now_ms=now_ms,
+            )
+        self._centre.replicate()
+        self._groups.end_transaction(known.producer_id, commit=commit)
+        known.partitions, known.groups = set(), set()
+        known.state = TxnState.COMMITTED if commit else TxnState.ABORTED
+
+
+def _offset_commit(ask: Ask) -> Fields:
+    from kafkasafe.testing.fake.group_requests import offsets_of
+
+    message = ask.message
+
+    def check() -> Group:
+        if ask.version >= 3 and message.generation_id >= 0:
+            return ask.groups.check_commit(
+                message.group_id, message.member_id, message.generation_id, ask.now_ms
+            )
+        return ask.groups.get(message.group_id)
+
+    return offsets_of(ask, message.topics, check, ask.transactions.offset_put(ask))
+
+
+HANDLERS: Final = {
+    "AddPartitionsToTxn": lambda ask: ask.transactions.add_partitions(ask),
+    "AddOffsetsToTxn": lambda ask: ask.transactions.add_offsets(ask),
+    "EndTxn": lambda ask: ask.transactions.end(ask),
+    "TxnOffsetCommit": _offset_commit,
+    "DescribeTransactions": lambda ask: ask.transactions.describe(ask),
+}

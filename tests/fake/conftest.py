@@ -1,0 +1,6 @@
+"""For tests of the fake cluster."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
