@@ -53,14 +53,13 @@ from kafkasafe._io.batches import BatchFetcher, BatchPolling
 from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
 from kafkasafe._io.lineage_file import LineageMemory
-from kafkasafe._io.lookups import LeaderChangedError, LookUps, Note
+from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE, LeaderChangedError, LookUps, Note
 from kafkasafe._io.metadata import Metadata
 from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
 from kafkasafe._io.transport import _Manager
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (
     EARLIEST,
-    EARLIEST_LOCAL,
     LATEST,
     Cluster,
     Failure,
@@ -71,7 +70,7 @@ from kafkasafe.cluster.api import (
     in_words,
 )
 from kafkasafe.config import validate_consumer
-from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
+from kafkasafe.errors import LogDivergedError, OffsetNotAvailableError, RemoteStorageNotReadyError
 from kafkasafe.events import (
     ConsumerEvent,
     LogDiverged,
@@ -92,20 +91,16 @@ log = EventLog("consumer")
 
 _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
 
-_OUT_OF_RANGE: Final = 1
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
+_OFFSET_NOT_AVAILABLE: Final = 78
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
-# What remote storage that is not ready looks like (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, REPLICA_NOT_
-# AVAILABLE, and OFFSET_OUT_OF_RANGE of an offset that the log has. Each of them has other causes too: where the
-# leader's own part of the log begins tells.
-_REMOTE: Final = frozenset({-1, 7, 9})
+# A leader that did not say whether it has a remote part is asked again after this, seconds.
+_REMOTE_AGAIN_S: Final = 1.0
 # Each round of asking about an offset out of range is three requests: so ten a second.
 _RANGE_PAUSE_S: Final = 0.3
 # How long after an error of a follower the leader is asked to serve by itself (it would send us back at once).
 _LEADER_ONLY_S: Final = 30.0
-# How long a broker may take to read one remote batch. It answers with nothing when it takes longer.
-_REMOTE_READ_MS: Final = 1000
 # While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
 _REMINDER_MS: Final = 1000
 _BRIEFLY_MS: Final = 100
@@ -177,6 +172,73 @@ class _Local:
 
     def __init__(self, start: int | None) -> None:
         self.start = start
+
+
+class _Trouble:
+    """What stands in the way of one look-up.
+
+    Where an error looks like remote storage that is not ready, the leader is asked whether the log has a remote part:
+    each of these errors has other causes too.
+    """
+
+    __slots__ = ("_asked_at", "_desk", "_last", "_lookups", "_remote", "_tp")
+
+    def __init__(self, tp: TopicPartition, desk: Desk, lookups: LookUps) -> None:
+        self._tp = tp
+        self._desk = desk
+        self._lookups = lookups
+        self._last: Exception | None = None
+        self._remote: Inquiry[bool | None] | None = None
+        self._asked_at = -math.inf
+
+    def note(self, error: Exception) -> None:
+        """A try failed."""
+        self._last = error
+        known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
+        if isinstance(error, RemoteStorageNotReadyError):
+            return  # that is known, then
+        if not known and _code_of(error) in {*REMOTE, OUT_OF_RANGE}:
+            now = time.monotonic()
+            if now - self._asked_at >= _REMOTE_AGAIN_S:
+                self._asked_at = now
+                self._remote = self._desk.begin(self._lookups.has_remote_part(*self._tp))
+
+    def too_late(self, timeout_s: float) -> Exception:
+        """The error of a look-up whose time is over."""
+        topic, partition = self._tp
+        last, code = self._last, _code_of(self._last)
+        said = "no answer" if last is None else repr(last) if code is None else f"error code {code}, {last!r}"
+        message = f"No offset of {topic}-{partition} within {timeout_s:g} s; at last: {said}"
+        error: Exception
+        if code == _OFFSET_NOT_AVAILABLE:
+            error = OffsetNotAvailableError(
+                f"{message}. Its new leader is catching up; nothing was concluded, call again.",
+                topic=topic,
+                partition=partition,
+            )
+        elif isinstance(last, RemoteStorageNotReadyError) or (
+            code in {*REMOTE, OUT_OF_RANGE} and self._remote is not None and self._remote.result
+        ):
+            error = RemoteStorageNotReadyError(
+                f"{message}. Remote storage is not ready; nothing was concluded, call again.",
+                topic=topic,
+                partition=partition,
+                code=UNDEFINED if code is None else code,
+            )
+        else:
+            error = kafka_errors.KafkaTimeoutError(message)
+        error.__cause__ = last
+        return error
+
+
+def _code_of(error: Exception | None) -> int | None:
+    """Kafka's error code, where a broker answered one."""
+    if isinstance(error, RemoteStorageNotReadyError):
+        return error.code
+    if not isinstance(error, kafka_errors.BrokerResponseError):
+        return None
+    code: int | None = getattr(error, "errno", None)
+    return code
 
 
 class _ResetTo:
@@ -527,8 +589,9 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             Offsets by partition, a dict.
 
         Raises:
-            RemoteStorageNotReadyError: Time is over, and remote storage may be the reason.
-            KafkaTimeoutError: Time is over.
+            OffsetNotAvailableError: Time is over, and the new leader still catches up.
+            RemoteStorageNotReadyError: Time is over, a part of the log is in remote storage, and it may be the reason.
+            KafkaTimeoutError: Time is over for another reason, which is its `__cause__`. The two above are kinds of it.
             KafkaError: What no retry helps, as a missing right.
         """
         try:
@@ -562,10 +625,24 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """Where the logs begin. Arguments and errors: see `end_offsets`."""
-        return self._look_up(
-            {tp: functools.partial(self._start, tp) for tp in partitions}, timeout_ms, partial=partial
-        )
+        """Where the logs begin. Never lower than before, unless it is another log.
+
+        A new leader may begin earlier, since it has not deleted as much yet: then the old value stands, with an
+        `OffsetHeld` event. It is checked against the leader's epochs; where the log is another one (or the topic), the
+        lower value is returned, with an `OffsetLowered` event. Where nothing can prove it (brokers without epochs) the
+        old value stands for `offsets_hold_timeout_s`, then the lower one is believed. Resets of positions do without
+        all this: they go to where the leader's log begins at that moment.
+
+        Arguments and errors: see `end_offsets`.
+        """
+        try:
+            return self._look_up(
+                {tp: functools.partial(self._lookups.start, *tp) for tp in partitions},
+                timeout_ms,
+                partial=partial,
+            )
+        finally:
+            self._save_ends()
 
     def offsets_for_times(
         self,
@@ -574,7 +651,11 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """First offsets at or behind a time.
+        """First offsets at or after a time.
+
+        An answer that left out the remote part of a log is not believed; it is waited for. Where a record was found
+        before by this consumer and none is found now, though it is neither below the start of the log nor proven to be
+        gone, the record of before is returned, with an `OffsetHeld` event.
 
         Args:
             timestamps: Ms since the epoch, by partition.
@@ -609,12 +690,10 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     ) -> Offsets:
         timeout_s = (self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms) / 1000
         deadline = time.monotonic() + timeout_s
-        last: dict[TopicPartition, Exception] = {}
         # A desk of its own: others may look up at the same time.
         desk = Desk()
-        inquiries = {
-            tp: desk.begin(make(functools.partial(last.__setitem__, tp))) for tp, make in procedures.items()
-        }
+        troubles = {tp: _Trouble(tp, desk, self._lookups) for tp in procedures}
+        inquiries = {tp: desk.begin(make(troubles[tp].note)) for tp, make in procedures.items()}
         while not all(inquiry.done for inquiry in inquiries.values()):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -626,7 +705,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         for tp, inquiry in inquiries.items():
             if not inquiry.done:
                 inquiry.cancel()
-                missing[tp] = _too_late(tp, timeout_s, last.get(tp))
+                missing[tp] = troubles[tp].too_late(timeout_s)
                 self._stats.exhausted["list_offsets"] += 1
             elif inquiry.error is not None:
                 missing[tp] = inquiry.error
@@ -637,56 +716,22 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return Offsets(answered, missing)
 
-    def _start(self, tp: TopicPartition, note: Note) -> Procedure[int]:
-        answer = yield from self._lookups.listed(*tp, EARLIEST, note)
-        return int(answer.offset)
+    def _start(self, tp: TopicPartition) -> Procedure[int]:
+        """Where the leader's log begins at this moment: what can be fetched from it, whatever was answered before."""
+        return (yield from self._lookups.listed(*tp, EARLIEST)).offset
 
     def _at_time(
         self, tp: TopicPartition, timestamp: int, note: Note
     ) -> Procedure[OffsetAndTimestamp | None]:
-        tries = 0
-        while True:
-            answer = yield from self._lookups.listed(*tp, timestamp, note)
-            if answer.offset < 0:
-                return None
-            if (yield from self._is_whole(tp, answer.offset, note)):
-                break
-            yield Pause(pause_s(tries))
-            tries += 1
-        return OffsetAndTimestamp(answer.offset, answer.timestamp, answer.leader_epoch)
-
-    def _is_whole(self, tp: TopicPartition, offset: int, note: Note) -> Procedure[bool]:
-        """Whether the answer to a look-up by time took remote storage into account.
-
-        A leader that does not find its remote segments answers with the first such record on its own disk, and no error
-        (KIP-1007). Whether it does find them, a fetch of the offset before tells.
-        """
-        local = (yield from self._local(tp)).start
-        if local is None or offset < local or (yield from self._start(tp, note)) >= local:
-            return True
-        transport = self._network()
-        answer = yield Ask(
-            functools.partial(
-                transport.fetch_records, tp.topic, tp.partition, local - 1, 1, max_wait_ms=_REMOTE_READ_MS
-            )
+        found = yield from self._lookups.at_time(*tp, timestamp, note)
+        return (
+            None
+            if found.offset < 0
+            else OffsetAndTimestamp(found.offset, found.timestamp, found.leader_epoch)
         )
-        if not isinstance(answer, Failure) and not answer.error_code and answer.records:
-            return True
-        error: Any = (
-            answer.error if isinstance(answer, Failure) else _code_error(answer.error_code or 7, tp.topic)
-        )
-        note(error)
-        return False
 
     def _local(self, tp: TopicPartition) -> Procedure[_Local]:
-        """Where the leader's own part of the log begins. An answer at any time: remote storage is not asked."""
-        try:
-            answer = yield from self._lookups.listed(*tp, EARLIEST_LOCAL)
-        except kafka_errors.IllegalStateError:  # closed meanwhile
-            raise
-        except kafka_errors.KafkaError:
-            return _Local(None)  # brokers before 3.4, which have no remote storage
-        return _Local(answer.offset if answer.offset >= 0 else None)
+        return _Local((yield from self._lookups.local_start(*tp)))
 
     def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
         return (yield from self._lookups.end(*tp, note)).offset
@@ -840,7 +885,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _reset(self, tp: TopicPartition, strategy: int, reason: _ResetReason | None) -> Procedure[_ResetTo]:
         start = None
         if strategy == EARLIEST or (reason is not None and reason[0] == "no_position"):
-            start = yield from self._start(tp, _ignore)
+            start = yield from self._start(tp)
         if strategy == EARLIEST and start is not None:
             return _ResetTo(strategy, start, start)
         end = yield from self._settled_end(tp)
@@ -981,7 +1026,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _walk_one_leader(
         self, tp: TopicPartition, lineage: Lineage, marks: Sequence[BatchMark], position: int, current: int
     ) -> Procedure[_Walked]:
-        start = yield from self._start(tp, _ignore)
+        start = yield from self._start(tp)
         walk = EpochWalk(lineage, position=position, log_start_offset=start)
         outcome: Outcome | None
         try:
@@ -1047,7 +1092,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             transport.fetch_records(tp.topic, tp.partition, offset, 1, reply, current_leader_epoch=current)
 
         def failed(_: Exception, verdict: Verdict) -> None:
-            if verdict.code in _OTHER_LEADER or verdict.code == _OUT_OF_RANGE:
+            if verdict.code in _OTHER_LEADER or verdict.code == OUT_OF_RANGE:
                 raise LeaderChangedError
 
         answer: RecordsFetched = yield from insist(
@@ -1083,7 +1128,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         topic_id: bytes | None,
         former_ids: frozenset[bytes],
     ) -> Procedure[_Ranged]:
-        start = yield from self._start(tp, _ignore)
+        start = yield from self._start(tp)
         end = yield from self._log_end(tp)
         walked = None
         if position > end and lineage.entries and lineage.start_offset < position:
@@ -1219,7 +1264,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             self._rest(
                 tp,
                 part,
-                _OUT_OF_RANGE,
+                OUT_OF_RANGE,
                 "OFFSET_OUT_OF_RANGE",
                 "in the log, but its remote segment is not found (yet)",
             )
@@ -1380,10 +1425,10 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         if part.state.clear_preferred_read_replica() is not None:
             # A follower: whatever its trouble is, the leader may have none, and is asked at once.
             part.leader_until = time.monotonic() + _LEADER_ONLY_S
-            if code != _OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
+            if code != OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
                 self._manager.cluster.request_update()
             return
-        if code == _OUT_OF_RANGE:
+        if code == OUT_OF_RANGE:
             part.position = position
             part.state._awaiting_validation = True
             part.inquiry = self._desk.begin(
@@ -1412,7 +1457,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
     def _rest(self, tp: TopicPartition, part: _Part, code: int, name: str, reason: str) -> None:
         """Fetches from this partition again after a pause."""
         now = time.monotonic()
-        pause = _RANGE_PAUSE_S if code == _OUT_OF_RANGE else pause_s(part.failures)
+        pause = _RANGE_PAUSE_S if code == OUT_OF_RANGE else pause_s(part.failures)
         self._resting[tp] = now + pause
         if part.failures == 0:
             part.failing_since = part.overdue_since = now
@@ -1420,7 +1465,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         part.failing_code, part.failing_reason = code, reason
         self._stats.retries["fetch", name] += 1
         self._stats.backoff_s["fetch"] += pause
-        maybe_remote = code in _REMOTE or code == _OUT_OF_RANGE
+        maybe_remote = code in REMOTE or code == OUT_OF_RANGE
         if maybe_remote and part.remote is None and part.inquiry is None:
             part.position = part.state.position.offset
             part.inquiry = self._desk.begin(self._local(tp))
@@ -1511,10 +1556,12 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             case LogDiverged(rolled_back=(first, last)):
                 stats.divergences[topic] += 1
                 stats.diverged_records[topic] += last - first + 1
-            case OffsetLowered(cause=cause):
+            case OffsetLowered(cause=cause, look_up="latest"):
                 stats.regressions[topic, cause] += 1
-            case OffsetHeld(why=why):
+            case OffsetHeld(why=why, look_up="latest"):
                 stats.held[topic, why] += 1
+            case OffsetLowered() | OffsetHeld():
+                pass  # these metrics are about ends
             case PositionReset(reason=reason, skipped=skipped):
                 stats.resets[topic, reason] += 1
                 if skipped is not None:
@@ -1892,21 +1939,6 @@ def _diverged_error(event: LogDiverged) -> LogDivergedError:
         f" ({what}; {other}). Decide what that means for what you made of them, then {choice}.",
         event=event,
     )
-
-
-def _too_late(tp: TopicPartition, timeout_s: float, last: Exception | None) -> Exception:
-    code = getattr(last, "errno", None)
-    said = "no answer" if last is None else repr(last)
-    message = f"No offset of {tp.topic}-{tp.partition} within {timeout_s:g} s; at last: {said}"
-    if isinstance(last, kafka_errors.BrokerResponseError) and code in {*_REMOTE, _OUT_OF_RANGE}:
-        return RemoteStorageNotReadyError(
-            f"{message}. Remote storage may not be ready; nothing was concluded, call again.",
-            topic=tp.topic,
-            partition=tp.partition,
-            code=code,
-        )
-    timeout: Exception = kafka_errors.KafkaTimeoutError(message)
-    return timeout
 
 
 def _code_error(code: int, message: str) -> Exception:

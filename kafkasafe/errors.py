@@ -29,6 +29,7 @@ __all__ = [
     "LaneBusyError",
     "LineageFileError",
     "LogDivergedError",
+    "OffsetNotAvailableError",
     "ProducerClosedError",
     "RejectedError",
     "RemoteStorageNotReadyError",
@@ -232,6 +233,24 @@ class LogDivergedError(KafkaSafeError):
     def __init__(self, message: str, *, event: Any = None) -> None:
         super().__init__(message)
         self.event = event
+
+
+class OffsetNotAvailableError(KafkaSafeError, KafkaTimeoutError):
+    """The deadline of a look-up ended while a new leader was catching up (KIP-207, error code 78). Retriable.
+
+    Nothing was concluded: call again.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+    """
+
+    retriable = True
+
+    def __init__(self, message: str, *, topic: str = "", partition: int = -1) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
 
 
 class RemoteStorageNotReadyError(KafkaSafeError, KafkaTimeoutError):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 __all__ = [
     "AckedDataLost",
@@ -353,17 +353,24 @@ class PartitionReady:
     failures: int
 
 
+LookUp: TypeAlias = Literal["latest", "earliest", "timestamp"]
+"""What was looked up: where a log ends, where it begins, or the first record at or after a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class OffsetHeld:
-    """An end offset was answered that is lower than before, and nothing proves that records are gone.
+    """A look-up was answered with less than before, and nothing proves that records are gone.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         offset: The old value, which stands.
-        answered: What was answered.
-        why: "catching_up": the leader has the records. "lower": nobody could be asked. "former_leader",
-            "former_topic": the answer was old. "undecidable": lower for long, on brokers without leader epochs.
+        answered: What was answered; -1: a look-up by time found no record.
+        why: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log begins
+            lower, since this leader has not deleted yet what the former one had deleted. "not_found": a look-up by time
+            finds no record any more, though nothing shows that it is gone. "former_leader", "former_topic": the answer
+            was old. "undecidable": lower for long, on brokers without leader epochs.
+        look_up: "latest" (where the log ends), "earliest" (where it begins) or "timestamp".
     """
 
     topic: str
@@ -371,19 +378,22 @@ class OffsetHeld:
     offset: int
     answered: int
     why: str
+    look_up: LookUp = "latest"
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetLowered:
-    """An end offset went back, with a proof but for "accepted".
+    """An end offset, or the start of a log, went back; with a proof but for "accepted".
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         offset: The new value.
-        previous: The value before: records from `offset` to `previous` - 1 are gone.
-        cause: "truncated", "unclean_election" or "recreated". "accepted": not proven; a position was to be reset to the
-            end, and the log of a broker without leader epochs was shorter for `offsets_hold_timeout_s`.
+        previous: The value before. Of an end: records from `offset` to `previous` - 1 are gone. Of a start: the log
+            that began at `previous` is gone; the one that is there now begins lower.
+        cause: "truncated", "unclean_election" or "recreated". "accepted": not proven, and lower for
+            `offsets_hold_timeout_s`; an end only where a position was to be reset to it and the log was shorter.
+        look_up: "latest" (an end) or "earliest" (a start).
     """
 
     topic: str
@@ -391,6 +401,7 @@ class OffsetLowered:
     offset: int
     previous: int
     cause: str
+    look_up: LookUp = "latest"
 
 
 # --- of the Spark source --------------------------------------------------------------------------------------------

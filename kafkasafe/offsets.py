@@ -1,4 +1,4 @@
-"""End offsets that never go backwards without a proof, around any Kafka client.
+"""Offsets of look-ups that never go backwards without a proof, around any Kafka client.
 
 ```python
 tracker = EndOffsetTracker("ends.json")
@@ -166,17 +166,24 @@ class EndOffsetTracker:
         partition: int,
         offset: int,
         *,
+        leader_epoch: int = -1,
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
-    ) -> Value | Held:
+    ) -> Result:
         """An earliest offset was answered. The highest one stands: a new leader may not have deleted as much yet.
 
         Args:
             topic: Topic name.
             partition: Partition number.
             offset: First offset of the log.
+            leader_epoch: Of the answer, which is that of the first record; -1 when not known. Without it a lower answer
+                cannot be proven.
             topic_id: Of the topic that was asked, when known; another one makes what was before void.
             isolation_level: With which ends are asked for; what is remembered is apart.
+
+        Returns:
+            As `observe`, but the start of a topic that was recreated is a Value, with `recreated`. Held with
+            `ask_epoch`: ask OffsetForLeaderEpoch and give the answer to `prove_start`. Undecidable: see `accept_start`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is none.
@@ -184,9 +191,44 @@ class EndOffsetTracker:
         key = _key(topic, partition, isolation_level)
         number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
         with self._lock:
-            result = self._ends.observe_start(key, offset, topic_id=number)
-        self._tell(key, result)
-        return result
+            result = self._ends.observe_start(
+                key, offset, self._clock(), leader_epoch=leader_epoch, topic_id=number
+            )
+        return self._tell(key, result)
+
+    def prove_start(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        requested_epoch: int,
+        reply_epoch: int,
+        end_offset: int,
+        leader_epoch: int = -1,
+        isolation_level: IsolationLevel = "read_uncommitted",
+    ) -> Result:
+        """The leader's answer to OffsetForLeaderEpoch of the `Held.ask_epoch` of a start. Arguments: see `prove`."""
+        key = _key(topic, partition, isolation_level)
+        with self._lock:
+            result = self._ends.prove_start(
+                key, requested_epoch, reply_epoch, end_offset, self._clock(), leader_epoch=leader_epoch
+            )
+        return self._tell(key, result)
+
+    def accept_start(
+        self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
+    ) -> Lowered | None:
+        """Believe the lower start that is held, without a proof. None when none is held.
+
+        Other than an end, a start that is too low does no harm; one that is held although the log is another one hides
+        records.
+        """
+        key = _key(topic, partition, isolation_level)
+        with self._lock:
+            lowered = self._ends.accept_start(key)
+        if lowered is not None:
+            self._tell(key, lowered)
+        return lowered
 
     def observe_timestamp(
         self,
@@ -195,6 +237,8 @@ class EndOffsetTracker:
         timestamp_ms: int,
         offset: int | None,
         *,
+        leader_epoch: int = -1,
+        found_timestamp_ms: int = -1,
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Value | Held:
@@ -204,7 +248,9 @@ class EndOffsetTracker:
             topic: Topic name.
             partition: Partition number.
             timestamp_ms: What was looked for, ms since the epoch.
-            offset: First record at or behind it; None when there is none.
+            offset: First record at or after it; None when there is none.
+            leader_epoch: Of that record, -1 when not known. It and the next come back in `Held`.
+            found_timestamp_ms: Timestamp of that record, ms since the epoch, -1 when not known.
             topic_id: See `observe_start`.
             isolation_level: See `observe_start`.
 
@@ -218,7 +264,14 @@ class EndOffsetTracker:
         key = _key(topic, partition, isolation_level)
         number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
         with self._lock:
-            result = self._ends.observe_timestamp(key, timestamp_ms, offset, topic_id=number)
+            result = self._ends.observe_timestamp(
+                key,
+                timestamp_ms,
+                offset,
+                topic_id=number,
+                leader_epoch=leader_epoch,
+                found_timestamp_ms=found_timestamp_ms,
+            )
         self._tell(key, result)
         return result
 

@@ -1,4 +1,4 @@
-"""End offsets that never go backwards without a proof (KIP-207, from the client's side).
+"""Offsets that are looked up never go backwards without a proof (KIP-207, from the client's side).
 
 After a leader change a broker may know of fewer committed records than the one before did, for a moment. What it then
 says of the end of the log is too low, and right a moment later (answers 10, 0 and 10 again were measured). Brokers
@@ -14,6 +14,10 @@ So the highest answer is remembered, and a lower one is *held*: the old value st
 
 Which of the two it is cannot be told without epochs (old brokers). There a lower answer that has been repeated for
 `hold_timeout_s` is reported as undecidable; what to believe is then the caller's decision (`EndOffsets.accept`).
+
+The same holds for the start of a log. Its proof is where the epoch of its first record ends: if below the remembered
+start, that record is gone, and what the log has in front of it is new. If not, this leader has merely not deleted yet
+what the former one had deleted.
 
 Rules, one per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
@@ -84,6 +88,8 @@ class Why(enum.Enum):
     """Lower than before; it is not known yet whether records are gone. `Held.ask_epoch` can tell."""
     CATCHING_UP = "catching_up"
     """Lower than before, and the leader has the records all the same."""
+    NOT_DELETED = "not_deleted"
+    """A start lower than before: this leader has not deleted yet what the one before had deleted."""
     FORMER_LEADER = "former_leader"
     """The answer is older than what is known: of a leader before the present one."""
     FORMER_TOPIC = "former_topic"
@@ -94,7 +100,7 @@ class Why(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Why an end offset is lower than before."""
+    """Why an offset is lower than before."""
 
     TRUNCATED = "truncated"
     """The leader's log became shorter, under the same leader epoch or one that is not known."""
@@ -135,11 +141,13 @@ class Value:
         offset: None: no record has such a timestamp, or is that new (look-ups by timestamp only).
         leader_epoch: Of the answer, -1 when it had none.
         recreated: The topic is a new one since the last answer (its end happens not to be lower).
+        previous: Where the topic before began, if it is `recreated` and this is its start; may be above `offset`.
     """
 
     offset: int | None
     leader_epoch: int = UNDEFINED
     recreated: bool = False
+    previous: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +160,10 @@ class Held:
         why: The reason.
         since_s: For how long answers have been held, seconds.
         ask_epoch: OffsetForLeaderEpoch of this epoch tells whether records are gone (give the answer to
-            `EndOffsets.prove`); None where it cannot help.
+            `EndOffsets.prove`, of a start to `EndOffsets.prove_start`); None where it cannot help.
         refresh_metadata: The leader may be another one.
+        leader_epoch: Of the record at `offset`, -1 when not known (look-ups by timestamp only).
+        timestamp_ms: Of the record at `offset`, -1 when not known (look-ups by timestamp only).
     """
 
     offset: int | None
@@ -162,16 +172,19 @@ class Held:
     since_s: float = 0.0
     ask_epoch: int | None = None
     refresh_metadata: bool = False
+    leader_epoch: int = UNDEFINED
+    timestamp_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The end offset went back, and why.
+    """The offset went back, and why.
 
     Attributes:
         offset: The new value.
         previous: The value before.
-        cause: What happened to the records from `offset` to `previous` − 1.
+        cause: Of an end: what happened to the records from `offset` to `previous` − 1. Of a start: what happened to the
+            log that began at `previous`.
         proof: The evidence; None when `cause` is ACCEPTED.
     """
 
@@ -185,7 +198,7 @@ class Lowered:
 class Undecidable:
     """A lower answer that stayed, on a broker without epochs: early for long, or records are gone.
 
-    The old value stands until the caller calls `EndOffsets.accept`.
+    The old value stands until the caller calls `EndOffsets.accept`, of a start `EndOffsets.accept_start`.
 
     Attributes:
         offset: The remembered value.
@@ -201,6 +214,15 @@ class Undecidable:
 Result = Value | Held | Lowered | Undecidable
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What a look-up by timestamp found."""
+
+    offset: int
+    leader_epoch: int
+    timestamp_ms: int
+
+
 @dataclass(slots=True)
 class _Known:
     """What is remembered of one key.
@@ -210,9 +232,13 @@ class _Known:
         end_epoch: Leader epoch with which it was answered.
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest earliest offset; -1 before the first answer.
+        start_epoch: Leader epoch of the record there, -1 when not known.
+        start_held_since: As `held_since`, of starts.
+        start_answered: As `answered`, of starts.
+        start_before: `start` of the topic before, until the new one's start is observed; -1 when there is none.
         held_since: Moment of the first lower answer that is still held; None when none is.
         answered: The last lower answer; -1 when none is held.
-        found: Timestamp → offset of the first record at or behind it.
+        found: Timestamp → the first record at or after it.
         former_ids: Ids of topics of this name that are gone.
         recreated: The topic became a new one, and no end offset of it was observed yet.
         end_before: `end` of the topic before, while `recreated` is set.
@@ -223,9 +249,13 @@ class _Known:
     newest_epoch: int = UNDEFINED
     topic_id: bytes | None = None
     start: int = -1
+    start_epoch: int = UNDEFINED
+    start_held_since: float | None = None
+    start_answered: int = -1
+    start_before: int = -1
     held_since: float | None = None
     answered: int = -1
-    found: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    found: OrderedDict[int, _Record] = field(default_factory=OrderedDict)
     former_ids: list[bytes] = field(default_factory=list)
     recreated: Proof | None = None
     end_before: int = -1
@@ -237,6 +267,22 @@ class _Known:
         if self.held_since is None:
             self.held_since = now
         return max(0.0, now - self.held_since)
+
+    def release_start(self) -> None:
+        self.start_held_since, self.start_answered = None, -1
+
+    def start_since(self, now: float) -> float:
+        if self.start_held_since is None:
+            self.start_held_since = now
+        return max(0.0, now - self.start_held_since)
+
+    def cut(self, offset: int) -> None:
+        """From this offset on the log is another one: nothing that was said of it there counts."""
+        if self.start > offset:
+            self.start, self.start_epoch = -1, UNDEFINED
+            self.release_start()
+        for timestamp in [timestamp for timestamp, record in self.found.items() if record.offset >= offset]:
+            del self.found[timestamp]
 
 
 class EndOffsets:
@@ -387,22 +433,37 @@ class EndOffsets:
     def _lower(self, known: _Known, offset: int, cause: Cause, proof: Proof | None) -> Lowered:
         previous = known.end
         known.end, known.end_epoch = offset, known.newest_epoch
-        known.start = min(known.start, offset)
-        for timestamp in [timestamp for timestamp, found in known.found.items() if found >= offset]:
-            del known.found[timestamp]
+        # The new log may have grown past the place where it parted from the old one.
+        known.cut(offset if proof is None else proof.end_offset)
         known.release()
         return Lowered(offset, previous, cause, proof)
 
     # --- earliest ---
 
-    def observe_start(self, key: Key, offset: int, *, topic_id: bytes | None = None) -> Value | Held:
+    def observe_start(
+        self,
+        key: Key,
+        offset: int,
+        now: float = 0.0,
+        *,
+        leader_epoch: int = UNDEFINED,
+        topic_id: bytes | None = None,
+    ) -> Result:
         """An answer to a look-up of the earliest offset.
 
         A replica deletes what retention allows on its own, so a new leader may begin earlier than the one before:
-        the highest start stands.
+        the highest start stands, as long as it is the same log.
+
+        Args:
+            key: The partition.
+            offset: What was answered.
+            now: The moment, seconds of a clock that does not go back.
+            leader_epoch: The answer's: that of the first record. -1 when it has none.
+            topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
-            Value, or Held when it is lower than before.
+            Value: it is the start; of a new topic it may be lower. Held: it is lower than before. Undecidable: it has
+            been lower for `hold_timeout_s`, and nothing can prove whether it is the same log.
 
         Raises:
             ValueError: `offset` is negative.
@@ -414,22 +475,106 @@ class EndOffsets:
             return Held(_or_none(known.start), offset, Why.FORMER_TOPIC, refresh_metadata=True)
         recreated = self._identify(known, topic_id)
         if offset < known.start:
-            return Held(known.start, offset, Why.LOWER)
+            since_s = known.start_since(now)
+            known.start_answered = offset
+            return self._hold_start(known, since_s, Why.LOWER, _or_none(known.start_epoch))
+        previous, known.start_before = known.start_before, -1
+        if offset > known.start or leader_epoch >= 0:
+            known.start_epoch = leader_epoch
         known.start = offset
-        return Value(offset, recreated=recreated)
+        known.release_start()
+        return Value(offset, leader_epoch, recreated=recreated or previous >= 0, previous=_or_none(previous))
+
+    def prove_start(
+        self,
+        key: Key,
+        requested_epoch: int,
+        reply_epoch: int,
+        end_offset: int,
+        now: float = 0.0,
+        *,
+        leader_epoch: int = UNDEFINED,
+    ) -> Result:
+        """The leader's answer to OffsetForLeaderEpoch of the `Held.ask_epoch` of a start.
+
+        Args:
+            key: The partition.
+            requested_epoch: The epoch that was asked about.
+            reply_epoch: `leader_epoch` of the response, -1 where the broker does not tell.
+            end_offset: `end_offset` of the response.
+            now: The moment.
+            leader_epoch: Under which epoch the leader that answered leads (the request's current leader epoch).
+
+        Returns:
+            Lowered: it is another log. Held: it is the same one, or the answer tells nothing. Undecidable: see
+            `observe_start`. Value: nothing is held.
+        """
+        known = self._of(key)
+        if known.start_held_since is None:
+            return Value(_or_none(known.start), known.start_epoch)
+        since_s = known.start_since(now)
+        if UNDEFINED < leader_epoch < known.newest_epoch:
+            return Held(known.start, known.start_answered, Why.FORMER_LEADER, since_s, refresh_metadata=True)
+        if requested_epoch != known.start_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
+            return self._hold_start(known, since_s, Why.LOWER, None)
+        if end_offset >= known.start:
+            if known.topic_id is not None:
+                return Held(known.start, known.start_answered, Why.NOT_DELETED, since_s)
+            # A topic that was recreated counts its epochs from 0 again.
+            return self._hold_start(known, since_s, Why.NOT_DELETED, None)
+        newest = max(known.newest_epoch, known.start_epoch)
+        cause = Cause.UNCLEAN_ELECTION if leader_epoch > newest else Cause.TRUNCATED
+        return self._lower_start(known, cause, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
+
+    def accept_start(self, key: Key) -> Lowered | None:
+        """Believe the lower start that is held; the caller's decision in an undecidable case.
+
+        Other than an end, a start that is too low does no harm: what it names can be read. One that is held although
+        the log is another one hides records.
+
+        Returns:
+            None when none is held.
+        """
+        known = self._of(key)
+        return None if known.start_held_since is None else self._lower_start(known, Cause.ACCEPTED, None)
+
+    def _hold_start(
+        self, known: _Known, since_s: float, why: Why, ask_epoch: int | None
+    ) -> Held | Undecidable:
+        if ask_epoch is None and since_s >= self._hold_timeout_s:
+            return Undecidable(known.start, known.start_answered, since_s)
+        return Held(known.start, known.start_answered, why, since_s, ask_epoch)
+
+    @staticmethod
+    def _lower_start(known: _Known, cause: Cause, proof: Proof | None) -> Lowered:
+        previous, offset = known.start, known.start_answered
+        if proof is not None:
+            known.cut(proof.end_offset)
+        known.start, known.start_epoch = offset, UNDEFINED
+        known.release_start()
+        return Lowered(offset, previous, cause, proof)
 
     # --- by timestamp ---
 
     def observe_timestamp(
-        self, key: Key, timestamp_ms: int, offset: int | None, *, topic_id: bytes | None = None
+        self,
+        key: Key,
+        timestamp_ms: int,
+        offset: int | None,
+        *,
+        topic_id: bytes | None = None,
+        leader_epoch: int = UNDEFINED,
+        found_timestamp_ms: int = -1,
     ) -> Value | Held:
         """An answer to a look-up by timestamp.
 
         Args:
             key: The partition.
             timestamp_ms: What was looked for.
-            offset: First record at or behind it; None (Kafka's -1) when there is none.
+            offset: First record at or after it; None (Kafka's -1) when there is none.
             topic_id: Id of the topic that was asked, None when not known.
+            leader_epoch: Of the record that was found, -1 when not known.
+            found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
 
         Returns:
             Held when a record was found before, is not found now, and retention cannot have removed it.
@@ -441,18 +586,18 @@ class EndOffsets:
             raise ValueError(f"offset {offset}: a look-up that finds nothing is given as None")
         known = self._of(key)
         if topic_id in known.former_ids:
-            return Held(known.found.get(timestamp_ms), offset, Why.FORMER_TOPIC, refresh_metadata=True)
+            return _held(known.found.get(timestamp_ms), offset, Why.FORMER_TOPIC)
         recreated = self._identify(known, topic_id)
         before = known.found.get(timestamp_ms)
         if offset is None:
-            if before is not None and before >= known.start:
-                return Held(before, None, Why.NOT_FOUND)
+            if before is not None and before.offset >= known.start:
+                return _held(before, None, Why.NOT_FOUND)
             return Value(None, recreated=recreated)
-        known.found[timestamp_ms] = offset
+        known.found[timestamp_ms] = _Record(offset, leader_epoch, found_timestamp_ms)
         known.found.move_to_end(timestamp_ms)
         while len(known.found) > MAX_TIMESTAMPS:
             known.found.popitem(last=False)
-        return Value(offset, recreated=recreated)
+        return Value(offset, leader_epoch, recreated=recreated)
 
     # --- what all of them do ---
 
@@ -471,10 +616,12 @@ class EndOffsets:
         # The next end offset says whether it is lower, even if the change was noticed by another look-up.
         known.end_before = max(known.end, known.end_before) if known.recreated else known.end
         known.recreated = Proof(old_topic_id=old, topic_id=topic_id)
-        known.end, known.start = -1, -1
+        known.start_before = max(known.start, known.start_before)
+        known.end, known.start, known.start_epoch = -1, -1, UNDEFINED
         known.end_epoch = known.newest_epoch = UNDEFINED
         known.found.clear()
         known.release()
+        known.release_start()
         return True
 
     # --- as text ---
@@ -490,6 +637,7 @@ class EndOffsets:
                 "end_epoch": known.end_epoch,
                 "newest_epoch": known.newest_epoch,
                 "start": known.start,
+                "start_epoch": known.start_epoch,
                 "topic_id": None if known.topic_id is None else known.topic_id.hex(),
                 "former_ids": [former.hex() for former in known.former_ids],
             }
@@ -518,6 +666,20 @@ def _or_none(offset: int) -> int | None:
     return offset if offset >= 0 else None
 
 
+def _held(record: _Record | None, answered: int | None, why: Why) -> Held:
+    refresh = why is Why.FORMER_TOPIC
+    if record is None:
+        return Held(None, answered, why, refresh_metadata=refresh)
+    return Held(
+        record.offset,
+        answered,
+        why,
+        refresh_metadata=refresh,
+        leader_epoch=record.leader_epoch,
+        timestamp_ms=record.timestamp_ms,
+    )
+
+
 def _read(row: Any) -> tuple[Key, _Known]:
     try:
         key = Key(row["topic"], _whole(row["partition"], 0), Isolation(row["isolation"]))
@@ -527,6 +689,8 @@ def _read(row: Any) -> tuple[Key, _Known]:
             newest_epoch=_whole(row["newest_epoch"], -1),
             topic_id=None if row["topic_id"] is None else bytes.fromhex(row["topic_id"]),
             start=_whole(row["start"], -1),
+            # Files of older versions do not have it.
+            start_epoch=_whole(row.get("start_epoch", UNDEFINED), UNDEFINED),
             former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
         )
     except (KeyError, TypeError, ValueError) as error:

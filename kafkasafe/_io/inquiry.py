@@ -1,8 +1,8 @@
 """Questions that take several requests and pauses: generators, driven by whoever waits for them.
 
-A *procedure* yields what it needs, an `Ask` (one request to a broker) or a `Pause`, is sent the answer, and returns its
-result. So a question with retries and decisions in between reads from top to bottom, and many run side by side in one
-thread.
+A *procedure* yields what it needs, an `Ask` (one request to a broker), a `Pause` or procedures `Together`, is sent the
+answer, and returns its result. So a question with retries and decisions in between reads from top to bottom, and many
+run side by side in one thread.
 
 Threads: a `Desk` belongs to the thread that calls it; answers arrive from the network thread in a queue.
 """
@@ -14,7 +14,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -25,7 +25,7 @@ from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, Failure, Reply
 
-__all__ = ["Ask", "Desk", "Inquiry", "Pause", "Procedure", "Step", "insist", "pause_s"]
+__all__ = ["Ask", "Desk", "Inquiry", "Pause", "Procedure", "Step", "Together", "insist", "pause_s"]
 
 T = TypeVar("T")
 
@@ -44,7 +44,18 @@ class Pause:
     seconds: float
 
 
-Step: TypeAlias = Ask | Pause
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Procedures side by side, begun in this order.
+
+    The answer is the list of their results, when all have ended. The first error of one of them ends the others, and is
+    raised where this was yielded.
+    """
+
+    procedures: Sequence[Procedure[Any]]
+
+
+Step: TypeAlias = Ask | Pause | Together
 Procedure: TypeAlias = Generator[Step, Any, T]
 
 
@@ -61,11 +72,43 @@ class Inquiry(Generic[T]):
         self.done = False
         self.result: T | None = None
         self.error: Exception | None = None
+        self._parent: Inquiry[Any] | None = None
+        self._parts: list[Inquiry[Any]] = []
 
     def cancel(self) -> None:
         """Ends it; a late answer is thrown away."""
         self.done = True
+        for part in self._parts:
+            part.cancel()
         self.procedure.close()
+
+    def split(self, procedures: Sequence[Procedure[Any]]) -> list[Inquiry[Any]]:
+        """Waits for these from now on."""
+        self._parts = [Inquiry(procedure) for procedure in procedures]
+        for part in self._parts:
+            part._parent = self
+        return self._parts
+
+    def ended(self, *, result: T | None = None, error: Exception | None = None) -> Inquiry[Any] | None:
+        """It has come to its end. The inquiry that waits for it and can go on now, if there is one."""
+        self.done, self.result, self.error = True, result, error
+        parent = self._parent
+        if parent is None or parent.done:
+            return None
+        if error is not None:
+            for part in parent._parts:
+                if not part.done:
+                    part.cancel()
+            return parent
+        return parent if all(part.done for part in parent._parts) else None
+
+    def joined(self) -> Step:
+        """The next step, after its parts."""
+        parts, self._parts = self._parts, []
+        for part in parts:
+            if part.error is not None:
+                return self.procedure.throw(part.error)
+        return self.procedure.send([part.result for part in parts])
 
 
 class Desk:
@@ -118,19 +161,34 @@ class Desk:
     def _advance(self, inquiry: Inquiry[Any], value: Any) -> None:
         if inquiry.done:
             return
+        self._run(inquiry, lambda: inquiry.procedure.send(value))
+
+    def _run(self, inquiry: Inquiry[Any], go_on: Callable[[], Step]) -> None:
         try:
-            step = inquiry.procedure.send(value)
+            step = go_on()
         except StopIteration as stop:
-            inquiry.done, inquiry.result = True, stop.value
+            waiting = inquiry.ended(result=stop.value)
         except Exception as error:
             # Whoever began it decides what becomes of it.
-            inquiry.done, inquiry.error = True, error
+            waiting = inquiry.ended(error=error)
         else:
-            if isinstance(step, Pause):
-                due = time.monotonic() + step.seconds
-                heapq.heappush(self._pauses, (due, next(self._numbers), inquiry))
-            else:
-                step.send(lambda answer: self._arrive(inquiry, answer))
+            self._take(inquiry, step)
+            return
+        if waiting is not None:
+            self._run(waiting, waiting.joined)
+
+    def _take(self, inquiry: Inquiry[Any], step: Step) -> None:
+        match step:
+            case Pause(seconds):
+                heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), inquiry))
+            case Ask(send):
+                send(lambda answer: self._arrive(inquiry, answer))
+            case Together(procedures):
+                parts = inquiry.split(procedures)
+                for part in parts:
+                    self._advance(part, None)
+                if not parts:
+                    self._run(inquiry, inquiry.joined)
 
     def _arrive(self, inquiry: Inquiry[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))

@@ -1,26 +1,53 @@
-"""Look-ups of offsets whose answers may be believed (KIP-207), for `SafeConsumer` and the planner of the Spark source.
+"""Look-ups of offsets whose answers may be believed, for `SafeConsumer` and the planner of the Spark source.
 
 Each public method of `LookUps` is a procedure (`_io.inquiry`) about one partition. It asks the leader again for as long
-as that helps; its result is the offset to work with.
+as that helps; its result is the offset to work with. Two things may be wrong with an answer that has no error:
+
+- A new leader may know of less than the former one did (KIP-207). So `end`, `start` and `at_time` pass what was
+  answered through the tracker's rules, and find the proof that these ask for. `listed` gives an answer as it is.
+- A leader that does not find its remote segments answers a look-up by time with the first such record on its own disk,
+  or with none (KIP-1007). So `at_time` asks whether the log has a remote part, and where it has one, reads its last
+  record: if that comes, the leader finds its remote segments.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafka.errors import for_code
+from kafka.errors import IllegalStateError, KafkaError, for_code
 
-from kafkasafe._io.inquiry import Pause, Procedure, insist, pause_s
+from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe._io.inquiry import Ask, Pause, Procedure, Together, insist, pause_s
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict
-from kafkasafe.cluster.api import EARLIEST, LATEST, Cluster, EpochEnd, OffsetListed, Reply, TopicInfo
-from kafkasafe.events import OffsetHeld, OffsetLowered
-from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Undecidable, Value, Why
+from kafkasafe.cluster.api import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST,
+    Cluster,
+    EpochEnd,
+    Failure,
+    OffsetListed,
+    RecordsFetched,
+    Reply,
+    TopicInfo,
+)
+from kafkasafe.errors import RemoteStorageNotReadyError
+from kafkasafe.events import LookUp, OffsetHeld, OffsetLowered
+from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Result, Undecidable, Value, Why
 
-__all__ = ["End", "LeaderChangedError", "LookUps", "Note", "id_of"]
+__all__ = ["OUT_OF_RANGE", "REMOTE", "End", "LeaderChangedError", "LookUps", "Note", "id_of"]
+
+OUT_OF_RANGE: Final = 1
+REQUEST_TIMED_OUT: Final = 7
+REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})
+"""What remote storage that is not ready looks like (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, REPLICA_NOT_
+AVAILABLE; and OUT_OF_RANGE of an offset that the log has. Each has other causes too: where the leader's own part of the
+log begins tells."""
 
 Note = Callable[[Exception], None]
 """Gets the error of each failed try."""
@@ -29,8 +56,11 @@ Note = Callable[[Exception], None]
 _NOT_AVAILABLE: Final = frozenset({5, 78})
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
+_OLD: Final = frozenset({Why.FORMER_LEADER, Why.FORMER_TOPIC})
 # How many answers of a former leader or topic are waited out.
 _OLD_ANSWERS: Final = 3
+# How long a broker may take to read one remote batch. It answers with nothing when it takes longer.
+_REMOTE_READ_MS: Final = 1000
 
 
 class LeaderChangedError(Exception):
@@ -107,7 +137,7 @@ class LookUps:
 
         def failed(error: Exception, verdict: Verdict) -> None:
             nonlocal since
-            if verdict.code in _NOT_AVAILABLE:
+            if verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL:  # asked beside another
                 since = time.monotonic() if since is None else since
             noted(error)
 
@@ -150,8 +180,10 @@ class LookUps:
         )
         return answer
 
+    # --- through the tracker's rules ----------------------------------------------------------------------------
+
     def end(self, topic: str, partition: int, note: Note | None = None) -> Procedure[End]:
-        """Where the log ends, as the tracker lets it pass. What was not simply believed is reported."""
+        """Where the log ends. What was not simply believed is reported."""
         tries = 0
         while True:
             answer = yield from self.listed(topic, partition, LATEST, note)
@@ -182,24 +214,201 @@ class LookUps:
                     isolation_level=self._level,
                 )
             tries += 1
-            match result:
-                case Value(offset=int(offset)):
-                    return End(offset, answer.leader_epoch)
-                case Lowered(offset=offset, previous=previous, cause=cause):
-                    self._emit(OffsetLowered(topic, partition, offset, previous, cause.value))
-                    return End(offset, answer.leader_epoch)
-                case Held(offset=int(offset), why=why) if (
-                    why not in {Why.FORMER_LEADER, Why.FORMER_TOPIC} or tries >= _OLD_ANSWERS
-                ):
-                    self._emit(OffsetHeld(topic, partition, offset, answer.offset, why.value))
-                    return End(offset, answer.leader_epoch)
-                case Undecidable(offset=offset):
-                    self._emit(OffsetHeld(topic, partition, offset, answer.offset, "undecidable"))
-                    return End(offset, answer.leader_epoch)
-                case _:
-                    # The answer is of a former leader or topic: metadata say which one to ask now.
-                    self._network().refresh_metadata([topic], _ignore)
-                    yield Pause(pause_s(tries))
+            offset = self._settled(topic, partition, "latest", answer.offset, result, tries)
+            if offset is not None:
+                return End(offset, answer.leader_epoch)
+            yield from self._elsewhere(topic, tries)
+
+    def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
+        """Where the log begins. What was not simply believed is reported.
+
+        A lower start that nothing can prove is believed in the end: what it names can be read, while one that is held
+        although the log is another one would hide records.
+        """
+        tries = 0
+        is_fresh = False
+        while True:
+            answer = yield from self.listed(topic, partition, EARLIEST, note)
+            info = self._network().topic(topic)
+            result = self._tracker.observe_start(
+                topic,
+                partition,
+                answer.offset,
+                leader_epoch=answer.leader_epoch,
+                topic_id=id_of(info),
+                isolation_level=self._level,
+            )
+            tries += 1
+            if isinstance(result, Held) and not is_fresh:
+                # By old metadata the start of a recreated topic looks like one of this topic.
+                yield Ask(functools.partial(self._network().refresh_metadata, [topic]))
+                is_fresh = True
+                continue
+            if isinstance(result, Held) and result.ask_epoch is not None:
+                # The answer has the epoch of the first record, not the leader's.
+                told = None if info is None else info.partitions.get(partition)
+                current = UNDEFINED if told is None else told.leader_epoch
+                try:
+                    proof = yield from self.epoch_end(topic, partition, result.ask_epoch, current, note)
+                except LeaderChangedError:
+                    yield from self._elsewhere(topic, tries)
+                    continue
+                except IllegalStateError:  # closed meanwhile
+                    raise
+                except KafkaError:
+                    # Brokers before 2.3 do not let every client ask about epochs.
+                    proof = EpochEnd(0, UNDEFINED, UNDEFINED)
+                result = self._tracker.prove_start(
+                    topic,
+                    partition,
+                    requested_epoch=result.ask_epoch,
+                    reply_epoch=proof.leader_epoch,
+                    end_offset=proof.end_offset,
+                    leader_epoch=current,
+                    isolation_level=self._level,
+                )
+            if isinstance(result, Undecidable):
+                accepted = self._tracker.accept_start(topic, partition, isolation_level=self._level)
+                result = result if accepted is None else accepted
+            offset = self._settled(topic, partition, "earliest", answer.offset, result, tries)
+            if offset is not None:
+                return offset
+            yield from self._elsewhere(topic, tries)
+
+    def at_time(
+        self, topic: str, partition: int, timestamp: int, note: Note | None = None
+    ) -> Procedure[OffsetListed]:
+        """The first record at or after a time. What was not simply believed is reported.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: Ms since the epoch.
+            note: Gets the error of each failed try.
+
+        Returns:
+            The record's offset, timestamp and leader epoch; an offset of -1 where there is none.
+        """
+        tries = misses = 0
+        while True:
+            answer = yield from self.listed(topic, partition, timestamp, note)
+            local, start = yield Together(
+                (
+                    self.local_start(topic, partition, note),
+                    self.listed(topic, partition, EARLIEST, note),
+                )
+            )
+            # Also where the answer lies below `local`, which may have moved past it since.
+            is_remote = local is not None and start.offset < local
+            if is_remote and not (yield from self._is_readable(topic, partition, local - 1, note)):
+                yield Pause(pause_s(misses))
+                misses += 1
+                continue
+            result = self._observe_time(topic, partition, timestamp, answer)
+            if isinstance(result, Held) and result.why is Why.NOT_FOUND:
+                # Retention or a truncation may have removed the record: that is what these two find out.
+                yield from self.start(topic, partition, note)
+                yield from self.end(topic, partition, note)
+                result = self._observe_time(topic, partition, timestamp, answer)
+            tries += 1
+            if isinstance(result, Value):
+                return answer
+            offset = self._settled(topic, partition, "timestamp", answer.offset, result, tries)
+            if offset is not None:
+                return OffsetListed(0, offset, result.leader_epoch, result.timestamp_ms)
+            yield from self._elsewhere(topic, tries)
+
+    def _observe_time(self, topic: str, partition: int, timestamp: int, answer: OffsetListed) -> Value | Held:
+        return self._tracker.observe_timestamp(
+            topic,
+            partition,
+            timestamp,
+            None if answer.offset < 0 else answer.offset,
+            leader_epoch=answer.leader_epoch,
+            found_timestamp_ms=answer.timestamp,
+            topic_id=id_of(self._network().topic(topic)),
+            isolation_level=self._level,
+        )
+
+    def _settled(
+        self, topic: str, partition: int, look_up: LookUp, answered: int, result: Result, tries: int
+    ) -> int | None:
+        """The offset to work with, None: ask again. Reports what was not simply believed."""
+        match result:
+            case Value(offset=int(offset), recreated=recreated, previous=previous):
+                if recreated and previous is not None and offset < previous:
+                    self._emit(OffsetLowered(topic, partition, offset, previous, "recreated", look_up))
+                return offset
+            case Lowered(offset=offset, previous=previous, cause=cause):
+                self._emit(OffsetLowered(topic, partition, offset, previous, cause.value, look_up))
+                return offset
+            case Held(offset=int(offset), why=why) if why not in _OLD or tries >= _OLD_ANSWERS:
+                self._emit(OffsetHeld(topic, partition, offset, answered, why.value, look_up))
+                return offset
+            case Undecidable(offset=offset):
+                self._emit(OffsetHeld(topic, partition, offset, answered, "undecidable", look_up))
+                return offset
+            case _:
+                return None
+
+    def _elsewhere(self, topic: str, tries: int) -> Procedure[None]:
+        """The answer was of a former leader or topic: metadata say which one to ask now."""
+        self._network().refresh_metadata([topic], _ignore)
+        yield Pause(pause_s(tries))
+
+    # --- remote storage -----------------------------------------------------------------------------------------
+
+    def local_start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int | None]:
+        """Where the leader's own part of the log begins; None: it has no other. Remote storage is not asked."""
+        try:
+            answer = yield from self.listed(topic, partition, EARLIEST_LOCAL, note)
+        except IllegalStateError:  # closed meanwhile
+            raise
+        except KafkaError:
+            return None  # brokers before 3.4, which have no remote storage
+        return answer.offset if answer.offset >= 0 else None
+
+    def has_remote_part(self, topic: str, partition: int) -> Procedure[bool | None]:
+        """Whether a part of the log is in remote storage only; None: the leader did not say. Asks once."""
+        local = yield from self._asked_once(topic, partition, EARLIEST_LOCAL)
+        if local is None or local <= 0:
+            return None if local is None else False
+        start = yield from self._asked_once(topic, partition, EARLIEST)
+        return None if start is None else start < local
+
+    def _asked_once(self, topic: str, partition: int, timestamp: int) -> Procedure[int | None]:
+        transport = self._network()
+        answer: OffsetListed | Failure = yield Ask(
+            lambda reply: transport.list_offset(topic, partition, timestamp, reply)
+        )
+        return None if isinstance(answer, Failure) or answer.error_code else answer.offset
+
+    def _is_readable(self, topic: str, partition: int, offset: int, note: Note | None) -> Procedure[bool]:
+        """Whether a record in remote storage can be read."""
+        transport = self._network()
+
+        def send(reply: Reply[Any]) -> None:
+            transport.fetch_records(topic, partition, offset, 1, reply, max_wait_ms=_REMOTE_READ_MS)
+
+        answer: RecordsFetched | Failure = yield Ask(send)
+        if not isinstance(answer, Failure) and not answer.error_code and answer.records:
+            return True
+        noted = self._note if note is None else note
+        if isinstance(answer, Failure):
+            problem: Any = answer.error
+        elif answer.error_code not in {0, *REMOTE, OUT_OF_RANGE}:
+            problem = for_code(answer.error_code)(f"{topic}-{partition} at {offset}")
+        else:
+            # No records and no error: the broker did not get them in time.
+            code = answer.error_code or REQUEST_TIMED_OUT
+            problem = RemoteStorageNotReadyError(
+                f"{topic}-{partition}: offset {offset}, which is in remote storage, cannot be read (error code {code})",
+                topic=topic,
+                partition=partition,
+                code=code,
+            )
+        noted(problem)
+        return False
 
 
 def _ignore(_: object) -> None:

@@ -28,7 +28,7 @@ from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, TopicInfo, TopicsListed
-from kafkasafe.errors import DataLossError, KafkaSafeError
+from kafkasafe.errors import DataLossError, KafkaSafeError, RemoteStorageNotReadyError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.spark.notices import Notices
@@ -526,7 +526,7 @@ class Planner:
         assert value is not None  # noqa: S101  # a bound has one or the other
         if isinstance(bound, Offsets):
             if value == EARLIEST:
-                return (yield from self._lookups.listed(*partition, EARLIEST)).offset
+                return (yield from self._lookups.start(*partition))
             end = (yield from self._lookups.end(*partition)).offset
             if value == LATEST:
                 return end
@@ -537,7 +537,7 @@ class Planner:
                     " behind the end.",
                 )
             return value
-        found = (yield from self._lookups.listed(*partition, value)).offset
+        found = (yield from self._lookups.at_time(*partition, value)).offset
         if found >= 0:
             return found
         if which == "starting" and self._options.time_without_record == "error":
@@ -673,9 +673,9 @@ class Planner:
         return self._transport
 
     def _note(self, problem: Exception) -> None:
-        self._last_problem = f"{type(problem).__name__}: {problem}"
+        self._last_problem = problem
 
-    _last_problem: str | None = None
+    _last_problem: Exception | None = None
 
     def _gather(self, procedures: Mapping[K, Procedure[T]]) -> dict[K, T]:
         """Runs them side by side.
@@ -705,8 +705,16 @@ class Planner:
 
     def _too_late(self, waiting: list[str]) -> SourceUnavailableError:
         told = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
-        last = f" The last answer was {self._last_problem}." if self._last_problem else ""
+        problem = self._last_problem
+        last = f" The last answer was {type(problem).__name__}: {problem}." if problem else ""
         connected = self._transport is not None and self._transport.connected
+        if connected and isinstance(problem, RemoteStorageNotReadyError):
+            return SourceUnavailableError(
+                f"[KAFKASAFE.REMOTE_STORAGE_NOT_READY] No answer about {told} within"
+                f" {self._options.stall_timeout_s:g} s that can be believed: {problem}. An answer without the remote"
+                " part of the log would leave out records. Look at the brokers' remote log manager, or raise"
+                " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
+            )
         if connected:
             return SourceUnavailableError(
                 f"[KAFKASAFE.NO_ANSWER] No usable answer about {told} within"

@@ -24,9 +24,11 @@ __all__ = [
     "collect",
     "join",
     "kafka_errors",
+    "looks_up",
     "make_offsets_topic",
     "new_name",
     "new_topic",
+    "tier",
     "until",
 ]
 
@@ -217,6 +219,21 @@ class Consumers:
     def __exit__(self, *_):
         for consumer in self._opened:
             consumer.close(autocommit=False)
+
+
+def looks_up(timestamp):
+    """For `Rule.when`: ListOffsets about this, and nothing else."""
+    return lambda exchange: exchange.request.topics[0].partitions[0].timestamp == timestamp
+
+
+def tier(proxy, topic, local_start):
+    """The leader says that it has on its own disk only what comes from an offset on."""
+
+    def edit(exchange):
+        for partition in exchange.response.topics[0].partitions:
+            partition.offset = local_start
+
+    return proxy.on("ListOffsets", topic=topic).when(looks_up(-4)).edit(edit)
 
 
 def produce(cluster, topic, values, partition=0, **more):

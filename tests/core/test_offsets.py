@@ -242,6 +242,97 @@ def test_an_unclean_election_takes_the_start_along():
     assert tracker.observe_start(KEY, 10) == Value(10)
 
 
+class TestALowerStart:
+    @pytest.fixture
+    def tracker(self):
+        tracker = EndOffsets(hold_timeout_s=30.0)
+        tracker.observe_start(KEY, 5, 0.0, leader_epoch=3, topic_id=OLD)
+        assert tracker.observe_start(KEY, 2, 1.0, leader_epoch=1) == Held(5, 2, Why.LOWER, ask_epoch=3)
+        return tracker
+
+    def test_of_a_log_that_has_the_first_record_still_is_held(self, tracker):
+        """However long: the records in front of it are those that were deleted."""
+        for now in (1.0, 500.0):
+            held = tracker.prove_start(KEY, 3, 3, 6, now, leader_epoch=4)
+            assert (held.offset, held.answered, held.why) == (5, 2, Why.NOT_DELETED)
+        # Up to it the log is the same even where it ends right there.
+        assert tracker.prove_start(KEY, 3, 3, 5, 2.0, leader_epoch=4).why is Why.NOT_DELETED
+
+    def test_of_another_log_is_believed(self, tracker):
+        assert tracker.prove_start(KEY, 3, 2, 4, 2.0, leader_epoch=4) == Lowered(
+            2, 5, Cause.UNCLEAN_ELECTION, Proof(3, 2, 4, 4)
+        )
+        assert tracker.observe_start(KEY, 2, 3.0, leader_epoch=4) == Value(2, 4)
+        assert tracker.prove_start(KEY, 4, 4, 9, 3.0) == Value(2, 4)  # nothing is held
+
+    def test_under_the_same_leader_is_a_truncation(self, tracker):
+        assert tracker.prove_start(KEY, 3, 3, 0, 2.0, leader_epoch=3).cause is Cause.TRUNCATED
+
+    @pytest.mark.parametrize(("requested", "reply", "end"), [(3, -1, -1), (3, 4, 2), (2, 2, 2)])
+    def test_an_answer_that_tells_nothing_proves_nothing_for_a_while(self, tracker, requested, reply, end):
+        assert tracker.prove_start(KEY, requested, reply, end, 2.0) == Held(5, 2, Why.LOWER, 1.0)
+        assert tracker.prove_start(KEY, requested, reply, end, 31.0) == o.Undecidable(5, 2, 30.0)
+        assert tracker.accept_start(KEY) == Lowered(2, 5, Cause.ACCEPTED, None)
+        assert tracker.accept_start(KEY) is None
+
+    def test_of_a_deposed_leader_is_asked_for_again(self, tracker):
+        tracker.observe(KEY, 20, 1.0, leader_epoch=7)
+        held = tracker.prove_start(KEY, 3, 3, 6, 2.0, leader_epoch=6)
+        assert (held.why, held.refresh_metadata) == (Why.FORMER_LEADER, True)
+
+    def test_that_is_over_is_forgotten(self, tracker):
+        tracker.observe_start(KEY, 6, 20.0, leader_epoch=3)
+        assert tracker.observe_start(KEY, 2, 60.0, leader_epoch=1).since_s == 0.0
+
+    def test_of_a_topic_that_was_recreated(self, tracker):
+        value = tracker.observe_start(KEY, 0, 2.0, leader_epoch=0, topic_id=NEW)
+        assert (value.offset, value.recreated, value.previous) == (0, True, 5)
+        assert tracker.observe_start(KEY, 0, 3.0, leader_epoch=0, topic_id=NEW).previous is None
+
+    def test_of_a_topic_whose_recreation_another_look_up_noticed(self, tracker):
+        tracker.observe(KEY, 9, 2.0, topic_id=NEW)
+        assert tracker.observe_start(KEY, 0, 3.0, topic_id=NEW).previous == 5
+
+    def test_without_topic_ids_is_believed_in_the_end(self):
+        """A topic that was recreated counts its epochs from 0 again: they prove nothing."""
+        tracker = EndOffsets(hold_timeout_s=30.0)
+        tracker.observe_start(KEY, 5, 0.0, leader_epoch=0)
+        tracker.observe_start(KEY, 0, 1.0, leader_epoch=0)
+        assert tracker.prove_start(KEY, 0, 0, 9, 2.0, leader_epoch=0).why is Why.NOT_DELETED
+        assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), o.Undecidable)
+
+    def test_in_the_next_life(self, tracker):
+        again = EndOffsets()
+        again.restore(tracker.encode())
+        assert again.observe_start(KEY, 2, 0.0).ask_epoch == 3
+
+    def test_in_a_life_after_one_that_did_not_keep_epochs(self, tracker):
+        text = tracker.encode()
+        content = json.loads(text)
+        rows = [{name: row[name] for name in row if name != "start_epoch"} for row in content["partitions"]]
+        again = EndOffsets()
+        again.restore(seal("end offsets", 1, rows))
+        assert again.observe_start(KEY, 2, 0.0) == Held(5, 2, Why.LOWER)
+
+
+def test_where_the_log_parted_decides_what_else_is_void():
+    """The new log may have grown past that place by the time that it is asked."""
+    tracker = ends((20, 0))
+    tracker.observe_start(KEY, 5)
+    tracker.observe_timestamp(KEY, 1000, 7)
+    tracker.observe(KEY, 12, 0.0, leader_epoch=2)
+    assert tracker.prove(KEY, 0, 0, 3, 0.0).offset == 12
+    assert tracker.observe_start(KEY, 0) == Value(0)
+    assert tracker.observe_timestamp(KEY, 1000, None) == Value(None)
+
+
+def test_what_is_held_of_a_look_up_by_time_has_the_record_s_own_fields():
+    tracker = EndOffsets()
+    tracker.observe_timestamp(KEY, 1000, 7, leader_epoch=2, found_timestamp_ms=1003)
+    held = tracker.observe_timestamp(KEY, 1000, None)
+    assert (held.offset, held.leader_epoch, held.timestamp_ms) == (7, 2, 1003)
+
+
 def test_a_record_that_was_found_stays_found():
     tracker = EndOffsets()
     assert tracker.observe_timestamp(KEY, 1000, None) == Value(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import sourcing
@@ -442,6 +442,70 @@ def test_brokers_that_do_not_answer_are_named() -> None:
         pytest.raises(SourceUnavailableError, match=r"No broker at 127.0.0.1:1 .* kafka.bootstrap.servers"),
     ):
         source.planner.first()
+
+
+def timed(cluster: KafkaCluster, topic: str) -> None:
+    """Ten records, at 1000000, 1001000, ... ms."""
+    with sourcing.producing(cluster) as producer:
+        for number in range(10):
+            producer.produce(topic, b"%d" % number, partition=0, timestamp=1_000_000 + 1000 * number)
+
+
+def asks(timestamp: int) -> Callable[[Exchange], bool]:
+    return lambda exchange: exchange.request.topics[0].partitions[0].timestamp == timestamp
+
+
+def tier(proxy: FaultProxy, topic: str, local_start: int) -> None:
+    """The leader says that it has on its own disk only what comes from an offset on."""
+    proxy.on("ListOffsets", topic=topic).when(asks(-4)).set(offset=local_start)
+
+
+@pytest.mark.parametrize("missed", [6, -1])
+def test_a_bound_by_time_that_missed_remote_storage_is_waited_for(
+    brokers: KafkaCluster, proxied: tuple[KafkaCluster, FaultProxy], missed: int
+) -> None:
+    """Facts of 4.3.0: a leader that does not find its remote segments answers with a record of its own disk."""
+    proxy, topic = proxied[1], new_topic(brokers)
+    timed(brokers, topic)
+    given = {"subscribe": topic, "kafkaConsumer__pollTimeoutMs": "1200"}
+    starting = {"startingOffsetsByTimestamp": f'{{"{topic}":{{"0":1002000}}}}', **given}
+    ending = {"startingOffsets": "earliest", "endingTimestamp": "1002000", **given}
+    tier(proxy, topic, 6)
+    proxy.on("ListOffsets", topic=topic).when(asks(1_002_000)).set(offset=missed)
+    proxy.on("Fetch", topic=topic).answer(code=1, high_watermark=-1, records=None)
+    for options, is_streaming in ((starting, True), (starting, False), (ending, False)):
+        with Source(brokers, streaming=is_streaming, **options) as source:
+            plan = source.planner.first if is_streaming else source.planner.batch
+            with pytest.raises(
+                SourceUnavailableError, match=r"REMOTE_STORAGE_NOT_READY.*Nothing was skipped"
+            ):
+                plan()
+            assert source.events == []
+    proxy.clear()
+    tier(proxy, topic, 6)  # and it can be read
+    with Source(brokers, streaming=False, **starting) as source:
+        assert source.records(source.planner.batch())[0]["offset"] == 2
+    with Source(brokers, streaming=False, **ending) as source:
+        assert [row["value"] for row in source.records(source.planner.batch())] == numbered(0, 2)
+
+
+def test_bounds_do_not_go_back_in_one_life_of_a_query(
+    brokers: KafkaCluster, proxied: tuple[KafkaCluster, FaultProxy]
+) -> None:
+    proxy, topic = proxied[1], new_topic(brokers)
+    timed(brokers, topic)
+    sourcing.delete_before(brokers, topic, 2)
+    by_time = {"startingTimestamp": "1004500"}
+    with Source(brokers, streaming=False, subscribe=topic, **by_time) as source:
+        assert source.planner.batch() == [Range(topic, 0, 5, 10)]
+        proxy.on("ListOffsets", topic=topic).when(asks(1_004_500)).set(offset=-1, timestamp=-1)
+        assert source.planner.batch() == [Range(topic, 0, 5, 10)]
+        assert source.events == [OffsetHeld(topic, 0, 5, -1, "not_found", "timestamp")]
+    with Source(brokers, streaming=False, subscribe=topic) as source:
+        assert source.planner.batch() == [Range(topic, 0, 2, 10)]
+        proxy.on("ListOffsets", topic=topic).when(asks(-2)).set(offset=0)
+        assert source.planner.batch() == [Range(topic, 0, 2, 10)]
+        assert source.events == [OffsetHeld(topic, 0, 2, 0, "not_deleted", "earliest")]
 
 
 def test_a_partition_that_gives_nothing_ends_the_task_in_time(
