@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -17,6 +18,9 @@ from kafka.structs import OffsetAndMetadata
 from kafkasafe.cluster.api import Failure
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
+from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.options import read_options
+from kafkasafe.spark.planner import Planner, Range, SourceUnavailableError
 from kafkasafe.testing.broker import KafkaCluster, _tidy_client
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
@@ -105,6 +109,24 @@ def polled(consumer, seconds):
     return got
 
 
+def planned(cluster, topic, wait_ms):
+    """What Spark's source would read of the partition, from a moment that is before all its records."""
+    options = read_options(
+        {
+            "kafka.bootstrap.servers": ",".join(cluster.bootstrap_servers),
+            "assign": json.dumps({topic.topic: [0]}),
+            "startingTimestamp": "0",
+            "kafkaConsumer.pollTimeoutMs": str(wait_ms),
+        },
+        streaming=False,
+    )
+    planner = Planner(options, Notices(None))
+    try:
+        return planner.batch()
+    finally:
+        planner.close()
+
+
 def patiently(consumer, partition):
     """The same, of one partition, by who takes the error for what it is: retriable."""
     with contextlib.suppress(RemoteStorageNotReadyError):
@@ -158,6 +180,13 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         other.assign([topic.remote])
         other.seek(topic.remote, 33)  # on the leader's own disk
         assert polled(other, 1.0) == [(0, 33), (0, 34)]
+        # The first record there is, is a remote one: it is waited for, not replaced by the first local one.
+        first = consumers(auto_offset_reset="earliest")
+        first.assign([topic.remote, topic.local])
+        begun = []
+        until(lambda: begun.extend(polled(first, 0.1)) or len(begun) >= 6)
+        assert {partition for partition, _ in begun} == {1}
+        assert (first.position(topic.remote), first.position(topic.local)) == (0, 6)
 
         two = consumers(topic.topic, remote_storage_timeout_ms=1000, **options)
         until(lambda: [polled(each, 0.1) for each in (one, two)] and two.assignment())
@@ -192,8 +221,13 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
                 for thread in threads:
                     thread.join()
         assert got[0] == (0, 2)
+        assert until(lambda: patiently(first, 0))[0] == (0, 0)
         assert arrived - ready[0] < 5.0 + 2 * slowness.seconds
-    assert not consumers.of(PositionReset)
+    # One consumer began without a position, at the first record.
+    resets = consumers.of(PositionReset)
+    assert {(event.reason, event.strategy, event.position, event.skipped) for event in resets} == {
+        ("no_position", "earliest", 0, None)
+    }
     assert {(event.partition, event.code) for event in consumers.of(PartitionNotReady)} == {(0, 9)}
     assert any(event.remote for event in consumers.of(PartitionNotReady))
     assert {event.partition for event in consumers.of(PartitionReady)} == {0}
@@ -227,6 +261,9 @@ def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumer
             with pytest.raises(RemoteStorageNotReadyError):
                 consumer.offsets_for_times({topic.remote: 0}, timeout_ms=1000)
             consumer.close()
+            # The Spark source does not begin behind what it misses either.
+            with pytest.raises(SourceUnavailableError, match="REMOTE_STORAGE_NOT_READY"):
+                planned(cluster, topic, wait_ms=1500)
             restarted = consumers(group_id=topic.topic, auto_offset_reset="latest", enable_auto_commit=False)
             restarted.assign([topic.remote, topic.local])
             polled(restarted, 1.0)
@@ -249,6 +286,7 @@ def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumer
             shutil.copytree(tmp_path / "saved", metadata)
             properties.write_text(usual)
             cluster.start_all()
+        assert planned(cluster, topic, wait_ms=60_000) == [Range(topic.topic, 0, 0, 35)]
         got = until(lambda: [each for each in polled(restarted, 0.1) if each[0] == 0])
         assert got[0] == (0, 3)
     resets = [event for event in consumers.of(PositionReset) if event.partition == 0]
