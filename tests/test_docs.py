@@ -1,5 +1,7 @@
 """The pages name what there is: options, events, metrics, alerts, commands; and their links lead somewhere."""
 
+import ast
+import functools
 import re
 from pathlib import Path
 
@@ -78,3 +80,55 @@ def test_every_command_is_in_the_table():
     page = text("cli.md")
     assert len(names) > 8
     assert [name for name in names if f"kafkasafe {name}" not in page and f"`{name}`" not in page] == []
+
+
+# -- the five documents ------------------------------------------------------------------------------------------------
+
+CLAUSES = {"207": 16, "279": 19, "1007": 13, "5793": 12, "156": 20}
+
+
+def clauses():
+    """(id, feature, code, test) of each row of the tables."""
+    rows = re.findall(
+        r"^\| (\d+\.\d+) \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text("documents.md"), re.MULTILINE
+    )
+    return {number: rest for number, *rest in rows}
+
+
+@functools.cache
+def defined(path):
+    """What a file defines: `name` and `Class.name`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set()
+    for node in tree.body:
+        names.update(t.id for t in getattr(node, "targets", ()) if isinstance(t, ast.Name))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+            names.update(f"{node.name}.{inner.name}" for inner in node.body if hasattr(inner, "name"))
+    return names
+
+
+def test_every_clause_of_the_five_documents_has_its_row():
+    assert list(clauses()) == [
+        f"{document}.{n + 1}" for document, count in CLAUSES.items() for n in range(count)
+    ]
+
+
+def test_what_the_rows_name_exists():
+    missing = []
+    for number, (feature, code, tests) in clauses().items():
+        if feature.startswith("Not applicable, because "):
+            assert (code, tests) == ("–", "–"), number
+            continue
+        for names, root, divider in ((code, "kafkasafe", ":"), (tests, "tests", "::")):
+            named = re.findall(r"`([^`]+)`", names)
+            assert named, number
+            assert re.sub(r"`[^`]+`", "", names).strip(" ,") == "", number
+            for name in named:
+                path, _, function = name.partition(divider)
+                file = ROOT / root / path
+                if not file.is_file() or function not in defined(file):
+                    missing.append((number, name))
+    assert missing == []
