@@ -139,7 +139,8 @@ class LookUps:
             nonlocal since
             if verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL:  # asked beside another
                 since = time.monotonic() if since is None else since
-            noted(error)
+            if verdict.retriable:  # else it is raised
+                noted(error)
 
         try:
             answer: OffsetListed = yield from insist(
@@ -171,7 +172,8 @@ class LookUps:
             transport.offset_for_leader_epoch(topic, partition, epoch, reply, current_leader_epoch=current)
 
         def failed(error: Exception, verdict: Verdict) -> None:
-            noted(error)
+            if verdict.retriable:
+                noted(error)
             if verdict.code in _OTHER_LEADER:
                 raise LeaderChangedError
 
