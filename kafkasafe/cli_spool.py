@@ -49,7 +49,14 @@ from kafkasafe.cli_common import (
 from kafkasafe.cli_doctor import ask
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate
-from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError, UndecidableError, UsageError
+from kafkasafe.errors import (
+    DataLossError,
+    LaneBusyError,
+    SpoolCorruptError,
+    SpoolError,
+    UndecidableError,
+    UsageError,
+)
 from kafkasafe.events import BatchCommitted, DeliveryRetried, TopicAccepted, TopicRefused
 from kafkasafe.producer import SafeProducer
 
@@ -556,6 +563,8 @@ class _Delivery:
     seconds: float
     unreachable: bool = False
     """No broker could be used."""
+    lost: str = ""
+    """What the cluster lost after acknowledging it, and cannot be sent again."""
 
     @property
     def rejected_records(self) -> int:
@@ -565,7 +574,7 @@ class _Delivery:
     @property
     def broken(self) -> bool:
         """Whether something is left."""
-        return bool(self.left or self.trouble or self.rejected)
+        return bool(self.left or self.trouble or self.rejected or self.lost)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -575,7 +584,7 @@ class _Delivery:
             "left_records": self.left,
             "rejected_records": self.rejected_records,
             "lanes_of_others": self.foreign,
-            "trouble": self.trouble,
+            "trouble": self.trouble or self.lost,
             "seconds": round(self.seconds, 1),
         }
 
@@ -586,6 +595,8 @@ class _Delivery:
             + (f"{self.left:,} left" if self.left or not self.trouble else "but not all could be read")
             + (f": {self.trouble}" if self.trouble else "")
         )
+        if self.lost:
+            print(f"LOST by the cluster: {self.lost}")
         if self.rejected:
             print(f"{counted(self.rejected_records, 'record')} in rejected/, not delivered:")
         for found in self.rejected:
@@ -607,7 +618,7 @@ def _deliver(
     refused_before = _rejected(lanes)
     began = time.monotonic()
     deadline = began + limit_s
-    trouble, unreachable = "", False
+    trouble, unreachable, lost = "", False, ""
     if on_corrupt is not None and on_corrupt != "raise":
         options = {**options, "on_corrupt": on_corrupt}
     try:
@@ -620,6 +631,10 @@ def _deliver(
                     producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
                     flushed = True
                 except KafkaTimeoutError:
+                    flushed = False
+                except DataLossError as error:
+                    # Of earlier deliveries; what waits is delivered all the same.
+                    lost = lost or str(error)
                     flushed = False
                 except UndecidableError as error:
                     trouble = str(error)
@@ -642,6 +657,8 @@ def _deliver(
                 time.sleep(0.1 if flushed else 0)
     except SpoolCorruptError as error:
         trouble = str(error)
+    except DataLossError as error:
+        lost = lost or str(error)
     left, damaged, foreign = _left(lanes, set())
     rejected = [
         found for _, _, found in _inspected(lanes.path) if found.rejected or found.rejected_unreadable
@@ -649,7 +666,8 @@ def _deliver(
     refused = max(0, _rejected(lanes) - refused_before)
     delivered = max(0, before - left - refused)
     seconds = time.monotonic() - began
-    return _Delivery(delivered, left, rejected, foreign, trouble or damaged, seconds, unreachable)
+    trouble = trouble or damaged
+    return _Delivery(delivered, left, rejected, foreign, trouble, seconds, unreachable, lost)
 
 
 def _rejected(lanes: SpoolDirectory) -> int:

@@ -121,13 +121,18 @@ def _rejected(message: str, code: int, reason: str) -> RejectedError:
 
 
 class DataLossError(KafkaSafeError):
-    """Records that the cluster had acknowledged are gone from the log.
+    """Records that the cluster had acknowledged are gone from the log, and SafeProducer does not send them again.
+
+    `send`, `flush` and `close` raise each loss once; `send` has not accepted its record then. What can be done: produce
+    the range again from its source.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         first_offset: First lost offset.
         last_offset: Last lost offset (inclusive).
+        records: How many of the records between them were this spool's; -1 when that is not known.
+        others: More losses that had not been raised when `close` raised this one, each an error of its own.
     """
 
     def __init__(
@@ -138,12 +143,16 @@ class DataLossError(KafkaSafeError):
         partition: int = -1,
         first_offset: int = -1,
         last_offset: int = -1,
+        records: int = -1,
+        others: tuple[KafkaSafeError, ...] = (),
     ) -> None:
         super().__init__(message)
         self.topic = topic
         self.partition = partition
         self.first_offset = first_offset
         self.last_offset = last_offset
+        self.records = records
+        self.others = others
 
 
 class UndecidableError(KafkaSafeError):

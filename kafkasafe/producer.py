@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, ClassVar, Final, NoReturn, Self, Unpack
 
 import kafka.errors as kafka_errors
@@ -535,10 +536,12 @@ class SafeProducer:
         retain_acked_bytes (int): Keep so many bytes of delivered records on disk. Default: 0.
         delivery_timeout_ms (int): When it ends a future fails, but the record stays in the spool and is delivered.
         retain_acked_s (float): Keep delivered records on disk for so many seconds. Default: 0.
-        on_acked_loss (str): What to do about acknowledged records that the cluster lost: "heal": send again what the
-            spool still has, in order, before anything newer; "raise": DataLossError from the next `send` or `flush`,
-            once; "event": tell, and go on. Told it is in any case: `AckedDataLost`, the log, the counters.
-        heal_recreated_topics (bool): Heal also into a topic that was deleted and created again. Default: no.
+        on_acked_loss (str): What to do about acknowledged records that the cluster lost. "heal": send again what the
+            spool still has, in order, before anything newer; what it does not have is a DataLossError of the next
+            `send`, `flush` or `close`. "raise": send nothing again, DataLossError for all of it. Each loss is raised
+            once. "event": neither. `AckedDataLost`, the log and the counters tell of it in any case.
+        heal_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
+            Default: no.
         acked_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
         on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
             `send` and `flush`, until `resume_parked`), "resend" (it may be there twice) or "skip".
@@ -683,6 +686,8 @@ class SafeProducer:
                 topic, confirmed (a missing one for a minute: it may be new), and records wait for it. This one was not
                 accepted; those are delivered when the cluster takes them (`on_refused_topic="raise"`).
             ProducerClosedError: After `close`.
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_acked_loss`); once for
+                each loss. The record was not accepted: send it again.
             TypeError: Key or value is not bytes and there is no serializer for it; headers of another shape.
             ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
             MessageSizeTooLargeError: Larger than `max_request_size`.
@@ -1132,7 +1137,8 @@ class SafeProducer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before has its fate (acknowledged, refused, or given up), and its callbacks.
 
-        In a callback it waits for no callbacks.
+        Where something says that the cluster lost acknowledged records, it also waits until that is known, and until
+        what is sent again is back. In a callback it waits for no callbacks.
 
         Args:
             timeout: Seconds, None for ever.
@@ -1142,7 +1148,8 @@ class SafeProducer:
             UndecidableError: A batch is parked (`on_undecidable="raise"`).
             WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
                 and are delivered when theirs answers again.
-            DataLossError: Acknowledged records are gone (`on_acked_loss="raise"`).
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_acked_loss`); once for
+                each loss, the next one by the next call. What waits is delivered all the same.
         """
         self._check_fork()
         pump = self._pump
@@ -1152,7 +1159,7 @@ class SafeProducer:
         number = ledger.last_number()
         finished = pump.wait(
             lambda: (
-                ledger.flushed(number) or ledger.parked or ledger.damaged or ledger.wrong_cluster is not None
+                ledger.settled(number) or ledger.parked or ledger.damaged or ledger.wrong_cluster is not None
             ),
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
@@ -1166,8 +1173,12 @@ class SafeProducer:
         self._raise_failure()
         if not finished:
             where = "in memory, as long as this producer lives," if self._config.in_memory else "in the spool"
+            doubted = self._doubted()
+            what = "Not every record was acknowledged"
+            if delivered and doubted:
+                what = f"Whether {doubted} still has all acknowledged records was not known"
             raise kafka_errors.KafkaTimeoutError(
-                f"Not every record was acknowledged within {timeout} s; they are {where} and will be delivered."
+                f"{what} within {timeout} s; they are {where} and will be delivered."
                 f"{self._network_cause()}{because(pump.refused())}"
             )
         if not self._called(None, deadline):
@@ -1221,6 +1232,9 @@ class SafeProducer:
                 Their futures have the same error. It is closed all the same.
             WrongClusterError: Another cluster answers instead of the one that records wait for. It is closed all the
                 same, and they are on disk.
+            DataLossError: As of `flush`; all losses that were not raised yet in one (`others`). It is closed all the
+                same. Where the answer did not come in time a WARNING says so (`acked_loss_unknown`), and the next
+                producer on the directory asks again.
             ValueError: A negative timeout.
         """
         if timeout is not None and not timeout >= 0:
@@ -1258,8 +1272,13 @@ class SafeProducer:
                 pump.stop(10.0)
                 self._closed_down(deadline)
                 self._tell_left()
-        self._raise_failure()
-        self._raise_wrong_cluster()
+        loss = pump.ledger.losses_left()
+        try:
+            if loss is not None:
+                raise loss
+        finally:
+            self._raise_failure()
+            self._raise_wrong_cluster()
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
         """Until everything is delivered, for `timeout` seconds, or for as long as there is something to hope for."""
@@ -1280,7 +1299,17 @@ class SafeProducer:
                 return
 
     def _tell_left(self) -> None:
-        """What is on disk at the end and not in the cluster."""
+        """What is on disk at the end and not in the cluster, and what is not known to be there still."""
+        doubted = self._doubted(self._pump.left_doubted)
+        if doubted:
+            then = f": the next producer on {self._config.spool_dir} asks again"
+            log.warning(
+                "Whether %s still has all acknowledged records was not known at the end%s",
+                doubted,
+                "" if self._config.in_memory else then,
+                client_id=self.client_id,
+                event="acked_loss_unknown",
+            )
         records = self._pump.left_records
         if not records:
             return
@@ -1393,8 +1422,14 @@ class SafeProducer:
         if error is not None:
             raise WrongClusterError(*error.args) from error
 
+    def _doubted(self, partitions: Sequence[tuple[str, int]] | None = None) -> str:
+        """Partitions where acknowledged records may be gone, for people; by default those of now."""
+        found = self._pump.ledger.doubted if partitions is None else partitions
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
+
     def _raise_loss(self) -> None:
-        """`on_acked_loss="raise"`: once for each loss."""
+        """Of acknowledged records that are not sent again, or of records that are missing in the spool: each once."""
         loss = self._pump.ledger.next_loss()
         if loss is not None:
             raise loss
@@ -1543,9 +1578,25 @@ class SafeProducer:
         """Usable in `with`: closes at the end."""
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        """Close, as `close()`."""
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close, as `close()`. After an exception of the block nothing else is raised, but logged, and noted there."""
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as own:
+            error.add_note(f"And when the SafeProducer was closed: {type(own).__name__}: {own}")
+            log.error(  # noqa: TRY400  # what it says matters, not where it was raised
+                "Not raised after a %s: %s",
+                type(error).__name__,
+                own,
+                client_id=self.client_id,
+                error=type(own).__name__,
+                event="close_failed",
+            )
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"

@@ -61,6 +61,7 @@ __all__ = [
     "Divide",
     "EpochCheck",
     "Fate",
+    "Healed",
     "Hole",
     "IllegalMoveError",
     "Journal",
@@ -91,6 +92,9 @@ _DIVIDE_BYTES: Final = 1024 * 1024
 
 _REMEMBERED: Final = 64
 """Acknowledged batches of a partition that are remembered at least."""
+
+_ANYWHERE: Final = 2**63 - 1
+"""Behind every offset."""
 
 _MAX_EPOCH: Final = 2**15 - 2
 
@@ -209,6 +213,7 @@ class Batch:
         parent: The refused batch it is a part of: it stands in the parent's place.
         rank: Sorts durable batches of a partition as their records were accepted.
         heirs: Its own parts that are not finished.
+        revived: The cluster lost it after acknowledging it: it is sent again.
         given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
             `marks.Given`); None where no mark is needed, or there.
     """
@@ -240,6 +245,7 @@ class Batch:
     parent: Batch | None = None
     rank: tuple[int, ...] = ()
     heirs: int = 0
+    revived: bool = False
     given: tuple[tuple[int, int, int], ...] | None = None
 
     def settle_at(self, position: int) -> None:
@@ -382,6 +388,7 @@ class AckedLoss:
         cause: What raised the suspicion.
         evidence: For people.
         revived: Records that are sent again.
+        gone: (first offset, last offset, records) of what is not sent again; no records: all of it is.
         recreated: The topic was, or may have been, deleted and created again.
     """
 
@@ -392,7 +399,25 @@ class AckedLoss:
     cause: Cause
     evidence: str
     revived: int
+    gone: tuple[int, int, int] = (-1, -1, 0)
     recreated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """What was sent again after a loss is in the log, all of it that was not rejected.
+
+    Attributes:
+        destination: Destination number.
+        records: How many, in earlier lives too.
+        first_offset: Where the first of them is now, -1 when not known.
+        last_offset: Where the last of them is now (inclusive), -1 when not known.
+    """
+
+    destination: int
+    records: int
+    first_offset: int
+    last_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +515,7 @@ class Relented:
     accepted: bool
 
 
-Notice = AckedLoss | Hole | Parked | Refusal | Denied | Relented
+Notice = AckedLoss | Healed | Hole | Parked | Refusal | Denied | Relented
 
 
 @dataclass(slots=True)
@@ -623,6 +648,8 @@ class _Partition:
     commits: list[tuple[int, int]] = field(default_factory=list)
     acked: deque[Batch] = field(default_factory=deque)
     """Committed, in the order of their commits: those that are still in the spool, and a few more."""
+    forgotten_offset: int = -1
+    """What was acknowledged before this offset, and in front of `acked`, is not remembered."""
     suspicion: _Suspicion | None = None
     check: EpochCheck | None = None
     """Under way, or to be made; what is answered after a survey says nothing new."""
@@ -648,6 +675,26 @@ class _Suspicion:
     last_acked_offset: int
     from_offset: int
     leader_epoch: int
+
+
+@dataclass(slots=True)
+class _Healing:
+    """Lost batches of one partition on their way back.
+
+    Attributes:
+        keep_from: Spool position of the first of them. Nothing from there on is released before the last one is back:
+            what is in the log again may be lost again, and the next life has to know all of them.
+        left: How many are not finished.
+        records: How many records are in the log again.
+        first_offset: Where the first of them is, -1 when not known.
+        last_offset: Where the last of them is (inclusive), -1 when not known.
+    """
+
+    keep_from: int
+    left: int = 0
+    records: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
 
 
 class Journal:
@@ -711,6 +758,10 @@ class Journal:
         self._ready = self._fresh()
         self._touched: dict[int, None] = {}
         self._committing: dict[int, None] = {}
+        # By destination that is doubted, where in the spool what it may have to send again begins.
+        self._doubted: dict[int, int] = {}
+        # By destination, what is on its way back.
+        self._healing: dict[int, _Healing] = {}
 
     @staticmethod
     def _fresh() -> Ready:
@@ -728,9 +779,28 @@ class Journal:
 
     @property
     def release_position(self) -> int:
-        """Everything before this spool position is finished."""
+        """Everything before this spool position is finished, and not doubted."""
         first = next(iter(self._spooled), self._end_position)
-        return min((first, *self._resent.values()))
+        return min((first, *self._resent.values(), *self._doubted.values(), *self._healing_from()))
+
+    def _healing_from(self) -> Iterable[int]:
+        return (healing.keep_from for healing in self._healing.values())
+
+    @property
+    def doubted(self) -> list[int]:
+        """Destinations where what was acknowledged may be gone: the answer is on its way. From any thread."""
+        return list(self._doubted)
+
+    def _doubt_or_not(self, partition: _Partition) -> None:
+        """After each change of its `suspicion` or `check`. What may have to be sent again stays in the spool."""
+        if partition.suspicion is None and partition.check is None:
+            self._doubted.pop(partition.number, None)
+        elif partition.number not in self._doubted:
+            spooled = (batch.position for batch in (*partition.acked, *partition.queue))
+            least = max(self._released, 0)
+            self._doubted[partition.number] = min(
+                (position for position in spooled if position >= least), default=self._end_position
+            )
 
     @property
     def resent(self) -> list[m.Resent]:
@@ -877,6 +947,7 @@ class Journal:
             queue.insert(queue.index(parent), batch)
             batch.parent = parent
             parent.heirs += 1
+            self._parts_heal(parent, (batch,))
         else:
             queue.append(batch)
         batch.settle_at(position)
@@ -906,6 +977,8 @@ class Journal:
                     known.last_acked_offset = known.clear_offset = mark.last_acked_offset
                     known.leader_epoch = mark.leader_epoch
                     known.topic_id = mark.topic_id
+                    if not known.acked:
+                        known.forgotten_offset = mark.last_acked_offset + 1
                 case m.Granted():
                     pass  # each life takes its own id: a copied spool must never reuse one
                 case m.Identified():
@@ -926,9 +999,12 @@ class Journal:
                             self._passed(known, done)
                             done.state = State.COMMITTED
                             self._remember(known, done)
+                            self._comes_back(done)
                         elif done is None and base_offset >= 0:
                             # Released: it, and all before it, was finished. Its size is gone with it.
                             known.last_acked_offset = known.clear_offset = base_offset
+                            if not known.acked:
+                                known.forgotten_offset = _ANYWHERE
                 case m.Replaced(at, first_child, children):
                     parent = self._spooled.get(at)
                     if parent is not None:
@@ -939,6 +1015,8 @@ class Journal:
                         self._forget(done)
                         self._partitions[done.destination].queue.remove(done)
                         self._partitions[done.destination].explained = True
+                        done.state = State.REJECTED
+                        self._comes_back(done)
                 case m.Revived(destination, end_offset, positions, given_up, moved):
                     known = self._declared(destination)
                     places = dict(moved)
@@ -946,6 +1024,7 @@ class Journal:
                         if done.position in places:
                             done.base_offset = done.place = places[done.position]
                     known.suspicion = known.check = None
+                    self._doubt_or_not(known)
                     self._revive(known, positions, given_up, end_offset)
                     known.explained = known.explained or bool(positions or given_up)
                 case m.Resent():
@@ -991,6 +1070,7 @@ class Journal:
                 self._forget(parent)
             self._partitions[parent.destination].queue.remove(parent)
             parent.state = State.REPLACED
+            self._comes_back(parent)
         self._parents.clear()
         self._given.clear()
         self._group_index = 0
@@ -1097,6 +1177,7 @@ class Journal:
         Only while nothing waits, but what was sealed before any cluster was asked.
         """
         self._producer_id = -1
+        self._healing.clear()
         for partition in self._partitions.values():
             partition.producer_id = partition.producer_epoch = -1
             partition.confirmed_id, partition.confirmed_until = (-1, -1), 0.0
@@ -1104,8 +1185,10 @@ class Journal:
             partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
             partition.leader_epoch = -1
             partition.topic_id = m.NO_TOPIC_ID
+            partition.forgotten_offset = -1
             partition.last_acked_id = None
             partition.suspicion = partition.check = None
+            self._doubt_or_not(partition)
             partition.acked.clear()
             partition.flow = _Flow.NEW
             self._ready.persist.marks.append(self._state_mark(partition))
@@ -1121,14 +1204,17 @@ class Journal:
         Ids go on where they were: should the topic be there after all, none is given twice.
         """
         partitions = [p for p in self._partitions.values() if p.topic == topic]
-        if any(p.queue or p.commits or p.suspicion is not None for p in partitions):
+        if any(p.queue or p.commits for p in partitions):
             return False
         known = [p for p in partitions if p.baseline_offset >= 0 or p.last_acked_offset >= 0]
         for partition in known:
             partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
             partition.leader_epoch = partition.rescan_from = -1
             partition.topic_id = m.NO_TOPIC_ID
-            partition.check = None
+            partition.forgotten_offset = -1
+            # There is no log to look at.
+            partition.suspicion = partition.check = None
+            self._doubt_or_not(partition)
             partition.check_due = False
             partition.acked.clear()
             partition.flow = _Flow.NEW
@@ -1307,6 +1393,7 @@ class Journal:
                 partition.number, partition.leader_epoch, partition.last_acked_offset
             )
             partition.check_due = True
+            self._doubt_or_not(partition)
             self._touch(partition)
         partition.leader_epoch = leader_epoch
 
@@ -1362,6 +1449,7 @@ class Journal:
         self._forget(batch)
         self._remember(partition, batch)
         self._ready.resolved.append(Resolution(batch, fate))
+        self._tell_healed(batch)
         self._touch(partition)
 
     def lost(self, batch: Batch, *, sent: bool, code: int, message: str, now: float) -> None:
@@ -1839,8 +1927,15 @@ class Journal:
             partition.rested = True
         self._touch(partition)
 
-    @staticmethod
+    def checked(self, check: EpochCheck) -> None:
+        """The log of the leader before did not end before what that one acknowledged."""
+        partition = self._partitions[check.destination]
+        if check is partition.check:
+            partition.check = None
+            self._doubt_or_not(partition)
+
     def _suspect(
+        self,
         partition: _Partition,
         cause: Cause,
         evidence: str,
@@ -1859,6 +1954,7 @@ class Journal:
         if check is not None:
             last, epoch = check.last_acked_offset, check.leader_epoch
         partition.suspicion = _Suspicion(cause, evidence, last, from_offset, epoch)
+        self._doubt_or_not(partition)
 
     def _stepped_back(self, partition: _Partition, base_offset: int) -> None:
         last = partition.last_acked_offset
@@ -1922,7 +2018,8 @@ class Journal:
         """Some that are gone from the spool are remembered too: they tell where a loss begins."""
         acked = partition.acked
         while len(acked) > _REMEMBERED and acked[0].position < self._released:
-            acked.popleft()
+            batch = acked.popleft()
+            partition.forgotten_offset = max(partition.forgotten_offset, batch.place + batch.count)
 
     def _look(self, partition: _Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
@@ -1986,6 +2083,7 @@ class Journal:
             self._pause(partition, suspicion.evidence, at_least_s=late - partition.asked_at)
             return
         partition.suspicion = partition.check = None
+        self._doubt_or_not(partition)
         if leader_epoch >= 0:
             partition.leader_epoch = leader_epoch
         partition.topic_id = topic_id if any(topic_id) else partition.topic_id
@@ -2001,21 +2099,35 @@ class Journal:
         lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
         first, last, records = loss.first_offset, loss.last_offset, loss.records
         evidence = suspicion.evidence
+        others = (
+            "; what was there is not in the spool any more, so others' records, and what retention had removed, may be"
+            " counted too"
+        )
+        # Lost offsets whose batches are not remembered.
+        more = [(first, min(batch.place for batch in lost) - 1)] if lost else []
         if not remembered:
             # The last ones are not remembered; how far they went is.
             bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
             begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
+            # Before that nothing of ours was ever there.
+            begin = max(begin, partition.baseline_offset)
             if begin <= suspicion.last_acked_offset:
                 first = begin if first < 0 else min(first, begin)
                 last = max(last, suspicion.last_acked_offset)
                 records = max(records, last - first + 1)
-                evidence += (
-                    "; what was there is not in the spool any more, so others' records may be counted too"
-                )
-        elif loss.oldest_known and 0 <= epoch_end_offset < first:
-            evidence += (
-                f"; the log of that leader ends at {epoch_end_offset}: more may be lost before {first}"
-            )
+                more = _between(first, last, lost)
+                evidence += others
+        elif loss.oldest_known:
+            # What was acknowledged behind the end of that leader epoch is gone, remembered or not.
+            until = min(first, partition.forgotten_offset)
+            begin = max(epoch_end_offset, partition.baseline_offset)
+            if recreated and until > max(0, partition.baseline_offset):
+                evidence += f"; what was acknowledged before {until} is not remembered"
+            elif epoch_end_offset >= 0 and begin < until and not recreated:
+                records += until - begin
+                first = begin
+                more = [(begin, until - 1)]
+                evidence += f"; the log of that leader ends at {epoch_end_offset}{others}"
         hole, partition.hole = partition.hole, None
         if records <= 0:
             if hole is not None:
@@ -2032,10 +2144,11 @@ class Journal:
         spooled = tuple(batch.position for batch in lost if batch.position >= max(self._released, 0))
         again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)
-        gone = {batch.handle for batch in lost if batch.position not in spooled}
-        partition.acked = deque(batch for batch in partition.acked if batch.handle not in gone)
+        forgotten = {batch.handle for batch in lost if batch.position not in spooled}
+        partition.acked = deque(batch for batch in partition.acked if batch.handle not in forgotten)
+        gone = records - revived, [_span(batch) for batch in lost if batch.position not in again] + more
         self._ready.notices.append(
-            AckedLoss(destination, first, last, records, cause, evidence, revived, recreated)
+            AckedLoss(destination, first, last, records, cause, evidence, revived, _gone(*gone), recreated)
         )
         self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up, tuple(moved)))
         self._revive(partition, again, given_up, end_offset)
@@ -2068,13 +2181,51 @@ class Journal:
             batch.base_offset = -1
             batch.unanswered = False
             batch.parent = None
+            batch.revived = True
             partition.queue.appendleft(batch)
             self._spooled[batch.position] = batch
+        if back:
+            keep_from = min(batch.position for batch in back)
+            healing = self._healing.setdefault(partition.number, _Healing(keep_from))
+            healing.keep_from = min(healing.keep_from, keep_from)
+            healing.left += len(back)
         self._spooled = OrderedDict(sorted(self._spooled.items())) if back else self._spooled
         last = max((b.place + b.count - 1 for b in partition.acked), default=-1)
         partition.last_acked_offset = partition.clear_offset = min(last, end_offset - 1)
         partition.last_acked_id = None
         partition.baseline_offset = min(partition.baseline_offset, end_offset)
+
+    def _parts_heal(self, parent: Batch, parts: Sequence[Batch]) -> None:
+        """What was to be sent again is sent in parts."""
+        healing = self._healing.get(parent.destination)
+        if parent.revived and healing is not None:
+            healing.left += len(parts)
+            for part in parts:
+                part.revived = True
+
+    def _tell_healed(self, batch: Batch) -> None:
+        healed = self._comes_back(batch)
+        if healed is not None:
+            self._ready.notices.append(healed)
+
+    def _comes_back(self, batch: Batch) -> Healed | None:
+        """A batch is finished. If it was sent again after a loss, and is the last of them: what is in the log again."""
+        healing = self._healing.get(batch.destination)
+        if not batch.revived or healing is None:
+            return None
+        healing.left -= 1
+        if batch.state is State.COMMITTED:
+            healing.records += batch.count
+            if batch.base_offset >= 0:
+                if healing.first_offset < 0:
+                    healing.first_offset = batch.base_offset
+                healing.last_offset = batch.base_offset + batch.count - 1
+        if healing.left:
+            return None
+        del self._healing[batch.destination]
+        if not healing.records:
+            return None
+        return Healed(batch.destination, healing.records, healing.first_offset, healing.last_offset)
 
     def _park(self, partition: _Partition, batch: Batch, evidence: str) -> None:
         batch.move(State.UNDECIDABLE)
@@ -2150,6 +2301,8 @@ class Journal:
                 child.owed = batch.durable
                 self._enqueue(child)
             made.append(child)
+        self._parts_heal(batch, made)
+        self._comes_back(batch)
         if batch.position >= 0:
             persist.atomic = True
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
@@ -2176,6 +2329,7 @@ class Journal:
         def durable() -> None:
             self._forget(batch)
             self._ready.resolved.append(Resolution(batch, Fate.REJECTED))
+            self._tell_healed(batch)
 
         self._ready.persist.after.append(durable)
         self._touch(partition)
@@ -2257,9 +2411,9 @@ class Journal:
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
         """For the last group of an owner that sends nothing any more: when all that it sent is dead.
 
-        None where nothing is unfinished, so that nobody will ask, and where the log says it already.
+        None where nothing is unfinished or doubted, so that nobody will ask, and where the log says it already.
         """
-        if self._still or not self.unfinished:
+        if self._still or not (self.unfinished or self._doubted):
             return None
         dead_at = self._former_dead_at
         for partition in self._partitions.values():
@@ -2545,6 +2699,26 @@ class Journal:
         batch.tries += 1
         partition.in_flight += 1
         self._ready.sends.append(batch)
+
+
+def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """(first offset, last offset, records) of what is lost and not sent again."""
+    found = [span for span in spans if span[0] <= span[1]]
+    if records <= 0 or not found:
+        return -1, -1, 0
+    return min(at for at, _ in found), max(to for _, to in found), records
+
+
+def _between(first: int, last: int, lost: Sequence[Batch]) -> list[tuple[int, int]]:
+    """(first offset, last offset) of what no lost batch that is remembered stands for, before and after them."""
+    if not lost:
+        return [(first, last)]
+    begin, end = min(batch.place for batch in lost), max(batch.place + batch.count for batch in lost)
+    return [(first, begin - 1), (end, last)]
+
+
+def _span(batch: Batch) -> tuple[int, int]:
+    return batch.place, batch.place + batch.count - 1
 
 
 def _follows(later: BatchId, earlier: BatchId) -> bool:

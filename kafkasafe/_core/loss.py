@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kafkasafe._core.identity import BatchId
+from kafkasafe._core.identity import BatchId, add_sequence, sequence_distance
 
 __all__ = ["AckedBatch", "Cause", "Loss", "Survey"]
 
@@ -65,9 +65,9 @@ class Loss:
         indexes: Which of the acknowledged batches are lost, ascending.
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
-        records: Records in the lost batches.
+        records: Records in the lost batches, and in those before them of which the sequences tell that they are lost.
         moved: New base offset by index, of batches that are in the log at another place.
-        oldest_known: The oldest batch that was looked for is lost too: before it there may be more.
+        oldest_known: The oldest batch that was looked for is lost too, and nothing tells how many before it are.
     """
 
     indexes: tuple[int, ...]
@@ -102,13 +102,19 @@ class Survey:
     _taken: set[int] = field(default_factory=set)
     _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _places: list[tuple[int, int]] = field(default_factory=list)
+    _begin: int = field(init=False)
+    _before: _Before | None = None
 
     def __post_init__(self) -> None:
-        """Begin at the oldest batch, or at the log's start where that is later."""
+        """Begin right before the oldest batch, or at the log's start where that is later."""
         oldest = min((batch.base_offset for batch in self.acked), default=self.end_offset)
         if self.from_offset >= 0:
             oldest = min(oldest, self.from_offset)
-        self.next_offset = max(self.log_start_offset, min(oldest, self.end_offset))
+        self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
+        # One batch more: how its sequences go on tells how many are missing before the oldest one.
+        self.next_offset = max(self.log_start_offset, self._begin - 1)
+        if self.acked:
+            self._before = _Before(self.acked, self._begin)
         self._places = sorted((batch.base_offset, index) for index, batch in enumerate(self.acked))
         for index, batch in enumerate(self.acked):
             identity = batch.identity
@@ -133,7 +139,10 @@ class Survey:
         for base_offset, last_offset, producer_id, epoch, base_sequence in headers:
             if last_offset < self.next_offset:
                 continue
-            self.complete = self.complete and base_offset <= self.next_offset
+            self.complete = self.complete and base_offset <= max(self.next_offset, self._begin)
+            if self._before is not None:
+                count = last_offset - base_offset + 1
+                self._before.see(BatchId(producer_id, epoch, base_sequence, count), base_offset)
             index = self._wanted.get((producer_id, epoch, base_sequence))
             if index is not None:
                 self._found.setdefault(index, base_offset)
@@ -171,11 +180,73 @@ class Survey:
             if index not in self._found and self._is_gone(index, batch)
         ]
         moved = {i: at for i, at in self._found.items() if at != self.acked[i].base_offset}
+        first_offset = min((self.acked[i].base_offset for i in lost), default=-1)
+        records = sum(self.acked[i].identity.count for i in lost)
+        oldest_known = bool(lost) and lost[0] == 0
+        before = self._before
+        missing = None if before is None or not oldest_known else before.missing()
+        if before is not None and missing is not None:
+            oldest_known = False
+            if missing > 0:
+                first_offset = min(first_offset, before.end_offset)
+                records += missing
         return Loss(
             tuple(lost),
-            min((self.acked[i].base_offset for i in lost), default=-1),
+            first_offset,
             max((self.acked[i].next_offset - 1 for i in lost), default=-1),
-            sum(self.acked[i].identity.count for i in lost),
+            records,
             moved,
-            bool(lost) and lost[0] == 0,
+            oldest_known,
         )
+
+
+class _Before:
+    """How many of the records that were acknowledged before the oldest remembered batch are gone.
+
+    Sequences have no gaps: where one batch of that producer id is left, its sequence tells how many are missing.
+    """
+
+    def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:
+        self._oldest = acked[0]
+        self._begin = begin
+        self._remembered = {
+            batch.identity.base_sequence: batch for batch in acked if self._ours(batch.identity)
+        }
+        self._last_sequence: int | None = None
+        self._elsewhere: dict[int, int] = {}
+        self.end_offset = -1
+        """Behind the last batch that is left in its place."""
+
+    def _ours(self, identity: BatchId) -> bool:
+        oldest = self._oldest.identity
+        return (identity.producer_id, identity.producer_epoch) == (oldest.producer_id, oldest.producer_epoch)
+
+    def _stands_before(self, base_sequence: int) -> bool:
+        return sequence_distance(base_sequence, self._oldest.identity.base_sequence) > 0
+
+    def see(self, identity: BatchId, base_offset: int) -> None:
+        """A batch of the log, in its order."""
+        if not self._ours(identity) or not self._stands_before(identity.base_sequence):
+            return
+        end_offset = base_offset + identity.count
+        last = self._last_sequence
+        if end_offset <= self._begin or (
+            last is not None
+            and identity.base_sequence == add_sequence(last, 1)
+            and end_offset <= self._oldest.base_offset
+        ):
+            self._last_sequence, self.end_offset = identity.last_sequence, end_offset
+        elif identity.base_sequence not in self._remembered:
+            self._elsewhere[identity.base_sequence] = identity.count
+
+    def missing(self) -> int | None:
+        """None where the log does not tell."""
+        last = self._last_sequence
+        if last is None:
+            return None
+        others = {
+            **self._elsewhere,
+            **{s: b.identity.count for s, b in self._remembered.items() if self._stands_before(s)},
+        }
+        accounted = sum(count for s, count in others.items() if sequence_distance(last, s) > 0)
+        return sequence_distance(last, self._oldest.identity.base_sequence) - 1 - accounted

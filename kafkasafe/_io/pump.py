@@ -399,6 +399,11 @@ class Pump:
         return self.engine.left_records
 
     @property
+    def left_doubted(self) -> Sequence[tuple[str, int]]:
+        """At the end: partitions of which it is not known whether they still have what was acknowledged."""
+        return self.engine.left_doubted
+
+    @property
     def lanes(self) -> Sequence[Lane]:
         """The own lane, and those that were adopted."""
         return tuple(self._ground.lanes)

@@ -496,6 +496,164 @@ def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
     assert shell.journal.unfinished == 0
 
 
+def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    (other,) = shell.seal(1, partition=1)
+    shell.turn()
+    assert shell.journal.release_position == batches[1].position
+    assert shell.journal.doubted == []
+    shell.ack(batches[1], 2)
+    shell.turn()
+    # All of it is finished, and nothing of it goes: what the cluster lost may have to be sent again.
+    assert shell.journal.doubted == [1]
+    assert shell.journal.release_position == batches[0].position
+    shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 10)
+    assert shell.journal.doubted == []
+    assert shell.journal.release_position == other.position
+
+
+def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    (other,) = shell.seal(1, partition=1)
+    shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    (check,) = shell.checks
+    assert shell.journal.doubted == [1]
+    assert shell.journal.release_position == batches[0].position
+    shell.journal.checked(check)
+    assert shell.journal.doubted == []
+    assert shell.journal.release_position == other.position
+
+
+def test_an_owner_that_ends_in_doubt_writes_down_when_its_requests_are_dead() -> None:
+    """The next life looks again, and puts back what is lost when nothing can arrive any more."""
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    clock = j.Clock(NOW_MS, bytes(16), 0)
+    shell.ack(batches[1], 5)
+    shell.turn()
+    assert shell.journal.quiet(shell.now, clock) is None
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
+    assert shell.journal.quiet(shell.now, clock) is not None
+
+
+def test_a_topic_that_is_gone_is_not_doubted_for_ever() -> None:
+    shell = Shell()
+    shell.flowing(5)
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
+    shell.turn()
+    assert shell.journal.forget("t")
+    assert shell.journal.doubted == []
+
+
+def healing(shell: Shell, *, partly: bool = False) -> list[j.Batch]:
+    """Three batches of five are lost, and on their way again."""
+    batches = shell.flowing(5, 5, 5)
+    shell.ack(batches[1], 5)
+    shell.ack(batches[2], 10)
+    shell.turn()
+    if partly:
+        shell.journal.released(batches[1].position)
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    shell.turn()
+    shell.journal.surveyed(1, Loss((0, 1, 2), 0, 14, 15, {}, oldest_known=True), 0)
+    shell.turn()
+    return batches
+
+
+def test_a_loss_names_what_is_not_sent_again() -> None:
+    whole, part = Shell(), Shell()
+    healing(whole)
+    healing(part, partly=True)
+    (all_of_it,) = whole.notices
+    (some,) = part.notices
+    assert isinstance(all_of_it, j.AckedLoss)
+    assert isinstance(some, j.AckedLoss)
+    assert (all_of_it.records, all_of_it.revived, all_of_it.gone) == (15, 15, (-1, -1, 0))
+    assert (some.records, some.revived, some.gone) == (15, 10, (0, 4, 5))
+
+
+@pytest.mark.parametrize("lives", [1, 2, 3])
+def test_healing_is_told_by_the_life_that_ends_it_with_all_of_it(lives: int) -> None:
+    shell: Shell = Keeps()
+    first = healing(shell)[0].position
+    for life in range(1, lives + 1):
+        for offset in range(life, 4 if life == lives else life + 1):
+            # What is back may be lost again: it is kept until all of it is back.
+            assert shell.journal.release_position == first
+            (batch,) = [b for b in shell.sent if b.state is j.State.SENT][:1]
+            shell.ack(batch, 5 * offset)
+            shell.turn()
+        if life < lives:
+            shell = shell.reborn()
+            shell.journal.granted(7 + life, 0)
+            shell.now += 30
+            shell.turn()
+            while not shell.sent:
+                shell.judge(Verdict.DECIDED, 0, stable=True)
+    assert [n for n in shell.notices if isinstance(n, j.Healed)] == [j.Healed(1, 15, 5, 19)]
+    assert shell.journal.release_position > first
+    heir = shell.reborn()
+    heir.turn()
+    assert heir.notices == []
+
+
+def test_what_is_sent_again_in_parts_or_refused_ends_the_healing_too() -> None:
+    shell = Shell()
+    first, second, third = healing(shell)
+    shell.refuse(first, 10)
+    shell.turn()
+    parts = shell.journal.replaced(first, [(1, 2, 50, NOW_MS, False), (1, 3, 50, NOW_MS, False)])
+    shell.turn()
+    for offset, batch in zip((0, 2, 5), (*parts, second), strict=True):
+        shell.ack(batch, offset)
+        shell.turn()
+    assert [n for n in shell.notices if isinstance(n, j.Healed)] == []
+    shell.refuse(third, 87)
+    shell.turn()
+    shell.journal.replaced(third, [(1, 5, 100, NOW_MS, True)])
+    shell.turn()
+    assert [n for n in shell.notices if isinstance(n, j.Healed)] == [j.Healed(1, 10, 0, 9)]
+
+
+def lost_before(first: int, loss: Loss, *, forgotten: int) -> j.AckedLoss:
+    """One batch is remembered, and gone; how many of those before `forgotten` are, the end of the epoch tells."""
+    shell = Shell()
+    shell.flowing(5)
+    shell.journal._partitions[1].acked[0].place = first
+    shell.journal._partitions[1].forgotten_offset = forgotten
+    shell.journal._partitions[1].last_acked_offset = first + 4
+    shell.journal.suspect(1, Cause.LOG_END, "cut")
+    shell.turn()
+    shell.journal.surveyed(1, loss, 3, epoch_end_offset=3)
+    shell.turn()
+    (notice,) = shell.notices
+    assert isinstance(notice, j.AckedLoss)
+    return notice
+
+
+def test_a_loss_names_all_that_stood_behind_the_end_of_the_leader_epoch() -> None:
+    """It named what was remembered: 320 of 590."""
+    counted = lost_before(45, Loss((0,), 45, 49, 5, {}, oldest_known=True), forgotten=45)
+    assert (counted.first_offset, counted.last_offset, counted.records) == (3, 49, 47)
+    assert (counted.revived, counted.gone) == (5, (3, 44, 42))
+    assert "others' records" in counted.evidence
+    # What others wrote since is not ours.
+    others = lost_before(45, Loss((0,), 45, 49, 5, {}, oldest_known=True), forgotten=13)
+    assert (others.first_offset, others.records, others.gone) == (3, 15, (3, 12, 10))
+    # All that was ever acknowledged is remembered: nothing of ours was there.
+    for forgotten in (-1, 3):
+        first = lost_before(45, Loss((0,), 45, 49, 5, {}, oldest_known=True), forgotten=forgotten)
+        assert (first.first_offset, first.records, first.gone) == (45, 5, (-1, -1, 0))
+    # Where sequences tell how many it were nothing is counted.
+    known = lost_before(45, Loss((0,), 20, 49, 30, {}, oldest_known=False), forgotten=45)
+    assert (known.first_offset, known.last_offset, known.records) == (20, 49, 30)
+    assert known.gone == (20, 44, 25)
+    assert "others' records" not in known.evidence
+
+
 def test_a_log_that_ends_too_early_raises_suspicion() -> None:
     shell = Shell()
     batches = shell.flowing(5, 5)

@@ -29,8 +29,8 @@ def stranger(base_offset, count):
     return base_offset, base_offset + count - 1, 99, 0, base_offset
 
 
-def survey(batches, headers, *, end, start=0):
-    run = Survey(batches, end, start)
+def survey(batches, headers, *, end, start=0, changed=-1):
+    run = Survey(batches, end, start, changed)
     headers = [h for h in headers if h[1] >= run.next_offset]
     while not run.done:
         page, headers = headers[:3], headers[3:]
@@ -77,6 +77,39 @@ def test_a_batch_that_moved_is_there():
     batches = acked((0, 10), (10, 10))
     loss = survey(batches, [header(batches[0]), stranger(10, 3), header(batches[1], 13)], end=23)
     assert (loss.indexes, loss.moved) == ((), {1: 13})
+
+
+def test_sequences_tell_how_many_are_lost_before_the_oldest_that_is_remembered():
+    """Of ten batches of ten in the log of a leader that has three, the last two are remembered, the third is not."""
+    all_of_them = acked(*((10 * number, 10) for number in range(10)))
+    remembered = all_of_them[8:]
+    left = [header(batch) for batch in all_of_them[:3]]
+    loss = survey(remembered, left, end=30, changed=30)
+    assert (loss.first_offset, loss.last_offset, loss.records, loss.oldest_known) == (30, 99, 70, False)
+    # Others' records in between are not counted.
+    elsewhere = acked((80, 10), (90, 10), sequence=50)
+    loss = survey(elsewhere, left, end=30, changed=30)
+    assert (loss.first_offset, loss.records) == (30, 40)
+    # Nothing of it is missing.
+    loss = survey(all_of_them[3:], left, end=30, changed=30)
+    assert (loss.first_offset, loss.records) == (30, 70)
+    # One is here again: an older request with it was late.
+    loss = survey(remembered, [*left, header(all_of_them[5], 30)], end=40, changed=30)
+    assert (loss.first_offset, loss.records) == (30, 60)
+    # The change was believed to begin earlier: what stands behind that is left.
+    loss = survey(remembered, left, end=30, changed=10)
+    assert (loss.first_offset, loss.records) == (30, 70)
+
+
+def test_where_others_stand_before_the_change_nothing_is_counted():
+    remembered = acked((80, 10), (90, 10), sequence=80)
+    log = [stranger(20, 10)]
+    loss = survey(remembered, log, end=30, changed=30)
+    assert (loss.first_offset, loss.records, loss.oldest_known) == (80, 20, True)
+    # Of another epoch of the id: its sequences began anew.
+    log = [header(*acked((20, 10), epoch=1))]
+    loss = survey(remembered, log, end=30, changed=30)
+    assert (loss.first_offset, loss.records, loss.oldest_known) == (80, 20, True)
 
 
 @given(st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import random
@@ -140,9 +141,9 @@ class Producers:
         self.spool = spool
         self._open: list[SafeProducer] = []
 
-    def __call__(self, servers, **options) -> SafeProducer:
+    def __call__(self, bootstrap_servers, **options) -> SafeProducer:
         options.setdefault("spool_dir", self.spool)
-        producer = SafeProducer(bootstrap_servers=servers, **options)
+        producer = SafeProducer(bootstrap_servers=bootstrap_servers, **options)
         self._open.append(producer)
         return producer
 
@@ -150,8 +151,9 @@ class Producers:
         return self
 
     def __exit__(self, *_):
-        for producer in self._open:
-            producer.close(timeout=0)
+        with contextlib.ExitStack() as stack:
+            for producer in self._open:
+                stack.callback(producer.close, timeout=0)
 
 
 @dataclass

@@ -13,7 +13,7 @@ import harness
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-from kafkasafe import RejectedError, SafeProducer, cli, events
+from kafkasafe import DataLossError, RejectedError, SafeProducer, cli, events
 from kafkasafe._core import batch as codec
 from kafkasafe._io.files import OsFiles
 from kafkasafe.testing.broker import KafkaCluster
@@ -225,7 +225,8 @@ def test_a_topic_that_is_deleted_and_made_again_in_time(strict, producers):
     strict.create_topic(topic, 1)
     for future in futures:
         future.get(60)
-    producer.close()
+    with pytest.raises(DataLossError, match="10 acknowledged records"):
+        producer.close()  # what was in the old one
     harness.audit(harness.read_log(strict.bootstrap_servers, topic), range(10, 30))
 
 

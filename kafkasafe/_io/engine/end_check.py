@@ -55,6 +55,8 @@ class EndCheck(Steps):
                 result.end_offset,
                 f"leader epoch {self._check.leader_epoch} ends at {result.end_offset}, {self._last}",
             )
+        else:
+            self._passed()
 
     def _on_started(self, result: OffsetListed | Failure) -> None:
         if isinstance(result, Failure) or trouble(result)[1]:
@@ -62,12 +64,16 @@ class EndCheck(Steps):
         elif 0 <= result.offset <= self._check.last_acked_offset:
             unknown = f"leader epoch {self._check.leader_epoch} is unknown to the log, {self._last}"
             self._suspect(result.offset, f"{unknown} and the log starts at {result.offset}")
+        else:
+            self._passed()
 
     def _on_listed(self, result: OffsetListed | Failure) -> None:
         if isinstance(result, Failure) or trouble(result)[1]:
             self._failed()
         elif 0 <= result.offset <= self._check.last_acked_offset:
             self._suspect(result.offset, f"the log ends at {result.offset}, {self._last}")
+        else:
+            self._passed()
 
     def _suspect(self, end_offset: int, what: str) -> None:
         check, journal = self._check, self._lane.journal
@@ -76,6 +82,12 @@ class EndCheck(Steps):
         elif (check.destination, check.last_acked_offset) in journal.idle():
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
+    def _passed(self) -> None:
+        if not self._idle:
+            self._lane.journal.checked(self._check)
+
     def _failed(self) -> None:
         if not self._idle and self._lane in self._ground.lanes and not self._ground.closing:
+            # Callers wait for the answer: the leader may have moved.
+            self._ground.refresh_topics([self._topic])
             self._ground.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

@@ -47,8 +47,8 @@ class Endings:
         finished = []
         for resolution in resolutions:
             batch = resolution.batch
-            if resolution.fate is j.Fate.COMMITTED and lane.healing:
-                self._losses.heals(lane, batch)
+            if resolution.fate is j.Fate.COMMITTED and batch.revived:
+                self._losses.is_back(lane, batch)
             parcel = lane.parcels.pop(batch.handle, None)
             if parcel is None:
                 continue  # divided: its children speak for it
@@ -137,6 +137,8 @@ class Endings:
         match notice:
             case j.AckedLoss():
                 self._losses.acked_loss(lane, notice)
+            case j.Healed():
+                self._losses.healed(lane, notice)
             case j.Hole():
                 self._losses.missing(lane, notice)
             case j.Parked(batch, evidence):
@@ -280,6 +282,8 @@ class Endings:
         self._ground.emit(
             events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, kept)
         )
+        if batch.revived:
+            self._losses.comes_not_back(lane, batch)
 
     def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
         handler = self._config.dead_letter

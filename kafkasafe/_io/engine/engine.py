@@ -80,6 +80,8 @@ class Engine:
         self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
         self.left_records = 0
         """At the end: how many records wait on disk."""
+        self.left_doubted: Sequence[tuple[str, int]] = ()
+        """At the end: partitions of which it is not known whether they still have what was acknowledged."""
 
     def open(self, lock: LaneLock) -> None:
         """Open the own lane.
@@ -89,6 +91,7 @@ class Engine:
         """
         self._ground.own = self._lanes.open_lane(lock, own=True)
         self._ground.lanes.append(self._ground.own)
+        self._losses.publish_doubted(self._ground.own)
         self.disk.publish_used()
 
     def listen(self) -> None:
@@ -192,6 +195,9 @@ class Engine:
         lanes = self._ground.lanes
         if not self._ground.config.in_memory:
             self.left_records = sum(lane.journal.spooled_records for lane in lanes)
+        self.left_doubted = [
+            lane.journal.address(number) for lane in lanes for number in lane.journal.doubted
+        ]
         # First: what the lanes say of when the last request was sent has to be true.
         self._ground.cluster.close(2.0)
         for lane in lanes:
@@ -215,6 +221,8 @@ class Engine:
             ready = lane.journal.ready(self._ground.now(), self._ground.clock.wall_ms())
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
+            # After what is reported of a loss, before anybody sees that a batch is done.
+            self._losses.publish_doubted(lane)
             # A spill may name batches that this very turn resolves or divides: written while their bytes are here.
             spilled = bool(ready.persist.batches) and lane.own and self._config.spool != "always"
             if spilled:

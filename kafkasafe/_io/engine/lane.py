@@ -12,17 +12,7 @@ from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
 
-__all__ = ["Healing", "Lane"]
-
-
-@dataclass(slots=True)
-class Healing:
-    """Lost acknowledged batches of one partition on their way back."""
-
-    handles: set[int] = field(default_factory=set)
-    records: int = 0
-    first_offset: int = -1
-    last_offset: int = -1
+__all__ = ["Lane"]
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +31,6 @@ class Lane:
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
     released_at: int = -1
-    healing: dict[int, Healing] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
     unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)

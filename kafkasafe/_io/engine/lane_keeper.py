@@ -160,7 +160,7 @@ class LaneKeeper:
             self._retire(lane)
             lane.rejected.refresh()
         for lane in [lane for lane in self._ground.lanes if not lane.own]:
-            if not lane.journal.unfinished:
+            if not lane.journal.unfinished and not lane.journal.doubted:
                 self._ground.lanes.remove(lane)
                 self._endings.publish_refused()
                 self.close_lane(lane)

@@ -67,6 +67,10 @@ class Ledger:
         self.damage: dict[tuple[str, int], SpoolCorruptError] = {}
         """Partitions held up by a batch that is damaged on disk (`on_corrupt="raise"`)."""
         self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
+        self.doubted: Sequence[tuple[str, int]] = ()
+        """Partitions of the own lane where acknowledged records may be gone: the cluster is being asked."""
+        self._revived_number = 0
+        """Of the newest parcel that is sent again because the cluster lost it."""
 
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
         """The undecidable batches that a decision is about; they are not raised any more."""
@@ -138,6 +142,24 @@ class Ledger:
         """Every parcel up to this number has its fate."""
         return first(self.open, number + 1) > number
 
+    def settled(self, number: int) -> bool:
+        """The same, and nothing says any more that acknowledged records may be gone; what is sent again is back."""
+        # In this order: what is sent again is known before the doubt ends.
+        return not self.doubted and self.flushed(max(number, self._revived_number))
+
+    def revive(self, parcel: Parcel) -> None:
+        """It is without a fate again."""
+        with self.lock:
+            parcel.number = self._revived_number = next(self.numbers)
+            self.open[parcel.number] = parcel
+
+    def doubt(self, partitions: Sequence[tuple[str, int]]) -> None:
+        """Replace `doubted`."""
+        with self.lock:
+            self.doubted = partitions
+            if self.waiters:
+                self.waiters.notify_all()
+
     def spooled(self, number: int) -> bool:
         """Every parcel up to this number is durable."""
         return first(self.undurable, number + 1) > number
@@ -151,8 +173,8 @@ class Ledger:
         return last(self.undurable)
 
     def idle(self) -> bool:
-        """Nothing unfinished, in any lane; exact only for the own lane's parcels."""
-        return not self.open
+        """Nothing of the own lane is unfinished, or doubted."""
+        return not self.doubted and not self.open
 
     @property
     def parked(self) -> bool:
@@ -179,6 +201,12 @@ class Ledger:
             return None
         with self.lock:
             return self.losses.popleft() if self.losses else None  # another caller may have taken it
+
+    def losses_left(self) -> DataLossError | SpoolCorruptError | None:
+        """All losses that were not raised yet, as one error; they are given once."""
+        with self.lock:
+            losses, self.losses = list(self.losses), collections.deque()
+        return _as_one(losses)
 
     @property
     def damaged(self) -> bool:
@@ -278,6 +306,29 @@ class Ledger:
     def kept_bytes(self) -> int:
         """What counts against `spool_max_bytes`: the spool on disk, or (`spool="never"`) what waits in memory."""
         return self.backlog if self._config.in_memory else self.used
+
+
+def _as_one(
+    losses: Sequence[DataLossError | SpoolCorruptError],
+) -> DataLossError | SpoolCorruptError | None:
+    """For the last call that can raise: the first loss, with all others."""
+    if len(losses) < 2:
+        return losses[0] if losses else None
+    oldest = next((loss for loss in losses if isinstance(loss, DataLossError)), None)
+    others = tuple(loss for loss in losses if loss is not oldest)
+    if oldest is None:
+        damage = tuple(text for loss in losses if isinstance(loss, SpoolCorruptError) for text in loss.damage)
+        return SpoolCorruptError(" ".join(map(str, losses)), damage=damage)
+    more = "; ".join(map(str, others[:3]))
+    return DataLossError(
+        f"{oldest} And {len(others)} more: {more}{'; …' if len(others) > 3 else ''}",
+        topic=oldest.topic,
+        partition=oldest.partition,
+        first_offset=oldest.first_offset,
+        last_offset=oldest.last_offset,
+        records=oldest.records,
+        others=others,
+    )
 
 
 def first(numbers: Iterable[int], default: int) -> int:

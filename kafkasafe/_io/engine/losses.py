@@ -7,10 +7,11 @@ from kafkasafe._core import journal as j
 from kafkasafe._io.engine.end_check import EndCheck
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.intake import Intake
-from kafkasafe._io.engine.lane import Healing, Lane
+from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.refusals import counted
 from kafkasafe.cluster import api as t
 from kafkasafe.errors import DataLossError, SpoolCorruptError
 
@@ -60,14 +61,15 @@ class LossWatch:
             detector=loss.cause.value,
             event="acked_data_lost",
         )
-        healing = lane.healing.setdefault(loss.destination, Healing())
         for at, number, batch in lane.journal.batches():
             if batch.handle not in lane.parcels and (at, number) == (topic, partition):
                 parcel = Parcel(
                     topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
                 )
+                parcel.sealed_at = self._ground.clock.monotonic()
                 self._intake.register(lane, parcel, batch)
-                healing.handles.add(batch.handle)
+                if lane.own:
+                    self._ledger.revive(parcel)
         self._ground.emit(
             events.AckedDataLost(
                 topic,
@@ -80,17 +82,36 @@ class LossWatch:
                 loss.revived,
             )
         )
-        if self._config.on_acked_loss == "raise":
-            error = DataLossError(
-                f"{message}. Raised once; on_acked_loss='heal' with retain_acked_bytes sends lost records again",
-                topic=topic,
-                partition=partition,
-                first_offset=loss.first_offset,
-                last_offset=loss.last_offset,
-            )
-            with self._ledger.lock:
-                self._ledger.losses.append(error)
-                self._ledger.waiters.notify_all()
+        if self._config.on_acked_loss == "raise" and loss.records:
+            self._raise_later(topic, partition, message, loss.first_offset, loss.last_offset, loss.records)
+        elif self._config.on_acked_loss == "heal" and loss.gone[2]:
+            first_offset, last_offset, records = loss.gone
+            what = f"{message}. {fate}"
+            if loss.revived:
+                what += f"; {counted(records, 'record')}, offsets {first_offset} to {last_offset}, cannot be"
+            self._raise_later(topic, partition, what, first_offset, last_offset, records)
+
+    def _raise_later(
+        self, topic: str, partition: int, message: str, first_offset: int, last_offset: int, records: int
+    ) -> None:
+        """Once, by the next `send`, `flush` or `close`."""
+        error = DataLossError(
+            f"{message}. Raised once; if send() raises it, its record was not accepted",
+            topic=topic,
+            partition=partition,
+            first_offset=first_offset,
+            last_offset=last_offset,
+            records=records,
+        )
+        with self._ledger.lock:
+            self._ledger.losses.append(error)
+            self._ledger.waiters.notify_all()
+
+    def publish_doubted(self, lane: Lane) -> None:
+        """Have callers know whether they wait for an answer about the own lane."""
+        doubted = lane.journal.doubted
+        if lane.own and (doubted or self._ledger.doubted):
+            self._ledger.doubt([lane.journal.address(number) for number in doubted])
 
     def missing(self, lane: Lane, hole: j.Hole) -> None:
         """Something took records out of the spool, and it was not damage that was found when it was opened."""
@@ -118,35 +139,39 @@ class LossWatch:
                 self._ledger.losses.append(error)
                 self._ledger.waiters.notify_all()
 
-    def heals(self, lane: Lane, batch: j.Batch) -> None:
+    def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """A batch that was sent again is in the log."""
-        healing = lane.healing.get(batch.destination)
-        if healing is None or batch.handle not in healing.handles:
-            return
-        healing.handles.remove(batch.handle)
-        healing.records += batch.count
         self._ground.counters["acked_healed_records"] += batch.count
         self._ground.stats.healed_records[lane.journal.address(batch.destination)[0]] += batch.count
-        if batch.base_offset >= 0:
-            healing.first_offset = batch.base_offset if healing.first_offset < 0 else healing.first_offset
-            healing.last_offset = batch.base_offset + batch.count - 1
-        if healing.handles:
-            return
-        del lane.healing[batch.destination]
+
+    def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
+        """A batch that was sent again was rejected."""
         topic, partition = lane.journal.address(batch.destination)
+        path = lane.kept_in[batch.handle]
+        last_offset = batch.place + batch.count - 1
+        message = (
+            f"{topic}-{partition}: {counted(batch.count, 'acknowledged record')} that the cluster had lost, offsets"
+            f" {batch.place} to {last_offset}, rejected when sent again: {batch.message};"
+            f" {'kept nowhere' if path is None else f'kept in {path}'}"
+        )
+        self._raise_later(topic, partition, message, batch.place, last_offset, batch.count)
+
+    def healed(self, lane: Lane, healed: j.Healed) -> None:
+        """All that was sent again is in the log."""
+        topic, partition = lane.journal.address(healed.destination)
         self._log.warning(
             "%s-%d: %d lost records are in the log again",
             topic,
             partition,
-            healing.records,
+            healed.records,
             lane=lane.name,
             topic=topic,
             partition=partition,
-            records=healing.records,
+            records=healed.records,
             event="healed",
         )
         self._ground.emit(
-            events.Healed(topic, partition, healing.records, healing.first_offset, healing.last_offset)
+            events.Healed(topic, partition, healed.records, healed.first_offset, healed.last_offset)
         )
 
     def check_acked(self) -> None:
