@@ -84,7 +84,7 @@ class Safe:
         return event
 
     def healed(self, records: int) -> None:
-        harness.until(lambda: sum(e.records for e in self.seen(events.Healed)) >= records, 40, "healing")
+        harness.until(lambda: sum(e.records for e in self.seen(events.Healed)) >= records, 120, "healing")
         assert sum(e.records for e in self.seen(events.Healed)) == records
 
 
@@ -365,7 +365,7 @@ def test_killed_while_it_heals(kafka_cluster, zygote, producers, tmp_path):
     ]
     for partition, producer in enumerate(last):
         harness.until(
-            lambda p=partition: harness.end_offset(cluster, topic, p) >= RECORDS, 40, f"{partition}: {note}"
+            lambda p=partition: harness.end_offset(cluster, topic, p) >= RECORDS, 120, f"{partition}: {note}"
         )
         producer.flush(60)
     log = harness.read_log(cluster.bootstrap_servers, topic)

@@ -67,7 +67,7 @@ def main(servers: str, topic: str, app: str, folder: str) -> None:
     for tried in range(4):
         try:
             query = stream.start()
-            said["ended"] = query.awaitTermination(100)
+            said["ended"] = query.awaitTermination(300)
             said["error"] = str(query.exception() or "")
         except Exception as error:
             said["error"] = str(error)

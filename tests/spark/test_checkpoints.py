@@ -44,7 +44,7 @@ class Query:
             stream = stream.format("kafkasafe").options(**settings)
         query = stream.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(300)
             return [progress.batchId for progress in query.recentProgress]
         finally:
             query.stop()

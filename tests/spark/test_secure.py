@@ -50,7 +50,7 @@ def test_a_stream_from_topic_to_topic(spark, cluster, options, tmp_path):
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(240)
+    assert query.awaitTermination(300)
     sink.close()
     assert values(cluster, go) == numbers(range(500))
     frame = spark.read.format("kafkasafe").options(**options, subscribe=go, startingOffsets="earliest").load()

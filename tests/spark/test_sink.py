@@ -434,7 +434,7 @@ def test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows(spark, kaf
             .start()
         )
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(300)
         finally:
             query.stop()
             sink.close()
@@ -471,7 +471,7 @@ def test_the_listener_counts_what_spark_cannot_see(spark, kafka, topic, tmp_path
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(300)
 
         def sample(what, **labels):
             return registry.get_sample_value(f"kafkasafe_spark_{what}", {"query": name, **labels})

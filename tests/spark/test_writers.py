@@ -161,7 +161,7 @@ def test_what_cannot_work_is_told_before_anything_is_written(spark, kafka, topic
         with pytest.raises(Exception, match=match):
             query.options(
                 **options(kafka, topic=topic, checkpointLocation=str(tmp_path / new_name()), **more)
-            ).start().awaitTermination(60)
+            ).start().awaitTermination(300)
 
 
 # --- streaming queries ----------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Query:
             .start()
         )
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(300)
             return [progress.batchId for progress in query.recentProgress]
         finally:
             query.stop()
@@ -234,7 +234,7 @@ def test_a_stream_goes_on_where_the_sink_ended_and_the_other_way_round(spark, ka
         .trigger(availableNow=True)
         .start()
     )
-    assert by_sink.awaitTermination(120)
+    assert by_sink.awaitTermination(300)
     sink.close()
     query.forget_commit(1)
     query.add(200, 300)
@@ -320,7 +320,7 @@ def test_complete_mode_appends_the_whole_result_as_sparks_own_sink_does(spark, k
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     assert values(kafka, topic) == collections.Counter([b"0:10", b"1:10", b"2:10", b"3:10"])
 
 
