@@ -102,9 +102,8 @@ class Member:
 
     def _run(self):
         while not self._stop.is_set():
-            while not self._client.assignment() and not self._stop.is_set():
-                self._client.poll(10_000, max_records=1)
-            for records in self._client.poll(100).values():
+            patience_ms = 100 if self._client.assignment() else 3000
+            for records in self._client.poll(patience_ms).values():
                 self.seen.extend(record.value for record in records)
         self._client.close()
 

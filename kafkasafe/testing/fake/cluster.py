@@ -5,33 +5,24 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self
 
-from kafka import KafkaAdminClient, TopicPartition
-from kafka.errors import KafkaError, for_code
+from kafka import KafkaAdminClient
 
-from kafkasafe._core.batch import Columns, decode
-from kafkasafe.errors import ConfigError, UsageError
-from kafkasafe.testing.broker import ClusterError, LostRecords, PartitionState
+from kafkasafe.errors import UsageError
+from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake.asking import NotModelledError
-from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.desk import Desk
-from kafkasafe.testing.fake.partition import Partition
-from kafkasafe.testing.fake.settings import profile_of
+from kafkasafe.testing.fake.control import Control, random_id
 from kafkasafe.testing.fake.wire import Wire
 
 __all__ = ["FakeCluster"]
 
-T = TypeVar("T")
-_POLL_S = 0.002
-_MAX_BROKERS = 999
+_POLL_S: Final = 0.002
 
 
-class FakeCluster:
+class FakeCluster(Control):
     """A Kafka cluster in memory, on 127.0.0.1, for unit tests: no Java, up in a millisecond.
 
     ```python
@@ -73,30 +64,11 @@ class FakeCluster:
         *,
         cluster_id: str | None = None,
     ) -> None:
-        count: object = brokers
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= brokers <= _MAX_BROKERS:
-            raise ConfigError(f"brokers must be a whole number from 1 to {_MAX_BROKERS}, not {brokers!r}")
-        self.version = version
-        self.brokers = tuple(range(1, brokers + 1))
-        """Node ids of the brokers."""
         self._lock = threading.RLock()
         self._ahead_ms = 0
         self._wire: Wire | None = None
         self._closed = False
-        self._desk = Desk(
-            brokers,
-            profile_of(version),
-            {"min.insync.replicas": 2 if brokers >= 3 else 1} | dict(config or {}),
-            cluster_id=cluster_id or _random_id(),
-            now_ms=self.now_ms(),
-        )
-
-    def __repr__(self) -> str:
-        states = ", ".join(
-            f"{broker.node} {'paused' if broker.paused else 'up' if broker.up else 'down'}"
-            for broker in self._desk.centre.brokers.values()
-        )
-        return f"<FakeCluster {self.version} [{states}]>"
+        super().__init__(brokers, version, config, cluster_id or random_id())
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -152,11 +124,6 @@ class FakeCluster:
         self._open_wire()
         return self._desk.addresses[node]
 
-    @property
-    def cluster_id(self) -> str:
-        """The id that brokers answer."""
-        return self._desk.centre.cluster_id
-
     @contextlib.contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
         """A kafka-python admin client."""
@@ -179,328 +146,6 @@ class FakeCluster:
         with self._acting():
             self._ahead_ms += int(seconds * 1000)
             self._desk.advance(self.now_ms())
-
-    # --- brokers ----------------------------------------------------------------------------------------------------
-
-    def is_running(self, node: int) -> bool:
-        """Whether the broker's process is there (a paused one is)."""
-        self._check_node(node)
-        return self._desk.centre.brokers[node].up
-
-    def kill(self, node: int) -> None:
-        """As SIGKILL: connections end, and none is accepted. Leaders move after `broker.session.timeout.ms`."""
-        with self._acting(node) as desk:
-            desk.centre.kill(node)
-
-    def kill_all(self) -> None:
-        """As SIGKILL to all brokers at once. Data stays."""
-        with self._acting() as desk:
-            for node in self.brokers:
-                desk.centre.kill(node)
-
-    def stop(self, node: int) -> None:
-        """Orderly shutdown: leaders are moved away first."""
-        with self._acting(node) as desk:
-            desk.centre.stop(node)
-
-    def start(self, node: int) -> None:
-        """Starts a broker on the data it left. Does nothing to one that runs."""
-        with self._acting(node) as desk:
-            desk.centre.start(node)
-
-    def start_all(self) -> None:
-        """Starts all brokers that are not running."""
-        with self._acting() as desk:
-            for node in self.brokers:
-                desk.centre.start(node)
-
-    def restart(self, node: int, *, hard: bool = False) -> None:
-        """`stop` (with `hard=True` `kill`) and `start`."""
-        (self.kill if hard else self.stop)(node)
-        self.start(node)
-
-    def pause(self, node: int) -> None:
-        """As SIGSTOP: connections stay open and nothing answers. Leaders move after the session timeout."""
-        with self._acting(node) as desk:
-            desk.centre.pause(node)
-
-    def resume(self, node: int) -> None:
-        """After `pause`. Does nothing to a broker that is not paused."""
-        with self._acting(node) as desk:
-            desk.centre.resume(node)
-
-    def heal(self) -> None:
-        """Everything is well again: what is paused goes on, what is down starts, no fault of the network is left."""
-        self.restore()
-        with self._acting() as desk:
-            for node in self.brokers:
-                desk.centre.resume(node)
-                desk.centre.start(node)
-            for partition in desk.centre.partitions():
-                partition.lagging.clear()
-            desk.centre.controlled()
-
-    def wait_ready(self) -> None:
-        """Returns at once: a broker that was started is there."""
-
-    # --- topics -----------------------------------------------------------------------------------------------------
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-        config: Mapping[str, object] | None = None,
-        *,
-        assignments: Mapping[int, Sequence[int]] | None = None,
-    ) -> None:
-        """Creates a topic.
-
-        Args:
-            name: Its name.
-            partitions: How many.
-            replication_factor: Default min(3, brokers).
-            config: Topic settings by Kafka's names.
-            assignments: `{partition: [node, …]}`, the preferred leader first, instead of the two numbers.
-
-        Raises:
-            kafka.errors.TopicAlreadyExistsError: There is one of that name.
-            kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
-        """
-        with self._acting() as desk:
-            desk.centre.create_topic(name, partitions, replication_factor or -1, config, assignments)
-
-    def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its records; one that is created again has another id."""
-        with self._acting() as desk:
-            desk.centre.delete_topic(name)
-
-    def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
-        """Sets topic settings; the others stay as they are."""
-        with self._acting() as desk:
-            desk.centre.alter_topic(name, config)
-
-    def grow_topic(self, name: str, partitions: int) -> None:
-        """Gives a topic more partitions, so many in all."""
-        with self._acting() as desk:
-            desk.centre.grow_topic(name, partitions)
-
-    def delete_records(self, topic: str | TopicPartition, partition: int = 0, before: int = -1) -> int:
-        """Removes the records before an offset (-1: all up to the high watermark). The new first offset."""
-        found = self._partition(topic, partition)
-        with self._acting() as desk:
-            return desk.centre.delete_records(found.leader, found.topic, found.number, before)
-
-    def records(self, topic: str | TopicPartition, partition: int = 0) -> list[Columns]:
-        """What readers can see of a partition, batch by batch, decoded."""
-        found = self._partition(topic, partition)
-        with self._acting():
-            log = self._led(found).log
-            return [
-                decode(batch.data)
-                for batch in log.batches
-                if log.start_offset < batch.end_offset <= log.high_watermark
-            ]
-
-    def values(self, topic: str, partition: int | None = None) -> list[bytes | None]:
-        """The values of all records that readers can see: of one partition, or of all, one after the other.
-
-        Transactions are not looked at: records of aborted ones are there too.
-        """
-        with self._acting() as desk:
-            numbers = [partition] if partition is not None else sorted(desk.centre.topic(topic).partitions)
-        return [
-            value
-            for number in numbers
-            for columns in self.records(topic, number)
-            if not columns.header.is_control
-            for value in columns.values
-        ]
-
-    # --- leaders ----------------------------------------------------------------------------------------------------
-
-    def partition_state(self, topic: str | TopicPartition, partition: int = 0) -> PartitionState:
-        """Leader, epoch, replicas and in-sync replicas.
-
-        Raises:
-            ClusterError: There is no such partition.
-        """
-        found = self._partition(topic, partition)
-        with self._acting():
-            return PartitionState(
-                found.leader, found.leader_epoch, tuple(found.replicas), tuple(sorted(found.in_sync))
-            )
-
-    def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
-        """Node id of the partition's leader; waits while there is none, or the one there is killed or paused."""
-        found = self._partition(topic, partition)
-        brokers = self._desk.centre.brokers
-        self._until(
-            lambda: found.leader >= 0 and brokers[found.leader].serves,
-            timeout_s,
-            f"{found!r} has no living leader",
-        )
-        return found.leader
-
-    def wait_in_sync(
-        self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
-    ) -> PartitionState:
-        """Returns when all replicas of the partition are in sync and its leader lives."""
-        found = self._partition(topic, partition)
-        self._until(
-            lambda: found.leader >= 0 and found.in_sync == set(found.replicas), timeout_s, f"{found!r}"
-        )
-        return self.partition_state(topic, partition)
-
-    def move_leader(self, topic: str | TopicPartition, partition: int = 0, to: int | None = None) -> int:
-        """Moves a partition's leadership to another in-sync replica, orderly. The new leader's node id.
-
-        Raises:
-            UsageError: There is no such in-sync replica, or no other one.
-        """
-        found = self._partition(topic, partition)
-        with self._acting() as desk:
-            others = [n for n in found.replicas if n != found.leader and n in found.in_sync]
-            target = to if to is not None else next(iter(others), -1)
-            if target not in found.in_sync or not desk.centre.able(target):
-                raise UsageError(f"{found!r} has no such in-sync replica to move to")
-            if target != found.leader:
-                found.lead(target)
-            found.replicas.sort(key=lambda node: node != target)
-            desk.centre.replicate()
-        return target
-
-    def hold_back(
-        self, node: int, topic: str | TopicPartition, partition: int = 0, *, on: bool = True
-    ) -> None:
-        """A follower takes nothing any more, and stays in sync: the high watermark stands still. Only in the fake."""
-        found = self._partition(topic, partition)
-        if node not in found.logs:
-            raise UsageError(f"Broker {node} has no replica of {found!r}")
-        with self._acting() as desk:
-            (found.lagging.add if on else found.lagging.discard)(node)
-            desk.centre.replicate()
-
-    # --- disasters --------------------------------------------------------------------------------------------------
-
-    def unclean_failover(
-        self,
-        topic: str | TopicPartition,
-        partition: int = 0,
-        during: Callable[[], object] | None = None,
-    ) -> LostRecords:
-        """Makes a replica leader that missed writes: acknowledged records are lost, the log is truncated.
-
-        As `KafkaCluster.unclean_failover`: the followers are killed, `during` is called, the leader is killed, a
-        follower is started and elected uncleanly, then all the others. For the time of the call the topic has
-        `min.insync.replicas=1` and `unclean.leader.election.enable=true`.
-
-        Raises:
-            UsageError: The partition has one replica.
-        """
-        found = self._partition(topic, partition)
-        self.leader(topic, partition)
-        former = found.leader
-        followers = [node for node in found.replicas if node != former]
-        if not followers:
-            raise UsageError(f"{found!r} has one replica: there is nobody to fail over to")
-        with self._acting() as desk:
-            before = dict(desk.centre.topic(found.topic).settings)
-            desk.centre.alter_topic(
-                found.topic, {"min.insync.replicas": 1, "unclean.leader.election.enable": "true"}
-            )
-        try:
-            with self._acting() as desk:
-                for node in followers:
-                    desk.centre.stop(node)
-                kept = found.logs[followers[0]].end_offset
-            if during is not None:
-                during()
-            with self._acting() as desk:
-                desk.centre.kill(former)
-                end = found.logs[former].end_offset
-                desk.centre.start(followers[0])
-                desk.centre.brokers[former].fenced = True
-                desk.centre.controlled()
-        finally:
-            with self._acting() as desk:
-                for node in self.brokers:
-                    desk.centre.start(node)
-                restored = {
-                    name: before.get(name)
-                    for name in ("min.insync.replicas", "unclean.leader.election.enable")
-                }
-                desk.centre.alter_topic(found.topic, restored)
-        return LostRecords(found.topic, found.number, min(kept, end), end, found.leader)
-
-    def lose_log(self, topic: str | TopicPartition, partition: int = 0) -> LostRecords:
-        """Wipes a partition on all its replicas, as a lost disk would: it starts again at offset 0."""
-        found = self._partition(topic, partition)
-        self.leader(topic, partition)
-        with self._acting() as desk:
-            first, end = found.log.start_offset, found.log.end_offset
-            up = [node for node in found.replicas if desk.centre.brokers[node].up]
-            for node in up:
-                desk.centre.kill(node)
-        with self._acting() as desk:
-            desk.centre.wipe(found.topic, found.number)
-            for node in up:
-                desk.centre.start(node)
-        return LostRecords(found.topic, found.number, first, end, found.leader)
-
-    def expire_producers(self, topics: Iterable[str] | None = None) -> None:
-        """Makes the brokers forget all idempotent producers, as they do after 24 h without a write."""
-        with self._acting() as desk:
-            desk.centre.forget_producers(None if topics is None else list(topics))
-
-    def replace(self, cluster_id: str | None = None) -> None:
-        """Another, empty cluster answers at the same addresses from now on. Only in the fake."""
-        with self._acting() as desk:
-            desk.reset(cluster_id or _random_id(), self.now_ms())
-        self.cut()
-
-    def deny(
-        self,
-        operation: str,
-        *,
-        topic: str | None = None,
-        group: str | None = None,
-        transactional_id: str | None = None,
-        on: bool = True,
-    ) -> None:
-        """From now on no client may do this; with `on=False` all may again.
-
-        Args:
-            operation: "read", "write", "describe", "create", "delete" or "alter".
-            topic: Of a topic; "*" for all.
-            group: Of a consumer group; "*" for all.
-            transactional_id: Of a transactional id; "*" for all. None of the three: of the cluster ("write":
-                producer ids).
-            on: Whether it is denied.
-
-        Raises:
-            UsageError: No such operation, or more than one kind of resource.
-        """
-        named = {"topic": topic, "group": group, "transactional_id": transactional_id}
-        given = {kind: name for kind, name in named.items() if name is not None} or {
-            "cluster": "kafka-cluster"
-        }
-        if len(given) > 1:
-            raise UsageError(f"deny() takes one kind of resource, not {' and '.join(given)}")
-        with self._acting() as desk:
-            for kind, name in given.items():
-                desk.centre.deny(operation, kind, name, on=on)
-
-    def throttle(self, seconds: float, api: str | None = None, *, times: int | None = None) -> None:
-        """Answers ask clients to be silent for a while, and the broker reads nothing from them meanwhile; 0 ends it.
-
-        Args:
-            seconds: For how long.
-            api: `"Produce"` …; None: all, apart from ApiVersions.
-            times: How often; None: until further notice.
-        """
-        with self._acting() as desk:
-            desk.throttle(int(seconds * 1000), api, times)
 
     # --- the network ------------------------------------------------------------------------------------------------
 
@@ -541,40 +186,13 @@ class FakeCluster:
                 for name, value in changes.items():
                     setattr(wire.weather[one], name, value)
 
-    def _nodes(self, node: int | None) -> list[int]:
-        if node is None:
-            return list(self.brokers)
-        self._check_node(node)
-        return [node]
-
-    @property
-    def requests(self) -> Counter[str]:
-        """How many requests there were so far, by API name. A copy."""
-        with self._lock:
-            return Counter(self._desk.counts)
-
-    @property
-    def errors(self) -> list[BaseException]:
-        """What clients wanted that the fake does not have. A copy."""
-        with self._lock:
-            return list(self._desk.errors)
-
-    # --- what they have in common -----------------------------------------------------------------------------------
-
     @contextlib.contextmanager
-    def _acting(self, node: int | None = None) -> Iterator[Desk]:
-        """Under the lock, with the time; afterwards the sockets agree. Kafka's codes become kafka-python's errors."""
-        if node is not None:
-            self._check_node(node)
+    def _held(self) -> Iterator[None]:
         if self._closed:
             raise UsageError("the FakeCluster is closed")
         try:
             with self._lock:
-                self._desk.advance(self.now_ms())
-                yield self._desk
-        except RefusedError as refused:
-            error: KafkaError = for_code(refused.code)(refused.message or "")
-            raise error from None
+                yield
         finally:
             if self._wire is not None:
                 self._wire.settle()
@@ -583,24 +201,6 @@ class FakeCluster:
         if self._wire is None:
             raise UsageError("the FakeCluster is not open: use it as a context manager, or call open()")
         return self._wire
-
-    def _check_node(self, node: int) -> None:
-        if node not in self.brokers:
-            raise UsageError(f"there is no broker {node!r}; the brokers are {list(self.brokers)}")
-
-    def _partition(self, topic: str | TopicPartition, partition: int) -> Partition:
-        name, number = (topic, partition) if isinstance(topic, str) else (topic.topic, topic.partition)
-        with self._lock:
-            try:
-                return self._desk.centre.partition(name, number)
-            except RefusedError:
-                raise ClusterError(f"there is no {name}-{number}") from None
-
-    @staticmethod
-    def _led(partition: Partition) -> Partition:
-        if partition.leader < 0:
-            raise ClusterError(f"{partition!r} has no leader")
-        return partition
 
     def _until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:
         deadline = time.monotonic() + timeout_s
@@ -611,7 +211,3 @@ class FakeCluster:
             if time.monotonic() > deadline:
                 raise ClusterError(f"{message} after {timeout_s:g} s")
             time.sleep(_POLL_S)
-
-
-def _random_id() -> str:
-    return f"fake-{uuid.uuid4().hex[:16]}"

@@ -26,7 +26,7 @@ def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, 
     """(topic of the request, how the answer names it, its name or None where the id is unknown)."""
     for topic in topics:
         if not by_id:
-            name = topic.name if hasattr(type(topic), "name") else topic.topic
+            name = topic.topic if hasattr(topic, "topic") else topic.name
             yield topic, {}, name
             continue
         try:

@@ -24,7 +24,7 @@ from kafkasafe.testing.fake.groups import Groups
 from kafkasafe.testing.fake.settings import Profile
 from kafkasafe.testing.fake.transactions import Transactions
 
-__all__ = ["Desk", "Held", "Reply"]
+__all__ = ["Desk", "Held", "Reply", "handler"]
 
 UNSUPPORTED_VERSION: Final = 35
 _MAX_ERRORS: Final = 100
@@ -204,3 +204,8 @@ class Desk:
 
 
 _KEYS: Final = frozenset(known.key for known in frames.apis())
+
+
+def handler(name: str) -> Handler:
+    """What answers requests of an API."""
+    return _HANDLERS[name]

@@ -1,0 +1,280 @@
+"""The fake's door for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
+
+Requests go through the very handlers that answer on the wire, as plain data. A broker answers the requests of one
+connection one after the other; what is on its way takes `latency_s` in each direction.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from kafkasafe.cluster.api import Cluster
+from kafkasafe.testing.broker import ClusterError
+from kafkasafe.testing.fake import desk as desks
+from kafkasafe.testing.fake.asking import Ask, Fields, Later
+from kafkasafe.testing.fake.control import Control
+from kafkasafe.testing.fake.virtual_client import VirtualClient
+from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
+from kafkasafe.testing.fake.wire import Weather
+
+__all__ = ["Pipe", "VirtualCluster"]
+
+
+@dataclass(slots=True, eq=False)
+class Pipe:
+    """One connection, as its broker sees it.
+
+    Attributes:
+        node: The broker.
+        on_end: What its client does when it ends.
+    """
+
+    node: int
+    on_end: Callable[[str], None]
+    open: bool = True
+    requests: deque[tuple[str, int, Any, Callable[[Fields], None]]] = field(default_factory=deque)
+    held: tuple[Later, Callable[[Fields], None]] | None = None
+
+
+class VirtualCluster(Control):
+    """A fake cluster whose clients live in the same virtual time.
+
+    ```python
+    cluster = VirtualCluster(brokers=3)
+    client = cluster.connect({"bootstrap_servers": cluster.bootstrap_servers})
+    client.start()
+    cluster.time.run_for(1.0)
+    ```
+
+    It does what `FakeCluster` does, with the same methods; nothing happens unless `time` is made to pass. A run with
+    the same calls is the same run.
+
+    Args:
+        brokers: How many.
+        version: "4.3.0" or "2.8.2".
+        config: Broker settings by Kafka's names.
+        cluster_id: The id that brokers answer.
+        latency_s: What a request, and an answer, takes on its way.
+
+    Attributes:
+        time: The clock and its timers.
+        weather: What goes wrong on the way to each broker.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        version: str = "4.3.0",
+        config: Mapping[str, object] | None = None,
+        *,
+        cluster_id: str = "fake-cluster",
+        latency_s: float = 0.001,
+    ) -> None:
+        self.time = VirtualTime()
+        self.latency_s = latency_s
+        super().__init__(brokers, version, config, cluster_id)
+        self.weather = {node: Weather() for node in self.brokers}
+        self._desk.addresses = {node: (f"fake-{node}", 9092) for node in self.brokers}
+        self._pipes: list[Pipe] = []
+        self._timer: Timer | None = None
+        self._timer_ms = -1
+
+    # -- its clients -------------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> list[str]:
+        """`host:port` of every broker; see `kafkasafe._io.connect.announced`."""
+        return [f"fake-{node}:9092" for node in self.brokers]
+
+    def connect(self, options: Mapping[str, Any]) -> Cluster:
+        """A client, not started. What of KafkaProducer's options has to do with connections is heeded."""
+        return VirtualClient(self, options)
+
+    def now_ms(self) -> int:
+        """What time it is in the cluster, in ms since the epoch."""
+        return self.time.wall_ms()
+
+    def speaks(self, name: str) -> tuple[int, int]:
+        """(oldest, newest) version of an API that the brokers know; (0, -1) for none."""
+        return self._desk.centre.profile.apis.get(name, (0, -1))
+
+    # -- the network -------------------------------------------------------------------------------------------------
+
+    def drop_responses(self, on: bool = True, *, node: int | None = None) -> None:
+        """Requests are done, and nobody hears of it."""
+        self._weather(node, drop_responses=on)
+
+    def drop_requests(self, on: bool = True, *, node: int | None = None) -> None:
+        """Requests disappear on their way."""
+        self._weather(node, drop_requests=on)
+
+    def stall(self, on: bool = True, *, node: int | None = None) -> None:
+        """Nothing moves; connections stay open."""
+        self._weather(node, stall=on)
+
+    def delay(self, response_s: float = 0.0, *, node: int | None = None) -> None:
+        """Answers arrive so much later."""
+        self._weather(node, response_delay_ms=int(response_s * 1000))
+
+    def refuse(self, on: bool = True, *, node: int | None = None) -> None:
+        """New connections are refused; those that there are stay."""
+        self._weather(node, refuse=on)
+
+    def restore(self) -> None:
+        """The network works again. What was dropped is gone."""
+        self._weather(
+            None, drop_responses=False, drop_requests=False, stall=False, refuse=False, response_delay_ms=0
+        )
+
+    def cut(self, *, node: int | None = None) -> int:
+        """Ends the connections. How many there were."""
+        wanted = self._nodes(node)
+        ended = [pipe for pipe in self._pipes if pipe.node in wanted]
+        for pipe in ended:
+            self._end(pipe, "The connection was cut")
+        return len(ended)
+
+    def _weather(self, node: int | None, **changes: Any) -> None:
+        for one in self._nodes(node):
+            for name, value in changes.items():
+                setattr(self.weather[one], name, value)
+        self._settle()
+
+    def _hangs(self, node: int) -> bool:
+        return self._desk.centre.brokers[node].paused or self.weather[node].stall
+
+    def _end(self, pipe: Pipe, why: str) -> None:
+        if pipe.open:
+            pipe.open = False
+            self._pipes.remove(pipe)
+            pipe.on_end(why)
+
+    # -- what clients call -------------------------------------------------------------------------------------------
+
+    def dial(self, node: int, on_made: Callable[[Pipe], None], on_end: Callable[[str], None]) -> None:
+        """A new connection: `on_made` gets it when it may be used, or `on_end` why there is none."""
+
+        def arrive() -> None:
+            if not self._desk.centre.brokers[node].up or self.weather[node].refuse:
+                self.time.call_later(self.latency_s, lambda: on_end("The connection was refused"))
+                return
+            pipe = Pipe(node, on_end)
+            self._pipes.append(pipe)
+            # As on the wire, it may be used when the broker has said which versions it speaks.
+            pipe.requests.append(("ApiVersions", 0, SimpleNamespace(), lambda _: on_made(pipe)))
+            self._settle()
+
+        self.time.call_later(self.latency_s, arrive)
+
+    def hang_up(self, pipe: Pipe) -> None:
+        """The client ends it. `on_end` is not called."""
+        if pipe.open:
+            pipe.open = False
+            self._pipes.remove(pipe)
+
+    def ask(
+        self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
+    ) -> None:
+        """Writes a request to a connection; `on_answer` is called when its answer arrives, if it does."""
+
+        def arrive() -> None:
+            if pipe.open and not self.weather[pipe.node].drop_requests:
+                pipe.requests.append((name, version, message, on_answer))
+                self._settle()
+
+        self.time.call_later(self.latency_s, arrive)
+
+    # -- the brokers -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """What became possible happens: requests that can be answered are, connections to dead brokers end."""
+        centre = self._desk.centre
+        for pipe in list(self._pipes):
+            if not centre.brokers[pipe.node].up:
+                self._end(pipe, "The broker is gone")
+        moved = True
+        while moved:
+            moved = any(self._work(pipe) for pipe in list(self._pipes))
+        self._plan()
+
+    def _work(self, pipe: Pipe) -> bool:
+        """Whether a request was taken up."""
+        if not pipe.open or self._hangs(pipe.node):
+            return False
+        if pipe.held is not None:
+            later, on_answer = pipe.held
+            answer = later.look(self.now_ms())
+            if answer is None:
+                return False
+            pipe.held = None
+            self._deliver(pipe, answer, on_answer)
+        if not pipe.requests:
+            return False
+        name, version, message, on_answer = pipe.requests.popleft()
+        self._desk.counts[name] += 1
+        found = desks.handler(name)(self._ask(pipe.node, version, message))
+        if isinstance(found, Later):
+            pipe.held = found, on_answer
+        elif found is not None:
+            self._deliver(pipe, found, on_answer)
+        return True
+
+    def _ask(self, node: int, version: int, message: Any) -> Ask:
+        desk = self._desk
+        return Ask(
+            desk.centre,
+            desk.groups,
+            desk.transactions,
+            node,
+            version,
+            message,
+            self.now_ms(),
+            "virtual",
+            desk.addresses,
+        )
+
+    def _deliver(self, pipe: Pipe, answer: Fields, on_answer: Callable[[Fields], None]) -> None:
+        weather = self.weather[pipe.node]
+        if weather.drop_responses:
+            return
+
+        def arrive() -> None:
+            if pipe.open:
+                on_answer(answer)
+
+        self.time.call_later(self.latency_s + weather.response_delay_ms / 1000, arrive)
+
+    def _plan(self) -> None:
+        """Wakes the brokers when time alone changes something."""
+        due = [self._desk.next_due_ms()]
+        due += [pipe.held[0].due_ms for pipe in self._pipes if pipe.held is not None]
+        wanted = min((at for at in due if at is not None), default=-1)
+        if wanted == self._timer_ms and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ms = wanted
+        if wanted >= 0:
+            self._timer = self.time.call_later((wanted - self.now_ms()) / 1000, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._desk.advance(self.now_ms())
+        self._settle()
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:
+        if not condition() and not self.time.run_while(lambda: not condition(), timeout_s):
+            raise ClusterError(f"{message} after {timeout_s:g} s")

@@ -1,0 +1,462 @@
+"""A client of a `VirtualCluster`: what `_io/transport.py` is for real brokers, in virtual time and without a thread.
+
+It follows the rules of `kafkasafe.cluster.api`, and the transport where these leave something open: links with a
+back-off of their own, everything that waited for a connection fails with it, requests without a known leader wait for
+the next metadata, nothing goes to a new leader while something is outstanding at the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace as Message
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._core.batch import iter_headers
+from kafkasafe.cluster.api import (
+    EpochEnd,
+    Failure,
+    HeadersFetched,
+    OffsetListed,
+    ProduceCallback,
+    ProduceReply,
+    ProduceRequest,
+    ProducerIdGranted,
+    ProducersDescribed,
+    ProducerState,
+    RecordsFetched,
+    Reply,
+    StaleFenceError,
+    TopicsListed,
+)
+from kafkasafe.testing.fake.asking import Fields
+from kafkasafe.testing.fake.virtual_links import (
+    STALE_METADATA,
+    Call,
+    Link,
+    TopicPartition,
+    code_error,
+    safely,
+)
+from kafkasafe.testing.fake.virtual_metadata import Metadata
+
+__all__ = ["VirtualClient"]
+
+_LIST_OFFSETS: Final = {-4: 8, -5: 9}
+
+
+class VirtualClient(Metadata):
+    """See the module; the methods are explained in `kafkasafe.cluster.api.Cluster`."""
+
+    def list_topics(self, reply: Reply[TopicsListed]) -> None:
+        """See `Cluster`."""
+
+        def succeed(fields: Fields) -> None:
+            found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
+            for row in fields["topics"]:
+                numbers = sorted(part["partition_index"] for part in row["partitions"])
+                found[row.get("is_internal", False)][row["name"]] = tuple(numbers)
+            safely(reply, TopicsListed(found[False], found[True]))
+
+        message = Message(topics=None, allow_auto_topic_creation=False)
+        self._ask_any("Metadata", message, succeed, reply)
+
+    def _ask_any(self, name: str, message: Any, succeed: Callable[[Fields], None], reply: Reply[Any]) -> None:
+        def fail(error: BaseException, sent: bool = False) -> None:
+            safely(reply, Failure(error, sent))
+
+        def route(final: bool) -> None:
+            ready = [link for link in self._links.values() if link.ready]
+            if not ready and not final:
+                self._parked.append((route, fail))
+                self._want_metadata()
+                return
+            links = ready or [self._link(one.node_id) for one in self._brokers]
+            now = self._time.monotonic()
+            link = min(links, key=lambda one: (one.suspect_until_s > now, len(one.in_flight), one.node))
+            self._call(link, name, message, succeed, fail)
+
+        self._do(lambda: route(False), fail)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
+        """See `Cluster`."""
+
+        def succeed(fields: Fields) -> None:
+            if fields["error_code"]:
+                safely(reply, Failure(kafka_errors.for_code(fields["error_code"])("InitProducerId"), True))
+            else:
+                safely(reply, ProducerIdGranted(fields["producer_id"], fields["producer_epoch"]))
+
+        message = Message(
+            transactional_id=None, transaction_timeout_ms=2**31 - 1, producer_id=-1, producer_epoch=-1
+        )
+        self._ask_any("InitProducerId", message, succeed, reply)
+
+    def produce(
+        self, requests: Sequence[ProduceRequest[Any]], acks: int, timeout_ms: int, reply: ProduceCallback[Any]
+    ) -> None:
+        """See `Cluster`."""
+        if acks not in {-1, 1}:
+            raise ValueError(f"acks must be -1 or 1, not {acks!r}: without acknowledgements nothing is safe")
+        batches = list(requests)
+
+        def fail(error: BaseException) -> None:
+            for request in batches:
+                safely(reply, request.token, Failure(error, sent=False))
+
+        self._do(lambda: self._route(batches, acks, timeout_ms, reply, final=False), fail)
+
+    def _route(
+        self,
+        requests: Sequence[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+        *,
+        final: bool,
+    ) -> None:
+        parked: list[ProduceRequest[Any]] = []
+        frames: dict[int, list[list[ProduceRequest[Any]]]] = {}
+        for request in requests:
+            target = request.topic, request.partition
+            leader = self._leader(*target)
+            if isinstance(leader, int):
+                elsewhere = self._pending.get(target, (leader, 0))[0]
+                if elsewhere != leader:
+                    moving = f"{target} has requests outstanding at node {elsewhere}"
+                    self._refuse(request, kafka_errors.NotLeaderForPartitionError(moving), reply, sent=False)
+                elif not len(request.data):
+                    self._refuse(request, ValueError("An empty batch"), reply, sent=False)
+                else:
+                    self._group(frames.setdefault(leader, []), request)
+                continue
+            self._watch(request.topic)
+            if leader is None and not final:
+                parked.append(request)
+                continue
+            unknown = code_error(5, f"Nothing is known of {request.topic} yet")
+            self._refuse(request, leader or unknown, reply, sent=False)
+        for leader, groups in frames.items():
+            for group in groups:
+                self._produce(self._link(leader), group, acks, timeout_ms, reply)
+        if parked:
+
+            def fail(error: BaseException) -> None:
+                for request in parked:
+                    self._refuse(request, error, reply, sent=False)
+
+            self._parked.append(
+                (lambda final: self._route(parked, acks, timeout_ms, reply, final=final), fail)
+            )
+
+    def _group(self, groups: list[list[ProduceRequest[Any]]], request: ProduceRequest[Any]) -> None:
+        """One batch for each partition in a request, and bounded bytes."""
+        if groups:
+            last = groups[-1]
+            size = sum(len(one.data) for one in last) + len(request.data)
+            same = any((one.topic, one.partition) == (request.topic, request.partition) for one in last)
+            if not same and size <= self._max_request_bytes:
+                last.append(request)
+                return
+        groups.append([request])
+
+    def _refuse(
+        self, request: ProduceRequest[Any], error: BaseException, reply: ProduceCallback[Any], *, sent: bool
+    ) -> None:
+        fence = self._raise_fence((request.topic, request.partition))
+        safely(reply, request.token, Failure(error, sent=sent, fence=fence))
+
+    def _raise_fence(self, target: TopicPartition) -> int:
+        self._fences[target] = self._fences.get(target, 0) + 1
+        return self._fences[target]
+
+    def _leave(self, target: TopicPartition) -> None:
+        node, count = self._pending[target]
+        if count == 1:
+            del self._pending[target]
+        else:
+            self._pending[target] = node, count - 1
+
+    def _produce(
+        self,
+        link: Link,
+        group: list[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+    ) -> None:
+        targets = tuple((request.topic, request.partition) for request in group)
+        for target in targets:
+            self._pending[target] = link.node, self._pending.get(target, (link.node, 0))[1] + 1
+
+        def message() -> Any | None:
+            for request in list(group):
+                fence = self._fences.get((request.topic, request.partition), 0)
+                if request.fence is not None and request.fence != fence:
+                    group.remove(request)
+                    self._leave((request.topic, request.partition))
+                    error = StaleFenceError(f"fence {request.fence}, now {fence}")
+                    safely(reply, request.token, Failure(error, sent=False, fence=fence))
+            rows = [
+                Message(
+                    name=request.topic,
+                    partition_data=[Message(index=request.partition, records=bytes(request.data))],
+                )
+                for request in group
+            ]
+            made = Message(transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=rows)
+            return made if rows else None
+
+        def succeed(fields: Fields) -> None:
+            rows = {
+                (topic["name"], part["index"]): part
+                for topic in fields["responses"]
+                for part in topic["partition_responses"]
+            }
+            for request in group:
+                self._answered(request, rows[request.topic, request.partition], reply)
+
+        def fail(error: BaseException, sent: bool) -> None:
+            for request in group:
+                self._leave((request.topic, request.partition))
+                self._refuse(request, error, reply, sent=sent)
+
+        timeout_s = max(self._timeout_s, timeout_ms / 1000 + 1)
+        call = Call(
+            "Produce",
+            self._version("Produce"),
+            message,
+            succeed,
+            fail,
+            self._time.monotonic() + timeout_s,
+            timeout_s,
+            targets,
+        )
+        self._submit(link, call)
+
+    def _answered(self, request: ProduceRequest[Any], row: Fields, reply: ProduceCallback[Any]) -> None:
+        target = request.topic, request.partition
+        code = row["error_code"]
+        fence = self._raise_fence(target) if code else self._fences.get(target, 0)
+        hint = row.get("current_leader") if self._version("Produce") >= 10 else None
+        leader = (hint["leader_id"], hint["leader_epoch"]) if hint else None
+        moved = leader is not None and self._take_hint(target, leader)
+        self._leave(target)
+        answer = ProduceReply(
+            error_code=code,
+            base_offset=row["base_offset"],
+            log_append_time=row["log_append_time_ms"],
+            log_start_offset=row["log_start_offset"],
+            record_errors=tuple(
+                (one["batch_index"], one["batch_index_error_message"]) for one in row.get("record_errors", ())
+            ),
+            error_message=row.get("error_message"),
+            leader_hint=leader,
+            fence=fence,
+        )
+        safely(reply, request.token, answer)
+        if code in STALE_METADATA:
+            self._want_metadata()
+        if moved:
+            self._drop_moved()
+
+    # -- questions to a partition's leader ---------------------------------------------------------------------------
+
+    def _ask_leader(
+        self,
+        name: str,
+        topic: str,
+        number: int,
+        message: Callable[[], Any],
+        succeed: Callable[[Fields], None],
+        reply: Reply[Any],
+        *,
+        least: int = 0,
+    ) -> None:
+        def fail(error: BaseException, sent: bool = False) -> None:
+            safely(reply, Failure(error, sent))
+
+        def route(final: bool) -> None:
+            leader = self._leader(topic, number)
+            if isinstance(leader, int):
+                self._call(
+                    self._link(leader),
+                    name,
+                    message(),
+                    answered,
+                    fail,
+                    least=least,
+                    targets=((topic, number),),
+                )
+                return
+            self._watch(topic)
+            if not final:
+                # Also where metadata know of no leader: newer ones may.
+                self._parked.append((route, fail))
+                return
+            fail(leader or code_error(5, f"Nothing is known of {topic} yet"))
+
+        def answered(fields: Fields) -> None:
+            succeed(fields)
+
+        self._do(lambda: route(False), fail)
+
+    def _stale(self, code: int) -> None:
+        if code in STALE_METADATA:
+            self._want_metadata()
+
+    def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
+        """See `Cluster`."""
+
+        def succeed(fields: Fields) -> None:
+            row = fields["topics"][0]["partitions"][0]
+            producers = {
+                one["producer_id"]: ProducerState(
+                    one["producer_epoch"], one["last_sequence"], one["last_timestamp"]
+                )
+                for one in row["active_producers"]
+            }
+            self._stale(row["error_code"])
+            safely(reply, ProducersDescribed(row["error_code"], producers))
+
+        message = Message(topics=[Message(name=topic, partition_indexes=[partition])])
+        self._ask_leader("DescribeProducers", topic, partition, lambda: message, succeed, reply)
+
+    def fetch_headers(
+        self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
+    ) -> None:
+        """See `Cluster`."""
+
+        def got(found: RecordsFetched | Failure) -> None:
+            if isinstance(found, Failure):
+                safely(reply, found)
+                return
+            headers = [header for _, header in iter_headers(found.records)]
+            known = found.high_watermark, found.last_stable_offset, found.log_start_offset
+            safely(reply, HeadersFetched(found.error_code, *known, headers, found.next_offset))
+
+        self.fetch_records(topic, partition, offset, max_bytes, got)
+
+    def fetch_records(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+        reply: Reply[RecordsFetched],
+        *,
+        isolation_level: int = 0,
+        max_wait_ms: int = 0,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+    ) -> None:
+        """See `Cluster`."""
+
+        def succeed(fields: Fields) -> None:
+            if fields["error_code"]:
+                safely(reply, RecordsFetched(fields["error_code"], -1, -1, -1, b"", (), offset))
+                return
+            row = fields["responses"][0]["partitions"][0]
+            ends = [header.last_offset + 1 for _, header in iter_headers(row["records"])]
+            other = row.get("diverging_epoch")
+            self._stale(row["error_code"])
+            safely(
+                reply,
+                RecordsFetched(
+                    error_code=row["error_code"],
+                    high_watermark=row["high_watermark"],
+                    last_stable_offset=row["last_stable_offset"],
+                    log_start_offset=row["log_start_offset"],
+                    records=row["records"],
+                    aborted=tuple(
+                        (one["producer_id"], one["first_offset"]) for one in row["aborted_transactions"] or ()
+                    ),
+                    next_offset=max([offset, *ends]),
+                    diverging=None if other is None else (other["epoch"], other["end_offset"]),
+                ),
+            )
+
+        part = Message(
+            partition=partition,
+            current_leader_epoch=current_leader_epoch,
+            fetch_offset=offset,
+            last_fetched_epoch=last_fetched_epoch,
+            partition_max_bytes=max_bytes,
+        )
+        message = Message(
+            replica_id=-1,
+            max_wait_ms=max_wait_ms,
+            min_bytes=1 if max_wait_ms else 0,
+            max_bytes=max_bytes,
+            isolation_level=isolation_level,
+            session_id=0,
+            topics=[Message(topic=topic, partitions=[part])],
+        )
+        self._ask_leader("Fetch", topic, partition, lambda: message, succeed, reply)
+
+    def list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """See `Cluster`."""
+        self._list_offset(topic, partition, timestamp, reply, -1, isolation_level)
+
+    def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
+        """See `Cluster`."""
+        self._list_offset(topic, partition, -1, reply, -2, 0)
+
+    def _list_offset(
+        self,
+        topic: str,
+        number: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        replica_id: int,
+        isolation_level: int,
+    ) -> None:
+        def message() -> Any:
+            info = self._topics.get(topic)
+            known = info.partitions.get(number) if info is not None and replica_id == -2 else None
+            epoch = -1 if known is None else known.leader_epoch
+            part = Message(partition_index=number, current_leader_epoch=epoch, timestamp=timestamp)
+            topics = [Message(name=topic, partitions=[part])]
+            return Message(replica_id=replica_id, isolation_level=isolation_level, topics=topics)
+
+        def succeed(fields: Fields) -> None:
+            row = fields["topics"][0]["partitions"][0]
+            self._stale(row["error_code"])
+            found = OffsetListed(row["error_code"], row["offset"], row["leader_epoch"], row["timestamp"])
+            safely(reply, found)
+
+        least = _LIST_OFFSETS.get(timestamp, 0)
+        self._ask_leader("ListOffsets", topic, number, message, succeed, reply, least=least)
+
+    def offset_for_leader_epoch(
+        self,
+        topic: str,
+        partition: int,
+        leader_epoch: int,
+        reply: Reply[EpochEnd],
+        *,
+        current_leader_epoch: int = -1,
+    ) -> None:
+        """See `Cluster`."""
+
+        def succeed(fields: Fields) -> None:
+            row = fields["topics"][0]["partitions"][0]
+            self._stale(row["error_code"])
+            safely(reply, EpochEnd(row["error_code"], row["leader_epoch"], row["end_offset"]))
+
+        part = Message(
+            partition=partition, current_leader_epoch=current_leader_epoch, leader_epoch=leader_epoch
+        )
+        message = Message(replica_id=-1, topics=[Message(topic=topic, partitions=[part])])
+        self._ask_leader("OffsetForLeaderEpoch", topic, partition, lambda: message, succeed, reply)

@@ -1,0 +1,278 @@
+"""What a virtual client knows of topics and leaders, and how it learns it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace as Message
+from typing import Any, Final
+from uuid import UUID
+
+import kafka.errors as kafka_errors
+from kafka.util import ensure_valid_topic_name
+
+from kafkasafe.cluster.api import (
+    NO_TOPIC_ID,
+    Broker,
+    Failure,
+    MetadataRefreshed,
+    PartitionInfo,
+    Reply,
+    TopicInfo,
+)
+from kafkasafe.testing.fake.asking import Fields
+from kafkasafe.testing.fake.virtual_links import (
+    Link,
+    Links,
+    TopicPartition,
+    code_error,
+    safely,
+)
+
+__all__ = ["Metadata"]
+
+_MISSING_S: Final = 5.0
+_LEADERLESS_S: Final = 1.0
+_SILENCE_S: Final = 2.0
+_PATIENCE_S: Final = 3.0
+_UNKNOWN_TOPIC: Final = 3
+
+
+class Metadata(Links):
+    """Links, and whom they lead to."""
+
+    # -- metadata ----------------------------------------------------------------------------------------------------
+
+    def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
+        """See `Cluster`."""
+        self._listeners.append(callback)
+
+    def create_only(self, may_create: Callable[[str], bool]) -> None:
+        """See `Cluster`."""
+        self._may_create = may_create
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """See `Cluster`."""
+        return self._topics.get(name)
+
+    def topics(self) -> Sequence[str]:
+        """See `Cluster`."""
+        return [name for name, info in self._topics.items() if info.partitions]
+
+    def brokers(self) -> Sequence[Broker]:
+        """See `Cluster`."""
+        return list(self._brokers)
+
+    def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
+        """See `Cluster`."""
+        try:
+            for topic in topics:
+                ensure_valid_topic_name(topic)
+        except (TypeError, ValueError) as error:
+            safely(reply, Failure(kafka_errors.InvalidTopicError(str(error)), sent=False))
+            return
+
+        def run() -> None:
+            self._waiters.append(reply)
+            self._watched.update(topics)
+            self._want_metadata(urgent=not self._asked.issuperset(topics))
+
+        self._do(run, lambda error: safely(reply, Failure(error, sent=False)))
+
+    def unwatch(self, topic: str) -> None:
+        """See `Cluster`."""
+        self._watched.discard(topic)
+        self._asked.discard(topic)
+        self._topics.pop(topic, None)
+
+    def _want_metadata(self, *, urgent: bool = False) -> None:
+        if self._closed or not self._started:
+            return
+        self._wanted = True
+        if self._attempt is None:
+            now = self._time.monotonic()
+            self._refresh_no_later(now if urgent else max(now, self._attempted_s + self._retry_s))
+
+    def _refresh_no_later(self, at_s: float) -> None:
+        if self._refresh_timer is not None:
+            if self._refresh_s <= at_s:
+                return
+            self._refresh_timer.cancel()
+        self._refresh_s = at_s
+        self._refresh_timer = self._time.call_at(at_s, self._refresh)
+
+    def _refresh(self) -> None:
+        self._refresh_timer = None
+        if self._attempt is not None or self._closed:
+            return
+        now = self._time.monotonic()
+        links = [self._link(node) for node in self._cluster.brokers]
+        able = [link for link in links if link.not_before_s <= now or link.ready]
+        self._wanted = True
+        if not able:
+            self._refresh_no_later(min(link.not_before_s for link in links))
+            return
+        self._wanted = False
+        self._attempted_s = now
+        link = min(
+            able,
+            key=lambda one: (
+                one.suspect_until_s > now,
+                not one.ready,
+                one.failures,
+                len(one.in_flight),
+                one.node,
+            ),
+        )
+        token = self._attempt = object()
+        waiters, self._waiters = self._waiters, []
+        parked, self._parked = self._parked, []
+        self._asked = set(self._watched)
+        topics = [Message(name=name, topic_id=UUID(int=0)) for name in sorted(self._watched)]
+        message = Message(topics=topics, allow_auto_topic_creation=False)
+
+        def over() -> bool:
+            if self._attempt is not token:
+                return True
+            self._attempt = None
+            return False
+
+        def succeed(fields: Fields) -> None:
+            if not over():
+                self._refreshed(link, fields, waiters, parked)
+
+        def fail(error: BaseException, sent: bool) -> None:
+            if not over():
+                self._not_refreshed(Failure(error, sent), waiters, parked)
+
+        def slow() -> None:
+            link.suspect_until_s = self._time.monotonic() + 2 * _SILENCE_S
+            fail(kafka_errors.KafkaTimeoutError(f"Node {link.node} did not answer in time"), True)
+
+        self._time.call_later(_PATIENCE_S, slow)
+        self._call(link, "Metadata", message, succeed, fail)
+
+    def _not_refreshed(self, failure: Failure, waiters: list[Any], parked: list[Any]) -> None:
+        later, self._parked = self._parked, []
+        if not any(link.ready for link in self._links.values()):
+            self._connected = False
+            self._last_error = failure.error
+        for reply in waiters:
+            safely(reply, failure)
+        for _, fail in (*parked, *later):
+            fail(failure.error)
+        self._want_metadata()
+
+    def _refreshed(self, link: Link, fields: Fields, waiters: list[Any], parked: list[Any]) -> None:
+        result = self._parse_metadata(fields)
+        later, self._parked = self._parked, []
+        self._connected, self._last_error, self._known = True, None, True
+        for reply in waiters:
+            safely(reply, result)
+        for route, _ in parked:
+            route(True)
+        for route, _ in later:
+            route(False)
+        self._drop_moved()
+        for callback in list(self._listeners):
+            safely(callback, result)
+        self._create_missing(link, result)
+        self._plan_refresh()
+
+    def _parse_metadata(self, fields: Fields) -> MetadataRefreshed:
+        self._cluster_id = fields["cluster_id"]
+        self._brokers = [Broker(one["node_id"], one["host"], one["port"]) for one in fields["brokers"]]
+        seen: dict[str, TopicInfo] = {}
+        for row in fields["topics"]:
+            name = row["name"]
+            if name not in self._watched:
+                continue
+            old = self._topics.get(name)
+            topic_id = row["topic_id"].bytes
+            if row["error_code"]:
+                info = TopicInfo(
+                    name, old.topic_id if old else topic_id, old.partitions if old else {}, row["error_code"]
+                )
+            else:
+                same = old is not None and old.topic_id == topic_id != NO_TOPIC_ID
+                partitions = {}
+                for part in row["partitions"]:
+                    number = part["partition_index"]
+                    told = PartitionInfo(part["leader_id"], part["leader_epoch"])
+                    known = old.partitions.get(number) if old is not None and same else None
+                    stale = known is not None and known.leader_epoch > told.leader_epoch
+                    partitions[number] = known if stale and known is not None else told
+                info = TopicInfo(name, topic_id, partitions, 0)
+            self._topics[name] = seen[name] = info
+        return MetadataRefreshed(self._cluster_id, tuple(one.node_id for one in self._brokers), seen)
+
+    def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
+        missing = [
+            name
+            for name, info in result.topics.items()
+            if info.error_code == _UNKNOWN_TOPIC and self._auto_create and self._may_create(name)
+        ]
+        if missing:
+            topics = [Message(name=name, topic_id=UUID(int=0)) for name in sorted(missing)]
+            message = Message(topics=topics, allow_auto_topic_creation=True)
+            again = self._want_metadata
+            self._call(link, "Metadata", message, lambda _: again(), lambda *_: again())
+
+    def _plan_refresh(self) -> None:
+        now = self._time.monotonic()
+        infos = self._topics.values()
+        leaderless = any(part.leader < 0 for info in infos for part in info.partitions.values())
+        self._refresh_no_later(now + self._max_age_s)
+        if leaderless or any(info.error_code for info in infos):
+            delay_s = self._retry_s * 2.0 ** min(self._bad_refreshes, 20)
+            self._bad_refreshes += 1
+            self._refresh_no_later(now + min(delay_s, _LEADERLESS_S if leaderless else _MISSING_S))
+        else:
+            self._bad_refreshes = 0
+        if self._wanted or self._waiters:
+            self._want_metadata(urgent=not self._asked.issuperset(self._watched))
+
+    def _leader(self, topic: str, number: int) -> int | BaseException | None:
+        """Node id; an error if metadata say that there is none; None if they have not spoken of the topic."""
+        info = self._topics.get(topic)
+        if info is None:
+            return None
+        if info.error_code and not info.partitions:
+            return code_error(info.error_code, topic)
+        part = info.partitions.get(number)
+        if part is None:
+            return code_error(info.error_code or _UNKNOWN_TOPIC, f"{topic}-{number}")
+        return part.leader if part.leader >= 0 else code_error(5, f"{topic}-{number} has no leader")
+
+    def _watch(self, topic: str) -> None:
+        new = topic not in self._watched
+        self._watched.add(topic)
+        self._want_metadata(urgent=new)
+
+    def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
+        topic, number = target
+        info = self._topics.get(topic)
+        known = info.partitions.get(number) if info is not None else None
+        if info is None or known is None or hint[1] <= known.leader_epoch:
+            return False
+        partitions = {**info.partitions, number: PartitionInfo(*hint)}
+        self._topics[topic] = TopicInfo(topic, info.topic_id, partitions, info.error_code)
+        return True
+
+    def _drop_moved(self) -> None:
+        """Requests that wait at a node whose partition another leads fail; so do later ones of that partition."""
+        for link in list(self._links.values()):
+            moved: set[TopicPartition] = set()
+            waiting, link.waiting = link.waiting, deque()
+            for call in waiting:
+                if any(target in moved or self._leader(*target) != link.node for target in call.targets):
+                    moved.update(call.targets)
+                    text = f"Node {link.node} is not the leader any more"
+                    call.give_up(kafka_errors.NotLeaderForPartitionError(text), sent=False)
+                else:
+                    link.waiting.append(call)
+            silent = self._time.monotonic() - link.heard_s > _SILENCE_S and link.in_flight
+            leaders = {self._leader(*target) for call in link.in_flight for target in call.targets}
+            if silent and any(isinstance(one, int) and one != link.node for one in leaders):
+                text = f"Node {link.node} is silent and leads no more"
+                self._lost(link, kafka_errors.KafkaConnectionError(text))

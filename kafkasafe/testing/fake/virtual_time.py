@@ -1,0 +1,117 @@
+"""Time that passes only when it is told to, and what is to happen in it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Timer", "VirtualTime"]
+
+_BEGIN_MS: Final = 1_700_000_000_000
+
+
+class Timer:
+    """Something that is to happen; `cancel` keeps it from it."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def cancel(self) -> None:
+        """Does nothing to one that has happened."""
+        self._work = None
+
+    def _fire(self) -> bool:
+        work, self._work = self._work, None
+        if work is None:
+            return False
+        work()
+        return True
+
+
+class VirtualTime:
+    """A clock (`kafkasafe.cluster.api.Clock`) and its timers.
+
+    Nothing happens by itself: `run_for`, `run_until` and `step` make time pass. What is due at the same moment happens
+    in the order in which it was asked for, so a run can be repeated exactly.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._slept_s = 0.0
+        self._set_ms = 0
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self._now_s
+
+    def elapsed(self) -> float:
+        """Seconds, with those that the machine slept."""
+        return self._now_s + self._slept_s
+
+    def wall_ms(self) -> int:
+        """Ms since the epoch."""
+        return _BEGIN_MS + self._set_ms + int(self.elapsed() * 1000)
+
+    def boot_id(self) -> bytes:
+        """Always the same."""
+        return bytes(15) + b"\1"
+
+    def sleep(self, seconds: float) -> None:
+        """The machine sleeps: `monotonic` stands still meanwhile."""
+        self._slept_s += seconds
+
+    def set(self, seconds: float) -> None:
+        """The wall clock is set forward, or back."""
+        self._set_ms += int(seconds * 1000)
+
+    def call_at(self, at_s: float, work: Callable[[], None]) -> Timer:
+        """Does something at a moment of `monotonic`, now if it is past."""
+        timer = Timer(work)
+        heapq.heappush(self._timers, (max(at_s, self._now_s), next(self._numbers), timer))
+        return timer
+
+    def call_later(self, seconds: float, work: Callable[[], None]) -> Timer:
+        """Does something so much later."""
+        return self.call_at(self._now_s + seconds, work)
+
+    @property
+    def next_s(self) -> float | None:
+        """When something happens next, None for never."""
+        while self._timers and self._timers[0][2]._work is None:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def step(self) -> bool:
+        """Goes to the next moment at which something happens, and lets one thing happen. Whether there was one."""
+        at = self.next_s
+        if at is None:
+            return False
+        self._now_s = max(self._now_s, at)
+        return heapq.heappop(self._timers)[2]._fire()
+
+    def run_until(self, at_s: float) -> None:
+        """Lets everything happen that is due until then."""
+        while (due := self.next_s) is not None and due <= at_s:
+            self.step()
+        self._now_s = max(self._now_s, at_s)
+
+    def run_for(self, seconds: float) -> None:
+        """Lets time pass."""
+        self.run_until(self._now_s + seconds)
+
+    def run_while(self, condition: Callable[[], bool], at_most_s: float = 600.0) -> bool:
+        """Lets time pass while a condition holds. Whether it ended in time."""
+        end_s = self._now_s + at_most_s
+        while condition():
+            due = self.next_s
+            if due is None or due > end_s:
+                self._now_s = end_s if due is not None else self._now_s
+                return not condition()
+            self.step()
+        return True

@@ -1,0 +1,264 @@
+"""The fake's door for engines: the Cluster protocol in virtual time."""
+
+import kafka.errors as kafka_errors
+import pytest
+from rawclient import make_batch
+
+from kafkasafe._io.connect import announced, connect
+from kafkasafe.cluster.api import EARLIEST, LATEST, Failure, ProduceRequest, StaleFenceError
+from kafkasafe.errors import WrongClusterError
+from kafkasafe.testing.fake import VirtualCluster
+
+
+class World:
+    """A virtual cluster with one started client, and its answers."""
+
+    def __init__(self, brokers=3, version="4.3.0", *, guard=False, **options):
+        self.cluster = VirtualCluster(brokers=brokers, version=version)
+        self.time = self.cluster.time
+        self.client = self.cluster.connect({"bootstrap_servers": self.cluster.bootstrap_servers, **options})
+        self.produced = []
+        self.strangers = []
+        if guard:
+            self.client.guard(on_stranger=self.strangers.append, on_home=lambda: None)
+        self.cluster.create_topic("t")
+        self.client.start()
+
+    def send(self, seq, *, fence=None, acks=-1, pid=7, topic="t"):
+        data = make_batch(b"v%d" % seq, pid=pid, epoch=0, seq=seq, now_ms=self.time.wall_ms())
+        request = ProduceRequest(seq, topic, 0, data, fence)
+        self.client.produce([request], acks, 30_000, lambda *answer: self.produced.append(answer))
+
+    def settle(self, count, at_most_s=600.0):
+        assert self.time.run_while(lambda: len(self.produced) < count, at_most_s)
+        return self.produced
+
+    def ask(self, method, *arguments, **more):
+        found = []
+        method(*arguments, found.append, **more)
+        assert self.time.run_while(lambda: not found)
+        return found[0]
+
+    def lead(self):
+        return self.cluster.partition_state("t").leader
+
+
+def offsets(produced):
+    return [(token, answer.error_code, answer.base_offset) for token, answer in produced]
+
+
+def test_batches_arrive_in_order_and_no_real_time_passes():
+    world = World()
+    for seq in range(20):
+        world.send(seq)
+    assert offsets(world.settle(20)) == [(seq, 0, seq) for seq in range(20)]
+    assert world.time.monotonic() < 0.1
+    assert world.cluster.values("t") == [b"v%d" % seq for seq in range(20)]
+
+
+def test_the_same_run_again_is_the_same():
+    def run():
+        world = World()
+        for seq in range(10):
+            world.send(seq)
+            if seq == 5:
+                world.cluster.kill(world.lead())
+            world.time.run_for(0.05)
+        world.settle(10)
+        return [(token, repr(answer)) for token, answer in world.produced], world.time.monotonic()
+
+    assert run() == run()
+
+
+def test_a_dead_leader_fails_what_was_sent_and_metadata_find_the_next():
+    world = World()
+    world.send(0)
+    world.settle(1)
+    former = world.lead()
+    world.send(1)
+    world.time.run_for(0.0005)
+    world.cluster.kill(former)
+    _, failure = world.settle(2)[1]
+    assert isinstance(failure, Failure)
+    assert failure.sent
+    assert world.time.run_while(lambda: world.client.topic("t").partitions[0].leader in {former, -1})
+    world.send(1, fence=failure.fence)
+    answer = world.settle(3)[2][1]
+    assert (answer.error_code, answer.base_offset) == (0, 1)
+
+
+def test_a_batch_whose_sender_has_not_heard_of_a_failure_is_held_off():
+    world = World()
+    world.send(0, fence=0)
+    world.settle(1)
+    world.cluster.cut()
+    world.send(1, fence=0)
+    world.time.run_for(0.0001)
+    world.cluster.refuse(node=world.lead())
+    world.settle(2)
+    world.cluster.restore()
+    world.send(2, fence=0)
+    token, failure = world.settle(3)[2]
+    assert token == 2
+    assert isinstance(failure.error, StaleFenceError)
+    assert not failure.sent
+
+
+def test_an_answer_that_is_lost_is_a_timeout_and_the_batch_is_there():
+    world = World(request_timeout_ms=3000)
+    world.send(0)
+    world.settle(1)
+    world.cluster.drop_responses(node=world.lead())
+    world.send(1)
+    failure = world.settle(2)[1][1]
+    assert failure.sent
+    assert 3 <= world.time.monotonic() < 40
+    world.cluster.restore()
+    assert world.cluster.values("t") == [b"v0", b"v1"]
+    described = world.ask(world.client.describe_producers, "t", 0)
+    assert described.producers[7].last_sequence == 1
+
+
+def test_a_request_that_is_lost_is_a_timeout_and_the_batch_is_not_there():
+    world = World(request_timeout_ms=3000)
+    world.send(0)
+    world.settle(1)
+    world.cluster.drop_requests(node=world.lead())
+    world.send(1)
+    assert world.settle(2)[1][1].sent
+    world.cluster.restore()
+    assert world.cluster.values("t") == [b"v0"]
+
+
+def test_a_leader_that_hangs_is_given_up_when_another_leads():
+    world = World()
+    world.send(0)
+    world.settle(1)
+    hung = world.lead()
+    world.cluster.pause(hung)
+    world.send(1)
+    failure = world.settle(2)[1][1]
+    assert failure.sent
+    assert world.time.monotonic() < 25, "before the request's own timeout"
+    assert world.lead() != hung
+
+
+def test_answers_are_late_and_throttled_brokers_are_waited_for():
+    world = World()
+    world.send(0)
+    world.settle(1)
+    began = world.time.monotonic()
+    world.cluster.delay(2.5, node=world.lead())
+    world.send(1)
+    world.settle(2)
+    assert world.time.monotonic() - began >= 2.5
+
+
+def test_another_cluster_behind_the_same_addresses_gets_nothing():
+    world = World(guard=True)
+    world.send(0)
+    world.settle(1)
+    assert world.client.at_home
+    world.cluster.replace("another")
+    world.cluster.create_topic("t")
+    world.send(1)
+    failure = world.settle(2)[1][1]
+    assert isinstance(failure.error, (WrongClusterError, kafka_errors.KafkaConnectionError))
+    world.time.run_for(5)
+    assert set(world.strangers) == {"another"}
+    assert not world.client.at_home
+    assert world.cluster.values("t") == []
+    world.client.move("another")
+    world.time.run_for(5)
+    assert world.client.at_home
+
+
+def test_questions_to_a_leader():
+    world = World(brokers=1)
+    for seq in range(3):
+        world.send(seq)
+    world.settle(3)
+    client = world.client
+    assert world.ask(client.list_offset, "t", 0, LATEST).offset == 3
+    assert world.ask(client.list_offset, "t", 0, EARLIEST).offset == 0
+    assert world.ask(client.log_end_offset, "t", 0).offset == 3
+    assert world.ask(client.offset_for_leader_epoch, "t", 0, 0).end_offset == 3
+    headers = world.ask(client.fetch_headers, "t", 0, 1, 1 << 20)
+    assert [header.base_sequence for header in headers.headers] == [1, 2]
+    assert headers.next_offset == 3
+    assert world.ask(client.list_topics).topics == {"t": (0,)}
+    assert world.ask(client.init_producer_id).epoch == 0
+    assert world.ask(client.list_offset, "nowhere", 0, LATEST).code == 3
+
+
+def test_a_fetch_waits_for_records_in_virtual_time():
+    world = World(brokers=1)
+    world.time.run_for(1)
+    found = []
+    # Of its own: a broker answers the requests of one connection one after the other.
+    reader = world.cluster.connect({})
+    reader.start()
+    reader.fetch_records("t", 0, 0, 1 << 20, found.append, max_wait_ms=5000)
+    world.time.run_for(2)
+    assert not found
+    world.send(0)
+    assert world.time.run_while(lambda: not found)
+    assert found[0].next_offset == 1
+    assert world.time.monotonic() < 4
+
+
+def test_old_brokers_do_not_know_new_questions():
+    world = World(version="2.8.2")
+    answer = world.ask(world.client.list_offset, "t", 0, -5)
+    assert answer.unsupported
+    assert not answer.sent
+
+
+def test_a_missing_topic_is_made_if_it_may_be():
+    world = World()
+    world.send(0, topic="new")
+    _, answer = world.settle(1)[0]
+    assert answer.code in {3, 5}
+    assert world.time.run_while(lambda: not world.client.topic("new").partitions)
+
+
+def test_everything_outstanding_fails_when_it_is_closed():
+    world = World()
+    world.cluster.stall()
+    world.send(0)
+    waiting = []
+    world.client.refresh_metadata(["t"], waiting.append)
+    world.time.run_for(1)
+    assert world.client.close(1.0)
+    assert [type(answer) for _, answer in world.produced] == [Failure]
+    assert [type(answer) for answer in waiting] == [Failure]
+    world.send(1)
+    assert isinstance(world.produced[1][1], Failure)
+    world.time.run_for(100)
+    assert len(world.produced) == 2
+
+
+def test_it_is_found_by_its_address():
+    cluster = VirtualCluster()
+    with announced(",".join(cluster.bootstrap_servers), cluster.connect):
+        client = connect({"bootstrap_servers": cluster.bootstrap_servers})
+        client.start()
+        cluster.time.run_for(1)
+        assert client.connected
+        assert client.cluster_id == cluster.cluster_id
+
+
+def test_the_machines_sleep_and_a_clock_that_is_set():
+    time = VirtualCluster().time
+    before = time.wall_ms()
+    time.sleep(10)
+    assert (time.monotonic(), time.elapsed(), time.wall_ms() - before) == (0.0, 10.0, 10_000)
+    time.set(-5)
+    assert time.wall_ms() - before == 5000
+
+
+@pytest.mark.parametrize("acks", [0, 2])
+def test_only_acks_that_say_something(acks):
+    world = World()
+    with pytest.raises(ValueError, match="acks must be -1 or 1"):
+        world.send(0, acks=acks)
