@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, ClassVar, Final, NoReturn, Self, Unpack
 
@@ -58,15 +58,17 @@ __all__ = ["RecordFuture", "SafeProducer"]
 log = EventLog("producer")
 
 _MAX_RECORDS: Final = 8192
-_new: Final = object.__new__
+_FEW_RECORDS: Final = 16
+"""Room in a new chunk; it grows fourfold."""
+_ABSENT: Final[Any] = object()
+"""In place of a record that is not there."""
+_NUMBERS: Final = list(range(_MAX_RECORDS))
 _RECORD_OVERHEAD: Final = 16
 """The most that a record without headers and timestamp takes beside its key and value."""
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_PARTITION: Final = 2**31 - 1
 _MAX_TIMESTAMP: Final = 2**63 - 1
 _NEVER: Final = float("inf")
-_SEALED_SIZE: Final = 1 << 40
-"""Size of a chunk that takes no more records."""
 _CLOSE_IDLE_S: Final = 5.0
 """How long `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
@@ -84,6 +86,10 @@ _LOOK_EVERY_S: Final = 0.25
 _LOG_S: Final = 1.0
 
 Headers = Sequence[tuple[str, bytes]]
+Special = tuple[int | None, Headers, int | None]
+"""Given partition, headers and timestamp of a record that has any of them."""
+Sizes = int | list[int]
+"""Bytes of keys or values by record, -1 for null; one number where all have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,9 @@ class _Encoded:
     """What became of a chunk's records: `_Chunk` has the same attributes."""
 
     parcels: list[Parcel]
-    sizes: tuple[Any, Any]
+    count: int = 0
+    absent: frozenset[int] = frozenset()
+    sizes: tuple[Sizes, Sizes] = (-1, -1)
     parcel_of: Indexes | None = None
     index_in: Indexes | None = None
 
@@ -99,19 +107,25 @@ class _Encoded:
 class _Chunk:
     """Records of one topic that are sealed together.
 
+    Threads add records without a lock, and signal handlers in the middle of that: each takes a number, puts its record
+    there, the value last, and then looks whether the chunk is still open. Sealing does it the other way round: the
+    chunk is no longer open, then what is there is taken (`close`). So a sender that finds it open knows that its record
+    is in it; another one looks at what was taken (`has`).
+
     Attributes:
         topic: Topic name.
-        keys, values: By record; None once sealed.
-        special: (partition, headers, timestamp) of the records that have any of them, by index.
-        count: Records.
-        sealed: How many of them are sealed, -1 while it takes records.
-        size: Bytes of keys, values and headers.
+        open: It takes records.
+        left: Bytes that it still has room for. Threads may make it too large, which makes a larger batch.
+        numbers: The next record's number. Some may never get their record: see `absent`.
+        keys, values: By number, with room for some more; `keys` shorter while there are none. Empty once sealed.
+        special: (partition, headers, timestamp) of the records that have any of them, by number.
         timestamp_ms: For records without a timestamp of their own: when the first of the chunk came.
         due: When it is sealed at the latest, monotonic seconds.
         encoded: One parcel per partition, while it is being sealed, and where its records are in them.
         parcels: The parcels, once sealed.
+        count, absent: Once sealed: numbers below this are its records, but for those that are absent.
         parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
-        sizes: (key, value) lengths, -1 for null.
+        sizes: Of keys and values.
         callbacks, errbacks: What was added and not looked at yet: record, function, record, function and so on. An
             object for each would cost the garbage collector more than the records do.
         thread: Calls them.
@@ -122,6 +136,8 @@ class _Chunk:
         "__weakref__",
         "_sorted",
         "_sorted_calls",
+        "_taken",
+        "absent",
         "callbacks",
         "count",
         "due",
@@ -129,10 +145,11 @@ class _Chunk:
         "errbacks",
         "index_in",
         "keys",
+        "left",
+        "numbers",
+        "open",
         "parcel_of",
         "parcels",
-        "sealed",
-        "size",
         "sizes",
         "special",
         "thread",
@@ -142,35 +159,62 @@ class _Chunk:
         "watched",
     )
 
-    def __init__(self, topic: str, timestamp_ms: int, due: float, thread: CallbackThread) -> None:
+    def __init__(self, topic: str, timestamp_ms: int, due: float, left: int, thread: CallbackThread) -> None:
         self.topic = topic
+        self.open = True
+        self.left = left
+        self.numbers = itertools.count()
         self.keys: list[bytes | None] = []
-        self.values: list[bytes | None] = []
-        self.special: dict[int, tuple[int | None, Headers, int | None]] = {}
-        self.count = 0
-        self.sealed = -1
-        self.size = 0
+        self.values: list[bytes | None] = [_ABSENT] * _FEW_RECORDS
+        self.special: dict[int, Special] = {}
         self.timestamp_ms = timestamp_ms
         self.due = due
         self.encoded: _Encoded | None = None
         self.parcels: list[Parcel] | None = None
+        self.count = 0
+        self.absent: frozenset[int] = frozenset()
         self.parcel_of: Indexes | None = None
         self.index_in: Indexes | None = None
-        self.sizes: tuple[Any, Any] = ((), ())
+        self.sizes: tuple[Sizes, Sizes] = (-1, -1)
         self.callbacks: list[Any] = []
         self.errbacks: list[Any] = []
         self.thread = thread
         self.watched = False
+        self._taken: list[list[bytes | None]] = []
         self._sorted: dict[int, tuple[Parcel, list[Any], list[Any]]] = {}
         self._sorted_calls = 0
 
-    def cut(self, count: int) -> None:
-        """Forget what was added half, unless it is sealed already."""
-        if self.sealed > count:
-            return
-        del self.keys[count:], self.values[count:]
-        self.special.pop(count, None)
-        self.count = count
+    def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
+        """A record at its number, for which there may be no room yet. With the producer's lock held."""
+        keys, values = self.keys, self.values  # a signal handler may seal this, and these are forgotten
+        for column, blank, wanted in ((keys, None, key is not None), (values, _ABSENT, True)):
+            while wanted and len(column) <= index:
+                # The last one has no room before it comes: it is put here, by who seals then.
+                room = min(max(4 * len(column), _FEW_RECORDS), _MAX_RECORDS - 1)
+                column.extend([blank] * max(room - len(column), 1))
+        if key is not None:
+            keys[index] = key
+        if special is not None:
+            self.special[index] = special
+        values[index] = value
+
+    def close(self) -> list[bytes | None]:
+        """Take no more records. With the producer's lock held; a signal handler may call it in the middle of itself.
+
+        Returns:
+            The values by number, `_ABSENT` where there is none: the same ones at each call.
+        """
+        self.open = False
+        self._taken.append(self.values[: next(self.numbers)])
+        return self._taken[0]
+
+    def has(self, index: int) -> bool:
+        """Whether a record is in it, which is sealed."""
+        return index < self.count and index not in self.absent
+
+    def forget(self) -> None:
+        """Let go of the records, which are encoded."""
+        self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
         """The parcel of record `index` and its index there, through every division."""
@@ -212,8 +256,8 @@ class _Chunk:
             offset,
             stamp,
             None,
-            int(keys[index]) if len(keys) else -1,
-            int(values[index]),
+            keys if isinstance(keys, int) else keys[index],
+            values if isinstance(values, int) else values[index],
             header_size,
         )
 
@@ -221,22 +265,36 @@ class _Chunk:
         """The same of many records, which are all in this parcel: without a step in Python for each, as a rule."""
         if self.special or parcel.parent is not None:
             return map(self.metadata, indexes)
-        at = indexes if self.index_in is None else self.index_in[indexes].tolist()
-        base = parcel.base_offset
-        keys, values = self.sizes
+        count, base = len(indexes), parcel.base_offset
+        # All of a chunk in order, as it is when every record has one.
+        dense = self.index_in is None and indexes == _NUMBERS[:count]
+        offsets: Iterable[int] = itertools.repeat(-1)
+        if base >= 0 and dense:
+            offsets = range(base, base + count)
+        elif base >= 0:
+            at = indexes if self.index_in is None else self.index_in[indexes].tolist()
+            offsets = map(base.__add__, at)
+        keys, values = (
+            itertools.repeat(sizes)
+            if isinstance(sizes, int)
+            else sizes
+            if dense
+            else map(sizes.__getitem__, indexes)
+            for sizes in self.sizes
+        )
         fields = zip(
-            itertools.repeat(parcel.topic),
+            itertools.repeat(parcel.topic, count),
             itertools.repeat(parcel.partition),
             itertools.repeat(TopicPartition(parcel.topic, parcel.partition)),
-            map(base.__add__, at) if base >= 0 else itertools.repeat(-1),
+            offsets,
             itertools.repeat(self.timestamp_ms if parcel.log_append_time < 0 else parcel.log_append_time),
             itertools.repeat(None),
-            keys[indexes].tolist() if len(keys) else itertools.repeat(-1),
-            values[indexes].tolist(),
+            keys,
+            values,
             itertools.repeat(-1),
             strict=False,
         )
-        return map(functools.partial(tuple.__new__, RecordMetadata), fields)
+        return map(tuple.__new__, itertools.repeat(RecordMetadata), fields)
 
     # Callbacks. Callers add to the two lists, the callback thread alone takes from them.
 
@@ -347,11 +405,12 @@ class RecordFuture(FutureRecordMetadata):
 
     __slots__ = ("_chunk", "_index", "_producer")
 
-    def __init__(self, producer: SafeProducer, chunk: _Chunk, index: int) -> None:
-        # Not the base class's: its lock and lists are made only for futures that get callbacks.
-        self._producer = producer
-        self._chunk = chunk
-        self._index = index
+    # Not the base class's, whose lock and lists no future needs. `send` sets the three, without the call of a Python
+    # function for each record.
+    __init__ = object.__init__
+    _producer: SafeProducer
+    _chunk: _Chunk
+    _index: int
 
     def _parcel(self) -> Parcel | None:
         return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
@@ -474,9 +533,10 @@ class RecordFuture(FutureRecordMetadata):
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
         chunk = self._chunk
         if chunk.parcels is None or not self.is_done:
-            if not chunk.callbacks:
+            calls = chunk.callbacks
+            if not calls:
                 chunk.thread.start()
-            chunk.callbacks.extend((self._index, call))
+            calls += (self._index, call)
             # In this order: the list is looked at after the chunk was sealed.
             if chunk.parcels is not None:
                 chunk.watch((chunk.locate(self._index)[0],))
@@ -489,9 +549,10 @@ class RecordFuture(FutureRecordMetadata):
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
         chunk = self._chunk
         if chunk.parcels is None or not self.is_done:
-            if not chunk.errbacks:
+            calls = chunk.errbacks
+            if not calls:
                 chunk.thread.start()
-            chunk.errbacks.extend((self._index, call))
+            calls += (self._index, call)
             if chunk.parcels is not None:
                 chunk.watch((chunk.locate(self._index)[0],))
         elif self.failed():
@@ -587,6 +648,8 @@ class SafeProducer:
         self._value_serializer = _serializer(config.value_serializer)
         self._partition_by = _partitioner(config.partitioner)
         self._serializes = self._key_serializer is not None or self._value_serializer is not None
+        # What `send` looks at first: bytes are taken as they are.
+        self._plain = not self._serializes and not self._asks_partitioner
         self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
         files: Files = MemoryFiles() if config.in_memory else OsFiles()
@@ -692,6 +755,51 @@ class SafeProducer:
             ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
             MessageSizeTooLargeError: Larger than `max_request_size`.
         """
+        special: Special | None = None
+        if (
+            self._plain
+            and type(value) is bytes
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+            and (key is None or type(key) is bytes)
+        ):
+            size = _RECORD_OVERHEAD + len(value)
+            if key is not None:
+                size += len(key)
+        else:
+            key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
+        # Without the lock, which costs more than all the rest: see `_Chunk`.
+        chunk: _Chunk | None = None
+        index = -1
+        try:
+            chunk = self._chunks[topic]
+            chunk.left = left = chunk.left - size
+            if left >= 0:
+                index = next(chunk.numbers)
+                if key is not None:
+                    chunk.keys[index] = key
+                if special is not None:
+                    chunk.special[index] = special
+                chunk.values[index] = value
+                if chunk.open:
+                    future: RecordFuture = RecordFuture()
+                    future._producer, future._chunk, future._index = self, chunk, index
+                    return future
+        except LookupError:
+            pass
+        return self._accept(topic, key, value, special, size, chunk, index)
+
+    def _checked(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: list[tuple[str, bytes]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> tuple[bytes | None, bytes | None, Special | None, int]:
+        """Of any record: key and value as bytes, what is special about it, and its size."""
         given_key, given_value = key, value
         if self._serializes:
             if value is None and key is None:
@@ -700,20 +808,17 @@ class SafeProducer:
             headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
         size = _RECORD_OVERHEAD
-        if type(value) is bytes:
-            size += len(value)
-        elif value is not None:
+        if value is not None:
             value = _as_bytes(value, "value", "value_serializer")
             size += len(value)
         elif key is None:
             raise ValueError("Need at least one: key or value")
         if key is not None:
-            if type(key) is not bytes:
-                key = _as_bytes(key, "key", "key_serializer")
+            key = _as_bytes(key, "key", "key_serializer")
             size += len(key)
         if self._asks_partitioner and partition is None:
             partition = self._ask_partitioner(topic, given_key, key, given_value, value)
-        special: tuple[int | None, Headers, int | None] | None = None
+        special: Special | None = None
         if headers or partition is not None or timestamp_ms is not None:
             if timestamp_ms is not None:
                 timestamp_ms = _as_int(timestamp_ms, "timestamp_ms", _MAX_TIMESTAMP)
@@ -721,47 +826,72 @@ class SafeProducer:
                 partition = self._check_partition(topic, partition)
             special = (partition, _check_headers(headers), timestamp_ms)
             size += 8 + sum(len(name.encode()) + len(content) + 10 for name, content in special[1])
+        return key, value, special, size
+
+    def _accept(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        special: Special | None,
+        size: int,
+        chunk: _Chunk | None = None,
+        index: int = -1,
+    ) -> RecordFuture:
+        """The rest of `send`: a chunk that is full, or sealed meanwhile, or has no room made yet.
+
+        Args:
+            topic: Its topic.
+            key: Bytes or null.
+            value: Bytes or null.
+            special: Its own partition, headers and timestamp, if it has any.
+            size: See `_checked`.
+            chunk: Where it was to go, if there is one.
+            index: Its number there, negative if it got none.
+        """
         if size > self._max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
                 " It was not accepted"
             )
+        if chunk is not None and index >= 0 and not chunk.open:
+            with self._lock:
+                self._seal(chunk)
+            if chunk.has(index):
+                return self._future(chunk, index)
         if self._interrupted():
-            return self._send_apart(topic, key, value, special, size)
+            return self._send_apart(topic, key, value, special)
         deadline: float | None = None
         while True:
             # `with`: a signal handler that raises (Ctrl-C) right behind an acquire() would leave the lock taken.
             with self._lock:
-                chunk = self._chunks.get(topic)
-                if chunk is None or chunk.size + size > self._chunk_bytes:
-                    chunk = self._open_chunk(topic)
+                if chunk is None or index < 0 or not chunk.open:
+                    chunk = self._chunks.get(topic)
+                    if chunk is None or not chunk.open or chunk.left < size:
+                        chunk = self._open_chunk(topic)
+                    if chunk is not None:
+                        chunk.left -= size
+                        index = next(chunk.numbers)
                 if chunk is not None:
-                    index = chunk.count
-                    try:
-                        chunk.keys.append(key)
-                        chunk.values.append(value)
-                        if special is not None:
-                            chunk.special[index] = special
-                        chunk.size += size
-                        chunk.count = index + 1
-                    except BaseException:
-                        # Interrupted: the record is all there or not at all.
-                        chunk.cut(index)
-                        raise
-                    if 0 <= chunk.sealed <= index:
-                        # A signal handler in the middle of this had it sealed, without this record.
-                        continue
-                    if index >= _MAX_RECORDS - 1:
+                    if index < _MAX_RECORDS:
+                        chunk.put(index, key, value, special)
+                    if index >= _MAX_RECORDS - 1 or not chunk.open:
                         self._seal(chunk)
-                    # As `RecordFuture(self, chunk, index)`, without the call of a Python function for each record.
-                    future = _new(RecordFuture)
-                    future._producer, future._chunk, future._index = self, chunk, index
-                    return future
+                    if chunk.open or chunk.has(index):
+                        return self._future(chunk, index)
+                    # A signal handler in the middle of this had it sealed, without this record.
+                    chunk = None
+                    continue
             deadline = self._wait_for_room(deadline)
+
+    def _future(self, chunk: _Chunk, index: int) -> RecordFuture:
+        future: RecordFuture = RecordFuture()
+        future._producer, future._chunk, future._index = self, chunk, index
+        return future
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()
-        # Whether this thread has it already. Looked up once: `send` asks each time.
+        # Whether this thread has it already.
         self._interrupted: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def _send_apart(
@@ -769,26 +899,21 @@ class SafeProducer:
         topic: str,
         key: bytes | None,
         value: bytes | None,
-        special: tuple[int | None, Headers, int | None] | None,
-        size: int,
+        special: Special | None,
     ) -> RecordFuture:
         """`send` in a signal handler that came in the middle of another call of this thread.
 
         What that call was doing to the open chunk is not known: it is sealed as it is, and the record gets a chunk of
-        its own after it, sealed at once. The other call notices (`_Chunk.sealed`).
+        its own after it, sealed at once. The other call notices (`_Chunk.open`).
         """
         deadline: float | None = None
         while True:
             with self._lock:
                 chunk = self._new_chunk(topic)
                 if chunk is not None:
-                    chunk.keys.append(key)
-                    chunk.values.append(value)
-                    if special is not None:
-                        chunk.special[0] = special
-                    chunk.size, chunk.count = size, 1
+                    chunk.put(next(chunk.numbers), key, value, special)
                     self._seal(chunk)
-                    return RecordFuture(self, chunk, 0)
+                    return self._future(chunk, 0)
             deadline = self._wait_for_room(deadline)
 
     def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:
@@ -861,11 +986,11 @@ class SafeProducer:
                     f"Topic {topic!r} cannot exist: 1 to 249 characters of a-z A-Z 0-9 . _ -, and not . or .."
                 )
         due = time.monotonic() + self._config.linger_s
-        return _Chunk(topic, time.time_ns() // 1_000_000, due, self._callbacks)
+        return _Chunk(topic, time.time_ns() // 1_000_000, due, self._chunk_bytes, self._callbacks)
 
     def _needed(self) -> int:
         """Bytes that a new chunk and those that are open may need."""
-        size = sum(min(chunk.size, self._chunk_bytes) for chunk in list(self._chunks.values()))
+        size = sum(self._chunk_bytes - max(chunk.left, 0) for chunk in list(self._chunks.values()))
         return 2 * self._max_record_bytes + size
 
     def _wait_for_room(self, deadline: float | None) -> float:
@@ -928,7 +1053,7 @@ class SafeProducer:
         """Without the locks that this thread has: in a signal handler, which came in the middle of another call.
 
         What it waits for needs them. That call goes on where it was, so everything open is sealed before another thread
-        may look at it; it notices that (`_Chunk.sealed`).
+        may look at it; it notices that (`_Chunk.open`).
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self._lock):
@@ -961,22 +1086,18 @@ class SafeProducer:
         more records, and the next call goes on: nothing that was accepted is forgotten, and nothing submitted twice. It
         may as well call this in the middle of itself, or of `send`: what was encoded first is what counts.
         """
-        if chunk.sealed < 0:
-            chunk.size, chunk.sealed = _SEALED_SIZE, chunk.count
-        if chunk.sealed and chunk.parcels is None:
+        chunk.open = False
+        if chunk.parcels is None:
             encoded = chunk.encoded or self._encoded(chunk)
             if chunk.encoded is None:
                 chunk.encoded = encoded
-                chunk.sizes, chunk.parcel_of, chunk.index_in = (
-                    encoded.sizes,
-                    encoded.parcel_of,
-                    encoded.index_in,
-                )
+                chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
+                chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
             # Before anybody can wait for them.
             self._pump.submit(chunk.encoded.parcels)
             chunk.parcels = chunk.encoded.parcels
-            chunk.keys, chunk.values = [], []
-        if chunk.parcels is not None and (chunk.callbacks or chunk.errbacks):
+            chunk.forget()
+        if chunk.callbacks or chunk.errbacks:
             chunk.watch(chunk.parcels)
         if self._chunks.get(chunk.topic) is chunk:
             other = self._chunks.pop(chunk.topic, None)
@@ -989,52 +1110,76 @@ class SafeProducer:
                 self._seal(other)
 
     def _encoded(self, chunk: _Chunk) -> _Encoded:
-        count = chunk.sealed
-        keys, values = chunk.keys, chunk.values
+        values, keys = chunk.close(), chunk.keys
         if chunk.encoded is not None:
             return chunk.encoded
-        if len(keys) != count or len(values) != count or len(chunk.special) > count:
-            # `send` was interrupted: its record is not in this chunk.
-            keys, values = keys[:count], values[:count]
-        special_partitions = [s[0] for i, s in list(chunk.special.items()) if i < count]
-        no_keys = keys.count(None) == len(keys)
-        partitions = self._partition_counts.get(chunk.topic, 0)
-        chosen = sum(partition is not None for partition in special_partitions)
-        if not partitions and chosen < count:
-            self._unchosen.add(chunk.topic)
-        sizes = (
-            () if no_keys else np.fromiter((-1 if k is None else len(k) for k in keys), np.int32, count),
-            np.fromiter((-1 if v is None else len(v) for v in values), np.int32, count),
+        count = len(values)
+        if not count:
+            return _Encoded([])
+        keys = keys[:count]
+        keys = [] if keys.count(None) == len(keys) else keys + [None] * (count - len(keys))
+        sizes = _sizes(keys), _sizes(values)
+        absent: frozenset[int] = frozenset()
+        if sizes[1] == -1 or (isinstance(sizes[1], list) and -1 in sizes[1]):
+            absent = frozenset(i for i, value in enumerate(values) if value is _ABSENT)
+        special = chunk.special.copy() if chunk.special else {}  # late ones may still come
+        if not absent:
+            special = {i: given for i, given in special.items() if i < count}
+            return replace(self._encoded_all(chunk, keys, values, special), count=count, sizes=sizes)
+        # Some took their number and did not get further: a signal handler, or Ctrl-C, came in the middle of `send`.
+        present = [i for i in range(count) if i not in absent]
+        if not present:
+            return _Encoded([], count, absent, sizes)
+        encoded = self._encoded_all(
+            chunk,
+            [keys[i] for i in present] if keys else [],
+            [values[i] for i in present],
+            {at: special[i] for at, i in enumerate(present) if i in special},
         )
+        parcel_of, index_in = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        parcel_of[present] = 0 if encoded.parcel_of is None else encoded.parcel_of
+        index_in[present] = np.arange(len(present)) if encoded.index_in is None else encoded.index_in
+        return _Encoded(encoded.parcels, count, absent, sizes, parcel_of, index_in)
+
+    def _encoded_all(
+        self,
+        chunk: _Chunk,
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        special: dict[int, Special],
+    ) -> _Encoded:
+        """Records of a chunk, each of which is there; no keys where none has one."""
+        partitions = self._partition_counts.get(chunk.topic, 0)
+        chosen = sum(partition is not None for partition, _, _ in special.values())
+        if not partitions and chosen < len(values):
+            self._unchosen.add(chunk.topic)
         if not partitions and chosen and chunk.topic in self._unchosen:
             # Some wait for their partition to be chosen. What goes to a given one must not overtake them.
-            parcels = [self._parcel(chunk, UNCHOSEN, None if no_keys else keys, values, None)]
-        elif chosen or (partitions > 1 and not (no_keys and not self._config.custom_partitioner)):
-            return self._encoded_scattered(chunk, keys, values, partitions, sizes)
-        else:
-            partition = UNCHOSEN
-            if partitions:
-                self._rotation += 1
-                partition = self._rotation % partitions
-            parcels = [self._parcel(chunk, partition, None if no_keys else keys, values, None)]
-        return _Encoded(parcels, sizes)
+            return _Encoded([self._parcel(chunk, UNCHOSEN, keys or None, values, special, None)])
+        if chosen or (partitions > 1 and (keys or self._config.custom_partitioner)):
+            return self._encoded_scattered(chunk, keys or [None] * len(values), values, special, partitions)
+        partition = UNCHOSEN
+        if partitions:
+            self._rotation += 1
+            partition = self._rotation % partitions
+        return _Encoded([self._parcel(chunk, partition, keys or None, values, special, None)])
 
     def _encoded_scattered(
         self,
         chunk: _Chunk,
         keys: list[bytes | None],
         values: list[bytes | None],
+        special: dict[int, Special],
         partitions: int,
-        sizes: tuple[Any, Any],
     ) -> _Encoded:
         chosen = (
             self._choose(chunk.topic, partitions, keys, values)
             if partitions
             else np.full(len(values), UNCHOSEN, np.int64)
         )
-        for index, special in list(chunk.special.items()):
-            if special[0] is not None and index < len(values):
-                chosen[index] = special[0]
+        for index, (partition, _, _) in special.items():
+            if partition is not None:
+                chosen[index] = partition
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
         edges = np.flatnonzero(np.diff(ordered)) + 1
@@ -1051,10 +1196,11 @@ class SafeProducer:
                     int(chosen[indexes[0]]),
                     [keys[i] for i in picked],
                     [values[i] for i in picked],
+                    special,
                     picked,
                 )
             )
-        return _Encoded(parcels, sizes, parcel_of, index_in)
+        return _Encoded(parcels, parcel_of=parcel_of, index_in=index_in)
 
     def _parcel(
         self,
@@ -1062,13 +1208,13 @@ class SafeProducer:
         partition: int,
         keys: list[bytes | None] | None,
         values: list[bytes | None],
+        own: dict[int, Special],
         picked: list[int] | None,
     ) -> Parcel:
         timestamps: int | list[int] = chunk.timestamp_ms
         headers: dict[int, Headers] | None = None
         given: tuple[tuple[int, int, int], ...] | None = None
-        if chunk.special:
-            own = chunk.special
+        if own:
             indexes: Sequence[int] = range(len(values)) if picked is None else picked
             found = [(at, own[i]) for at, i in enumerate(indexes) if i in own]
             headers = {at: special[1] for at, special in found if special[1]}
@@ -1715,6 +1861,16 @@ def _partitioner(given: Any) -> Callable[..., Any]:
             topic, key_bytes, cluster
         )
     return partition  # type: ignore[no-any-return]
+
+
+def _sizes(items: list[bytes | None]) -> Sizes:
+    if not items:
+        return -1
+    try:
+        sizes = list(map(len, items))  # type: ignore[arg-type]  # of None it raises
+    except TypeError:
+        sizes = [len(item) if isinstance(item, bytes) else -1 for item in items]
+    return sizes[0] if sizes.count(sizes[0]) == len(sizes) else sizes
 
 
 def _as_bytes(item: Any, what: str, option: str) -> bytes:

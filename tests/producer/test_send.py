@@ -1,0 +1,134 @@
+"""`send` takes no lock: what threads and signal handlers may do in the middle of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+
+import harness
+import pytest
+
+
+@pytest.fixture
+def restless():
+    """Threads take turns after each few bytecodes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_send_to_one_topic(fake_kafka, producers, restless):
+    """Each record is there once, in the order of its thread, and its future and callbacks speak of that very record."""
+    topic = "t"
+    fake_kafka.create_topic(topic, partitions=2)
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=0, batch_size=2000)
+    producer.partitions_for(topic)
+    futures: dict[tuple[int, int], object] = {}
+    called: dict[tuple[int, int], object] = {}
+
+    def send(thread: int) -> None:
+        key = None if thread % 2 else b"%d" % thread
+        for number in range(3000):
+            headers = [("n", b"%d" % number)] if number % 11 == 0 else None
+            stamp = number if number % 13 == 0 else None
+            future = producer.send(topic, b"%d %d" % (thread, number), key, headers, None, stamp)
+            futures[thread, number] = future.add_callback(partial(called.__setitem__, (thread, number)))
+
+    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    producer.flush(60)
+    log = harness.read_log(fake_kafka.bootstrap_servers, topic)
+    there = {(partition, record.offset): record for partition, records in log.items() for record in records}
+    assert len(there) == len(futures) == len(called) == 18_000
+    places: dict[int, list[tuple[int, int]]] = {}
+    for (thread, number), future in futures.items():
+        metadata = future.get(0)
+        assert called[thread, number] == metadata
+        record = there[metadata.partition, metadata.offset]
+        assert record.value == b"%d %d" % (thread, number)
+        assert record.headers == ([("n", b"%d" % number)] if number % 11 == 0 else [])
+        assert metadata.timestamp == record.timestamp
+        assert metadata.serialized_value_size == len(record.value)
+        assert metadata.serialized_key_size == (1 if record.key else -1)
+        places.setdefault(thread, []).append((metadata.partition, metadata.offset))
+    for thread, found in places.items():
+        for partition in range(2):
+            offsets = [offset for number, offset in found if number == partition]
+            assert offsets == sorted(offsets), thread
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_record_that_never_came(fake_kafka, producers, keyed, known):
+    """Ctrl-C came after its number was taken: the others keep their places, null values and all that is their own."""
+    topic = "t"
+    fake_kafka.create_topic(topic, partitions=3 if keyed else 1)
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
+    if known:
+        producer.partitions_for(topic)
+    called: list = []
+
+    def send(number: int):
+        key = b"%d" % number if keyed else None
+        value = None if keyed and number % 5 == 0 else b"%d" % number
+        headers = [("n", b"%d" % number)] if number % 3 == 0 else None
+        return producer.send(topic, value, key, headers).add_callback(called.append)
+
+    futures = [send(number) for number in range(20)]
+    chunk = producer._chunks[topic]
+    next(chunk.numbers)
+    futures += [send(number) for number in range(20, 40)]
+    chunk.special[next(chunk.numbers)] = (None, (("gone", b""),), None)
+    assert producer._chunks[topic] is chunk
+    producer.flush(60)
+    log = harness.read_log(fake_kafka.bootstrap_servers, topic)
+    there = {(partition, record.offset): record for partition, records in log.items() for record in records}
+    assert len(there) == 40
+    for number, future in enumerate(futures):
+        metadata = future.get(0)
+        record = there[metadata.partition, metadata.offset]
+        assert (record.key if keyed else record.value) == b"%d" % number
+        assert record.headers == ([("n", b"%d" % number)] if number % 3 == 0 else [])
+        assert metadata.serialized_value_size == (-1 if record.value is None else len(record.value))
+    assert sorted(called) == sorted(future.get(0) for future in futures)
+    # Nothing else is in a batch of its own.
+    chunk = producer._open_chunk(topic)
+    next(chunk.numbers)
+    producer.flush(60)
+    assert producer.send(topic, b"1", b"1").get(60)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_handler_seals_what_send_is_adding_to(fake_kafka, producers, when):
+    """Right before the record is in its place it is not in that batch, right after it is: once in any case."""
+    topic = "t"
+    fake_kafka.create_topic(topic, partitions=1)
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
+    producer.send(topic, b"0").get(60)
+
+    class Interrupted(list):
+        """As a signal handler would, before or after its turn."""
+
+        def __setitem__(self, index, value) -> None:
+            if when == "after":
+                super().__setitem__(index, value)
+            producer.flush_spool(60)
+            if when == "before":
+                super().__setitem__(index, value)
+
+    futures = [producer.send(topic, b"1")]
+    chunk = producer._chunks[topic]
+    chunk.values = Interrupted(chunk.values)
+    futures.append(producer.send(topic, b"2"))
+    assert chunk.parcels is not None
+    assert (topic in producer._chunks) == (when == "before")
+    futures.append(producer.send(topic, b"3"))
+    producer.flush(60)
+    log = harness.read_log(fake_kafka.bootstrap_servers, topic)[0]
+    assert [record.value for record in log] == [b"0", b"1", b"2", b"3"]
+    assert [future.get(0).offset for future in futures] == [1, 2, 3]
