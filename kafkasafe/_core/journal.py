@@ -807,6 +807,12 @@ class Journal:
         """Files of `rejected/` whose records are batches of this lane: to be deleted, then `retired()`."""
         return list(self._resent)
 
+    def disown(self, mark: m.Resent) -> None:
+        """A file of `rejected/` counts for nothing, and could not be deleted: its batches are, or wait, here."""
+        if mark not in self._resent:
+            self._resent[mark] = self._end_position
+            self._ready.persist.marks.append(mark)
+
     def retired(self, mark: m.Resent) -> None:
         """The file is gone, durably: its mark may go."""
         self._resent.pop(mark, None)

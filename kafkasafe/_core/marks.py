@@ -296,7 +296,9 @@ class Revived:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """The records of a file in `rejected/` live on in the data batches of this group. Only in atomic groups.
+    """The records of a file in `rejected/` live on in the log.
+
+    In the data batches of this group, if it is atomic, otherwise where they were before.
 
     Attributes:
         lane: Name of the lane's directory.
@@ -648,7 +650,7 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
             case Rejected(position) | Undecidable(position) | Resolved(position):
                 valid = position >= 0
             case Resent(lane, file):
-                valid = group.atomic and bool(lane) and bool(file) and "/" not in lane + file
+                valid = bool(lane) and bool(file) and "/" not in lane + file
             case Cluster(cluster_id):
                 valid = bool(cluster_id)
             case Torn(positions):

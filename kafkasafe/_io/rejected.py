@@ -232,6 +232,7 @@ class RejectedStore:
     """Of the file that is being written, the same until that succeeds."""
     _stale: Path | None = None
     """What a failed attempt may have left under a name that counts."""
+    _undeleted: list[str] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
@@ -250,7 +251,7 @@ class RejectedStore:
             What cannot be read, for people.
 
         Raises:
-            OSError: The directory cannot be listed, or a file not deleted.
+            OSError: The directory cannot be listed, or a draft not deleted.
         """
         folder = self.lane / _FOLDER
         try:
@@ -259,7 +260,7 @@ class RejectedStore:
             return []
         gone = {mark.file for mark in resent if mark.lane == self.lane.name}
         troubles = []
-        deleted = False
+        void: list[str] = []
         for name in names:
             if _DRAFT.fullmatch(name):
                 self.files.unlink(folder / name)
@@ -269,14 +270,20 @@ class RejectedStore:
                 except FileNotFoundError:
                     continue
                 if kept.void:
-                    self.files.unlink(kept.path)
-                    deleted = True
+                    void.append(name)
                     continue
                 self._known[name] = (kept.records, kept.size_bytes)
                 if kept.error:
                     troubles.append(f"{kept.path}: {kept.error}")
-        if deleted:
-            self.files.sync_directory(folder)
+        try:
+            for name in void:
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(folder / name)
+            if void:
+                self.files.sync_directory(folder)
+        except OSError as error:
+            self._undeleted += void
+            troubles.append(f"{folder}: what counts for nothing cannot be deleted: {error}")
         return troubles
 
     def keep(
@@ -329,6 +336,15 @@ class RejectedStore:
                     self.files.unlink(self._stale)
                 self.files.sync_directory(self._stale.parent)
                 self._stale = None
+
+    def undeleted(self) -> list[str]:
+        """Names of files that count for nothing and may be there still: a mark has to say so. Each is told once."""
+        names, self._undeleted = self._undeleted, []
+        if self._stale is not None:
+            names.append(self._stale.name)
+            self._stale = None
+            self._number = 0  # that name is not used again
+        return names
 
     def refresh(self) -> None:
         """Forget files that were resent, or deleted by hand."""

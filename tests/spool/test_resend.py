@@ -212,7 +212,7 @@ def test_a_damaged_batch_keeps_nothing_rejected_from_coming_back():
     segment = next(
         path for path in sorted(disk.files()) if path.parent.name == "lane-000" and path.suffix == ".log"
     )
-    at = disk.files()[segment].index(b"w", 200)
+    at = disk.files()[segment].index(b"\x01\x02w\x00")  # no key, one byte, no headers
     disk.flip(segment, at)
     found = resend(disk)
     assert (found.lane, found.records) == ("lane-002", 5)
@@ -313,3 +313,42 @@ def test_what_may_be_in_the_log_is_not_set_aside():
     with pytest.raises(LaneBusyError):
         aside(disk, positions[0], positions)
     lock.release()
+
+
+@pytest.mark.parametrize("when", ["written", "opened"])
+def test_a_copy_that_cannot_be_deleted_is_not_resent_once_its_batch_is_delivered(when):
+    """It was not rejected in the end, but its file looked so as soon as the log had no such batch any more."""
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    directory.bind_cluster("c1", drained=lambda: True)
+    owner = Owner(directory.files, ROOT / "lane-000")
+    (position,) = owner.accept(b"n")
+    if when == "written":
+        disk.fail("sync_directory", call=2)  # after those for the name of the new directory
+        disk.fail("unlink", call=1, times=None)
+        with pytest.raises(OSError, match="Input"):
+            owner.keep(position)
+    else:
+        owner.keep(position)
+        owner.files.kill()
+        disk.fail("unlink", times=None)
+        owner = Owner(disk.process(), ROOT / "lane-000")
+    assert [path for path in disk.files() if path.parent.name == "rejected" and path.suffix == ".log"]
+    for name in owner.store.undeleted():
+        owner.journal.disown(m.Resent("lane-000", name))
+    marks = owner.journal.ready(0.0, 0).persist.marks
+    owner.spool.write_group(marks, ())
+    owner.spool.write_group([m.Committed(1, 0, ((position, 0),))], ())
+    owner.spool.sync()
+    owner.files.kill()
+    disk.heal()
+    found = resend(disk)
+    assert (found.files, found.left) == ([], [])
+    assert life(disk) == ([], [])
+    assert not [path for path in disk.files() if path.parent.name == "rejected"]
+    # What is rejected later has another name.
+    owner = Owner(disk.process(), ROOT / "lane-000")
+    owner.reject(*owner.accept(b"r"))
+    assert len(marks) == 1
+    owner.files.kill()
+    assert life(disk) == ([], [b"r"])

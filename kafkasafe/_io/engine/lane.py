@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.rejected import RejectedStore
@@ -48,3 +49,8 @@ class Lane:
     def held(self) -> bool:
         """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
         return any(unit.marks or unit.after for unit in self.unwritten)
+
+    def disown(self) -> None:
+        """What is in `rejected/` and not rejected, and cannot be deleted, must not be resent once it is delivered."""
+        for name in self.rejected.undeleted():
+            self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -118,6 +118,7 @@ class LaneKeeper:
             troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.resent)
         except OSError as error:
             troubles = [f"{lane.name}/rejected: {error}"]
+        lane.disown()
         for trouble in troubles:
             self._log.warning(
                 "Rejected records cannot be read: %s", trouble, lane=lane.name, event="rejected_unreadable"

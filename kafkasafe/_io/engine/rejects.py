@@ -80,6 +80,7 @@ class Rejects:
                 )
             except (OSError, SpoolError) as error:
                 reason = f"rejected/ cannot be written: {error}"
+                lane.disown()
                 break
             lane.kept_in.update(dict.fromkeys(handles, path))
             kept += len(portion)
