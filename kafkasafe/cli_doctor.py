@@ -214,6 +214,8 @@ def _print(
         )
         for damage in content.damage:
             print(f"  DAMAGE {damage}: see kafkasafe spool repair")
+        if content.extent:
+            print(f"  note: {content.extent}")
         print_rejected(content.rejected_records, content.rejected_unreadable)
         _print_sums(mine)
         if len(mine) > _FEW and not every:
@@ -297,6 +299,7 @@ def _print_json(
                 "lane": content.name,
                 "owner_pid": lanes.seems_owned(number) or None,
                 "damage": [str(damage) for damage in content.damage],
+                "extent": content.extent,
                 "rejected": [dataclasses.asdict(rejected) for rejected in content.rejected_records],
                 "rejected_unreadable": list(content.rejected_unreadable),
             }

@@ -100,6 +100,7 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
                 "rejected_bytes": found.rejected_bytes,
                 "rejected": [dataclasses.asdict(rejected) for rejected in found.rejected],
                 "rejected_unreadable": list(found.rejected_unreadable),
+                "extent": found.extent,
             }
         )
         if not as_json:
@@ -128,6 +129,8 @@ def _print_lane(row: dict[str, Any], found: Inspected) -> None:
         )
     if row["damaged_ranges"]:
         print(f"  {counted(row['damaged_ranges'], 'damaged range')}: see kafkasafe spool verify")
+    if found.extent:
+        print(f"  note: {found.extent}")
     print_rejected(found.rejected, found.rejected_unreadable)
 
 
@@ -159,6 +162,8 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
             print(f"  {damage}")
         for unreadable in row["rejected_unreadable"]:
             print(f"  UNREADABLE {unreadable}")
+        if row["extent"]:
+            print(f"  note: {row['extent']}")
     _end(rows, "damage", "rejected_unreadable")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from kafkasafe import cli
 from kafkasafe._core import batch, marks
+from kafkasafe._core.extent import Claim, encode_claim
 from kafkasafe._core.rejected import Refused
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import inspect
@@ -410,6 +411,36 @@ def test_a_segment_without_one_intact_group_is_left_and_told(capsys, lane):
         assert run(capsys, *command, lane.path.parent)[0] == 1
     code, _, err = run(capsys, "spool", "export", lane.path.parent, "-o", "-")
     assert (code, "not one intact group" in err) == (1, True)
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged", "cut", "empty", "foreign"])
+def test_a_lane_whose_extent_proves_nothing_is_named(capsys, lane, harm):
+    """Nobody said that segments could vanish unnoticed from then on."""
+    extent = lane.path / "extent"
+    whole = extent.read_bytes()
+    commands = (("spool", "ls"), ("spool", "verify"), ("doctor",))
+    codes = {}
+    for command in commands:
+        codes[command], out, _ = run(capsys, *command, lane.path.parent)
+        assert "extent" not in out
+    match harm:
+        case "missing":
+            extent.unlink()
+        case "damaged":
+            extent.write_bytes(b"\xff" + whole[1:])
+        case "cut":
+            extent.write_bytes(whole[:1030])
+        case "empty":
+            extent.write_bytes(b"")
+        case "foreign":
+            extent.write_bytes(encode_claim(Claim(b"another lane's  ", 0, 1, 0)).ljust(len(whole), b"\0"))
+    said = {"missing": "is missing", "foreign": "is of another lane"}.get(harm, "is damaged")
+    for command in commands:
+        code, out, _ = run(capsys, *command, lane.path.parent)
+        assert (code, f"note: the file extent {said}" in out) == (codes[command], True), command
+        as_json = run(capsys, *command, lane.path.parent, "--json")[1]
+        assert f'"extent": "the file extent {said}' in as_json, command
+    opens(lane)  # evidence, no state: nothing is refused for it
 
 
 def test_a_segment_that_was_deleted_is_damage_for_every_command(capsys, lane):

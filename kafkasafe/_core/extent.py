@@ -11,7 +11,16 @@ from typing import Final
 
 import crc32c
 
-__all__ = ["BEGIN_SLOTS", "END_SLOT", "EXTENT_BYTES", "Claim", "Extent", "decode_extent", "encode_claim"]
+__all__ = [
+    "BEGIN_SLOTS",
+    "END_SLOT",
+    "EXTENT_BYTES",
+    "Claim",
+    "Extent",
+    "decode_extent",
+    "encode_claim",
+    "extent_trouble",
+]
 
 _SLOT_BYTES: Final = 512  # a sector: two claims are never torn by one write
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
@@ -76,6 +85,25 @@ def decode_extent(content: bytes) -> Extent:
     if begin is not None and end is not None and begin.lane_id != end.lane_id:
         return Extent()
     return Extent(begin, end)
+
+
+def extent_trouble(content: bytes | None, lane_id: bytes | None) -> str:
+    """Why a lane's `extent` proves less than it should; empty where it is whole.
+
+    Args:
+        content: Of the file, None where there is none.
+        lane_id: Of the lane's log, None where it has none.
+    """
+    if content is None:
+        return "the file extent is missing"
+    slots = (*BEGIN_SLOTS, END_SLOT)
+    written = [slot for slot in slots if any(content[slot : slot + _SLOT_BYTES])]
+    claims = [_decode(content, slot) for slot in written]
+    if len(content) < EXTENT_BYTES or None in claims or not any(slot in written for slot in BEGIN_SLOTS):
+        return "the file extent is damaged"
+    if any(claim.lane_id != (lane_id or claims[0].lane_id) for claim in claims if claim):  # type: ignore[union-attr]
+        return "the file extent is of another lane"
+    return ""
 
 
 def _decode(content: bytes, slot: int) -> Claim | None:

@@ -20,7 +20,7 @@ from kafkasafe._core.identity import BatchId, ProducerView
 from kafkasafe._core.journal import UNCHOSEN, Journal
 from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
-from kafkasafe._io.inspection import read_lane, resent_in, unreadable
+from kafkasafe._io.inspection import extent_of, read_lane, resent_in, unreadable
 from kafkasafe._io.recovery import BatchEntry, Log, LostEntry, MarksEntry, Stored, StoredSegment, replay
 from kafkasafe._io.refusals import read_needed
 from kafkasafe._io.rejected import (
@@ -86,6 +86,7 @@ class LaneContent:
         journal: What is unfinished.
         batches: In the order of their positions.
         rejected: What is kept in `rejected/`, and what cannot be read there.
+        extent: What is wrong with the lane's `extent`, empty if nothing is.
     """
 
     name: str
@@ -93,6 +94,7 @@ class LaneContent:
     journal: Journal
     batches: tuple[SpooledBatch, ...]
     rejected: tuple[KeptFile, ...]
+    extent: str
     _files: Files
     _path: Path
 
@@ -226,7 +228,9 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
                 )
             )
     batches.sort(key=lambda batch: batch.position)
-    return LaneContent(lane.name, log, journal, tuple(batches), tuple(kept), files, lane)
+    return LaneContent(
+        lane.name, log, journal, tuple(batches), tuple(kept), extent_of(files, lane, log), files, lane
+    )
 
 
 def _given(log: Log) -> dict[int, tuple[tuple[int, int, int], ...]]:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.extent import extent_trouble
 from kafkasafe._core.journal import Journal
-from kafkasafe._io.files import Files, size_of
-from kafkasafe._io.recovery import BatchEntry, Damage, Log, MarksEntry, replay, scan
+from kafkasafe._io.files import Files, read_whole, size_of
+from kafkasafe._io.recovery import EXTENT_NAME, BatchEntry, Damage, Log, MarksEntry, replay, scan
 from kafkasafe._io.rejected import KeptFile, RejectedRecords, read_rejected, summed_up, waits_of
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Inspected", "Waiting", "inspect", "read_lane", "resent_in"]
+__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "read_lane", "resent_in"]
 
 _TRIES: Final = 5
 
@@ -56,6 +57,7 @@ class Inspected:
         rejected: What is kept in `rejected/`.
         rejected_bytes: Size of its files.
         rejected_unreadable: One sentence per file there that is not whole.
+        extent: What is wrong with the lane's `extent`, empty if nothing is: see `extent_of`.
     """
 
     segments: int
@@ -71,6 +73,27 @@ class Inspected:
     rejected: tuple[RejectedRecords, ...]
     rejected_bytes: int
     rejected_unreadable: tuple[str, ...]
+    extent: str
+
+
+def extent_of(files: Files, lane: Path, found: Log) -> str:
+    """What is wrong with a lane's `extent`, one sentence; empty if nothing is.
+
+    It is no damage, and nothing is refused for it; but segments that vanish at either end would not be noticed.
+
+    Raises:
+        SpoolError: It cannot be read.
+    """
+    try:
+        content = read_whole(files, lane / EXTENT_NAME)
+        if content is None and not found.segments and "reserve" not in files.list(lane):
+            return ""  # nothing was ever in it
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    trouble = extent_trouble(content, found.lane_id)
+    if not trouble:
+        return ""
+    return f"{trouble}: segments missing at either end of the log would not be noticed. The next segment makes it again"
 
 
 def resent_in(log: Log) -> list[m.Resent]:
@@ -159,6 +182,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         rejected=summed_up(kept, journal),
         rejected_bytes=sum(file.size_bytes for file in kept),
         rejected_unreadable=unreadable(kept),
+        extent=extent_of(files, lane, found),
     )
 
 
