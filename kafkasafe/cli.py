@@ -172,7 +172,8 @@ def _one_line(verdict: Verdict) -> str:
 
 def _in_words(verdict: Verdict) -> str:
     lines = [
-        f"{verdict.name} ({verdict.code})" + (f" in an answer to {verdict.api}" if verdict.api else ""),
+        (verdict.name if verdict.code is None else f"{verdict.name} ({verdict.code})")
+        + (f" in an answer to {verdict.api}" if verdict.api else ""),
         f"  action            {verdict.action.value}",
         f"  retriable         {'yes' if verdict.retriable else 'no'}",
         f"  refresh metadata  {'yes' if verdict.refresh_metadata else 'no'}",

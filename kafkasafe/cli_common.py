@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
+import socket
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +42,7 @@ __all__ = [
     "open_directory",
     "print_rejected",
     "progress",
+    "refuse_unknown_hosts",
 ]
 
 EXIT_BROKEN: Final = 1
@@ -72,6 +75,7 @@ ConfigFile = Annotated[
 
 RESEND_HINT: Final = "kafkasafe spool resend sends rejected records again; kafkasafe spool show shows them"
 
+_NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -108,6 +112,34 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
         hint = "--bootstrap-servers" if config is None else "--config"
         raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
     return options
+
+
+def refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
+    """Brokers whose names nobody knows are not waited for. A name server that does not answer is.
+
+    Raises:
+        BadParameter: None of the names has an address.
+    """
+    if any(options.get(name) for name in ("proxy_url", "socks5_proxy")):
+        return  # which knows other names
+    servers = options["bootstrap_servers"]
+    unknown = []
+    for server in servers.split(",") if isinstance(servers, str) else servers:
+        host = re.sub("^.*://", "", server.strip())
+        host = host[1:].partition("]")[0] if host.startswith("[") else host
+        host = host.partition(":")[0] if host.count(":") == 1 else host
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            if not isinstance(error, UnicodeError) and error.errno not in _NO_SUCH_NAME:
+                return
+            unknown.append(host)
+        else:
+            return
+    names = ", ".join(map(repr, unknown))
+    raise typer.BadParameter(
+        f"no address is known for {names}; give brokers as HOST:PORT,…", param_hint="--bootstrap-servers"
+    )
 
 
 def _warn_of_readers(config: Path, options: Mapping[str, Any]) -> None:

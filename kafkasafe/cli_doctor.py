@@ -36,6 +36,7 @@ from kafkasafe.cli_common import (
     open_directory,
     print_rejected,
     progress,
+    refuse_unknown_hosts,
 )
 from kafkasafe.errors import SpoolError, WrongClusterError
 
@@ -43,7 +44,7 @@ __all__ = ["DOCTOR_CODES", "ask", "doctor"]
 
 DOCTOR_CODES: Final = CODES.format(
     broken="something is wrong: damage, rejected records, a batch of which nobody can know, or a setting that breaks"
-    " a promise"
+    " a promise (not: records that wait)"
 )
 
 _FEW: Final = 10
@@ -90,6 +91,8 @@ def doctor(
     outage_ms = int(duration_s(outage, "--outage") * 1000)
     timeout_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
+    if options is not None:
+        refuse_unknown_hosts(options)
     lanes = open_directory(directory)
     contents = _read(lanes)
     bound = lanes.cluster_id()

@@ -246,6 +246,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     """
     _check_names(options, {**KafkaConsumer.DEFAULT_CONFIG, **_CONSUMER})
     merged = {**_CONSUMER, **options}
+    _check_types(options, KafkaConsumer.DEFAULT_CONFIG)
     _check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
     # kafka-python takes any other word for "none", with a warning in the log.
     reset = options.get("auto_offset_reset", "latest")
@@ -344,6 +345,9 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     for name, reason in _WITHOUT_EFFECT.items():
         if merged[name] != _KAFKA[name]:
             _ignored(name, merged[name], reason)
+    _check_types(
+        {name: value for name, value in options.items() if name != "acks"}, KafkaProducer.DEFAULT_CONFIG
+    )
     _check_connection(merged)
     max_request = _number(merged, "max_request_size", least=1024)
     spool = _choice(merged, "spool", ("always", "on_error", "never"))
@@ -585,6 +589,16 @@ def _check_sasl(options: Mapping[str, Any]) -> None:
             "sasl_mechanism=OAUTHBEARER needs sasl_oauth_token_provider, an AbstractTokenProvider of"
             " kafka.net.sasl.oauth"
         )
+
+
+def _check_types(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """A text where kafka-python counts with a number, or asks for a bool, fails there much later, or counts as True."""
+    for name, value in options.items():
+        default = defaults.get(name)
+        if isinstance(default, bool) and isinstance(value, (str, bytes)):
+            raise ConfigError(f"{name} must be True or False, not {value!r}")
+        if isinstance(default, (int, float)) and not isinstance(value, (int, float, type(None))):
+            raise ConfigError(f"{name} must be a number, not {value!r}")
 
 
 def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:

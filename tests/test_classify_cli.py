@@ -47,6 +47,11 @@ def test_minus_one_is_a_code_and_no_option(capsys):
     assert "UNKNOWN_SERVER_ERROR (-1)" in run(capsys, "-1")[1]
 
 
+def test_an_error_without_a_code_has_none(capsys):
+    """It read "KafkaTimeoutError (None)"."""
+    assert run(capsys, "KafkaTimeoutError")[1].splitlines()[0] == "KafkaTimeoutError"
+
+
 def test_the_request_kind_may_change_it(capsys):
     assert "read the batch headers" in run(capsys, "35", "--api", "DescribeProducers")[1].lower()
     assert json.loads(run(capsys, "5", "--api", "list_offsets", "--json")[1])["api"] == "list_offsets"

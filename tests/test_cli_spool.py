@@ -443,6 +443,23 @@ def test_a_lane_whose_extent_proves_nothing_is_named(capsys, lane, harm):
     opens(lane)  # evidence, no state: nothing is refused for it
 
 
+def test_brokers_that_do_not_exist_are_not_waited_for(capsys, lane):
+    """The doctor asked for a minute, and then said that no broker had answered."""
+    code, _, err = run(capsys, "doctor", lane.path.parent, "-b", "nonsense.invalid:9092,[nonsense.invalid]")
+    assert (code, "no address is known for 'nonsense.invalid'" in err) == (2, True)
+
+
+def test_records_that_merely_wait_are_no_trouble(capsys, tmp_path):
+    lock = SpoolDirectory.open(tmp_path / "spool", files=OsFiles()).take_lane()
+    spool, _ = open_spool(lock.path)
+    spool.write_group([marks.Destination(1, "orders", 2)], [(1, batch.encode(None, [b"x"], timestamps=1))])
+    spool.close()
+    lock.release()
+    for command in (("doctor",), ("spool", "ls")):
+        code, out, _ = run(capsys, *command, tmp_path / "spool")
+        assert (code, "1 record in 1 batch" in out) == (0, True)
+
+
 def test_a_segment_that_was_deleted_is_damage_for_every_command(capsys, lane):
     """A cleaner of *.log came by."""
     (segment,) = lane.path.glob("*.log")

@@ -35,6 +35,9 @@ def opened(request, tmp_path):
         ({"security_protocol": "sasl_plaintext"}, "did you mean 'SASL_PLAINTEXT'"),
         ({"security_protocol": "plain"}, "did you mean 'PLAINTEXT'"),
         ({"security_protocol": None}, "security_protocol must be one of"),
+        ({"metadata_max_age_ms": "1000"}, "metadata_max_age_ms must be a number, not '1000'"),
+        ({"connections_max_idle_ms": [1]}, "connections_max_idle_ms must be a number"),
+        ({"ssl_check_hostname": "false"}, "ssl_check_hostname must be True or False, not 'false'"),
         ({"bootstrap_servers": ":9092"}, "bootstrap_servers .* ':9092' is none"),
         ({"bootstrap_servers": "broker:port"}, "'broker:port' is none"),
         ({"bootstrap_servers": "broker:70000"}, "'broker:70000' is none"),
@@ -80,3 +83,13 @@ def test_an_address_as_kafka_python_reads_them_is_taken(tmp_path, servers):
 
     validate({"bootstrap_servers": servers, "spool_dir": tmp_path})
     validate_consumer({"bootstrap_servers": servers})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("session_timeout_ms", "10000"), ("heartbeat_interval_ms", "3000"), ("enable_auto_commit", "false")],
+)
+def test_a_number_as_text_is_refused_at_once(option, value):
+    """kafka-python took it, and failed when it joined its group; "false" was as good as True."""
+    with pytest.raises(ConfigError, match=f"{option} must be .*, not '{value}'"):
+        SafeConsumer(bootstrap_servers=NOWHERE, bootstrap_timeout_ms=1, **{option: value})

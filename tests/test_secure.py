@@ -155,6 +155,8 @@ def test_a_certificate_by_either_tool(tmp_path, monkeypatch, tool):
     ("options", "says"),
     [
         ({"listeners": {"secure": "SSL"}}, "must be a name in capitals"),
+        ({"listeners": ["SECURE"]}, r'listeners must be a dict, as {"SECURE": "SASL_SSL"}, not \['),
+        ({"users": ["alice"]}, r'users must be a dict, as {"alice": "secret"}, not \['),
         ({"listeners": {"CLIENT": "SSL"}}, "none of CLIENT"),
         ({"listeners": {"SECURE": "TLS"}}, "SECURE must be one of PLAINTEXT, SSL"),
         ({"listeners": {"S": "SSL"}, "version": "1.1.1"}, "need Kafka 2.0"),

@@ -257,6 +257,10 @@ class KafkaCluster:
             raise ConfigError(f"proxy_ports names {sorted(unknown)}; the brokers are 1 to {brokers}")
         if unknown := set(broker_config or ()) - set(range(1, brokers + 1)):
             raise ConfigError(f"broker_config names {sorted(unknown)}; the brokers are 1 to {brokers}")
+        for option, given in (("listeners", listeners), ("users", users)):
+            if given is not None and not isinstance(given, Mapping):
+                example = '{"SECURE": "SASL_SSL"}' if option == "listeners" else '{"alice": "secret"}'
+                raise ConfigError(f"{option} must be a dict, as {example}, not {given!r}")
         self._more_listeners = dict(listeners or {})
         self._users = dict(_USERS if users is None else users)
         secure.check_listeners(self._more_listeners, self._users, number)
