@@ -119,6 +119,8 @@ class DiskWriter:
             seconds = self._ground.clock.monotonic() - started
             self._ground.counters["fsync_us"] += int(seconds * 1e6)
             self._ground.stats.fsync.observe(seconds)
+        if parcels:
+            self._measure()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         if self._config.in_memory:
             return  # nothing is safe yet, and the journal's copy is no reason to forget the bytes
@@ -197,12 +199,26 @@ class DiskWriter:
         return self._ground.clock.wall_ms() - int(retain_s * 1000)
 
     def publish_used(self) -> None:
+        """How much room the lanes take, and what is left of the disk: callers who wait for room look again."""
+        ledger = self._ledger
         used = sum(lane.spool.used_bytes for lane in self._ground.lanes)
-        if used != self._ledger.used:
-            with self._ledger.lock:
-                self._ledger.used = used
-                if self._ledger.waiters:
-                    self._ledger.waiters.notify_all()
+        more_room = self._measure()
+        if used != ledger.used or more_room:
+            with ledger.lock:
+                ledger.used = used
+                if ledger.waiters:
+                    ledger.waiters.notify_all()
+
+    def _measure(self) -> bool:
+        """Asks the disk how much room is left, here and not where a caller holds a lock. Whether it is more now."""
+        if self._config.in_memory:
+            return False
+        before = self._ledger.free
+        try:
+            self._ledger.free = self._ground.files.free_bytes(self._ground.directory.path)
+        except OSError:
+            self._ledger.free = float("inf")
+        return self._ledger.free > before
 
     def spill_late(self) -> None:
         """`spool="on_error"`: what has waited for `spool_after_ms` goes to disk."""

@@ -58,6 +58,8 @@ class Ledger:
         """Bytes in them."""
         self.used = 0
         """Bytes that all lanes take on disk."""
+        self.free: float = float("inf")
+        """Bytes left on the disk when that was last measured; infinite where it cannot be: writing will tell."""
         self.failure: BaseException | None = None
         self.wrong_cluster: WrongClusterError | None = None
         """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
@@ -123,20 +125,14 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def room(self, needed: int) -> bool:
-        """Whether `needed` more bytes can be accepted now. Call with `lock` held."""
+        """Whether `needed` more bytes can be accepted now. Call with `lock` held; it asks no disk."""
         if self._config.in_memory:
             return self.backlog + needed <= self._config.spool_max_bytes
         limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
         backlog = max(BACKLOG_BYTES, 4 * self._config.max_record_bytes)
         if self.backlog + needed > backlog or self.used + self.backlog + needed > limit:
             return False
-        try:
-            return (
-                self._ground.files.free_bytes(self._ground.directory.path)
-                >= self.backlog + needed + _FREE_BYTES
-            )
-        except OSError:
-            return True  # writing will tell
+        return self.free >= self.backlog + needed + _FREE_BYTES
 
     def flushed(self, number: int) -> bool:
         """Every parcel up to this number has its fate."""

@@ -1,0 +1,47 @@
+"""Room in the spool, as callers ask for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kafkasafe import SafeProducer
+from kafkasafe._io.files import OsFiles
+
+
+def test_a_disk_that_does_not_say_how_much_room_is_left_holds_up_no_caller(tmp_path, monkeypatch):
+    """A network file system whose statvfs hangs: send() held both of the producer's locks meanwhile."""
+    hangs, over = threading.Event(), threading.Event()
+    askers = set()
+
+    class Hanging(OsFiles):
+        def free_bytes(self, path):
+            askers.add(threading.current_thread())
+            if hangs.is_set():
+                over.wait(120)
+            return super().free_bytes(path)
+
+    monkeypatch.setattr("kafkasafe.producer.OsFiles", Hanging)
+    producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", linger_ms=0)
+    try:
+        producer.send("orders", b"first").durable(120)
+        askers.clear()
+        hangs.set()
+        done = threading.Event()
+
+        def send() -> None:
+            for number in range(100):
+                producer.send("orders", b"%d" % number, partition=number % 7)
+            done.set()
+
+        caller = threading.Thread(target=send, daemon=True)
+        caller.start()
+        assert done.wait(60), "send() waits for the disk"
+        deadline = time.monotonic() + 120
+        while not askers and time.monotonic() < deadline:
+            time.sleep(0.01)  # the pump asks after a write, at the latest after two seconds
+        assert askers
+        assert caller not in askers
+    finally:
+        over.set()
+        producer.close(timeout=0)
