@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import kafka.errors as kafka_errors
 
@@ -46,6 +46,9 @@ _SEQUENCE_ERRORS: Final = frozenset(
 def _view(described: t.ProducersDescribed, producer_id: int) -> ProducerView | None:
     state = described.producers.get(producer_id)
     return None if state is None else ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+
+
+A = TypeVar("A", bound=t.Answer)
 
 
 class Baseline(Steps):
@@ -133,20 +136,22 @@ class Question(Steps):
         self._sender.in_trouble(self._topic, self._partition)
         return super()._then(step)
 
-    def _failed(self, result: Any) -> bool:
+    def _good(self, result: A | t.Failure) -> A | None:
+        """The answer; None where there is none, and the journal hears why."""
         code, reason = trouble(result)
         if code == kafka_errors.TopicAuthorizationFailedError.errno:
             reason = read_needed(self._topic, len(self._ask.doubt), reason)
         if reason:
             self._lane.journal.ask_failed(self._ask.destination, reason, code=code, now=self._ground.now())
-        return bool(reason)
+        return None if reason or isinstance(result, t.Failure) else result
 
-    def _on_described(self, result: Any) -> None:
+    def _on_described(self, result: t.ProducersDescribed | t.Failure) -> None:
         ask = self._ask
         if not unsupported(result):
-            if self._failed(result):
+            described = self._good(result)
+            if described is None:
                 return
-            self._view = _view(result, ask.doubt[0].producer_id)
+            self._view = _view(described, ask.doubt[0].producer_id)
         judgement = judge_by_state(ask.doubt, self._view, acked_before=ask.acked_before)
         if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
             self._read_log()
@@ -161,13 +166,19 @@ class Question(Steps):
             return
         self._judged_by_state(judgement)
 
-    def _on_proof(self, result: Any) -> None:
+    def _on_proof(self, result: t.EpochEnd | t.Failure) -> None:
         judgement = self._unproven
         if judgement is None:
             raise AssertionError("A proof is asked for a judgement")
-        if unsupported(result) or (not trouble(result)[1] and result.end_offset >= self._ask.from_offset):
+        if unsupported(result):
             self._judged_by_state(judgement)
-        elif not self._failed(result):
+            return
+        proof = self._good(result)
+        if proof is None:
+            return
+        if proof.end_offset >= self._ask.from_offset:
+            self._judged_by_state(judgement)
+        else:
             self._read_log()
 
     def _judged_by_state(self, judgement: Judgement) -> None:
@@ -185,10 +196,11 @@ class Question(Steps):
     def _read_log(self) -> None:
         self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then("start"))
 
-    def _on_start(self, result: Any) -> None:
-        if self._failed(result):
+    def _on_start(self, result: t.OffsetListed | t.Failure) -> None:
+        start = self._good(result)
+        if start is None:
             return
-        self._log_start = result.offset
+        self._log_start = start.offset
         epoch = self._lane.journal.leader_epoch(self._ask.destination)
         if epoch >= 0 and self._ask.from_offset > 0 and self._by_state is None:
             # A log that was cut and has grown again may hold them before what was acknowledged.
@@ -198,23 +210,25 @@ class Question(Steps):
         else:
             self._list_end()
 
-    def _on_epoch(self, result: Any) -> None:
+    def _on_epoch(self, result: t.EpochEnd | t.Failure) -> None:
         if not unsupported(result):
-            if self._failed(result):
+            ended = self._good(result)
+            if ended is None:
                 return
             # Unknown to a log that reaches back that far: it is another one.
-            self._cut_at = result.end_offset if result.end_offset >= 0 else self._log_start
-            self._whole = result.end_offset >= self._ask.from_offset
+            self._cut_at = ended.end_offset if ended.end_offset >= 0 else self._log_start
+            self._whole = ended.end_offset >= self._ask.from_offset
         self._list_end()
 
     def _list_end(self) -> None:
         self._ground.cluster.log_end_offset(self._topic, self._partition, self._then("end"))
 
-    def _on_end(self, result: Any) -> None:
-        if self._failed(result):
+    def _on_end(self, result: t.OffsetListed | t.Failure) -> None:
+        listed = self._good(result)
+        if listed is None:
             return
         begin, log_start = self._ask.from_offset, self._log_start
-        end = result.offset if self._cut_at < 0 else min(self._cut_at, result.offset)
+        end = listed.offset if self._cut_at < 0 else min(self._cut_at, listed.offset)
         if begin > end:
             # The log ends before what it had acknowledged: whatever is left is read.
             self._shrunk_to = end
@@ -227,7 +241,7 @@ class Question(Steps):
                 self._probe(self._by_state)  # cut since: the journal has the log looked at before it goes on
                 return
             doubt = doubt[: self._by_state.present]
-        self._scan = Scan(doubt, begin, result.offset)
+        self._scan = Scan(doubt, begin, listed.offset)
         if log_start > begin:
             self._scan.page((), next_offset=begin, log_start_offset=log_start)
         self._read()
@@ -243,18 +257,19 @@ class Question(Steps):
             self._topic, self._partition, scan.next_offset, _SCAN_BYTES, self._then("page")
         )
 
-    def _on_page(self, result: Any) -> None:
+    def _on_page(self, result: t.HeadersFetched | t.Failure) -> None:
         scan = self._scan
-        if scan is None or self._failed(result):
+        page = self._good(result)
+        if scan is None or page is None:
             return
         before = scan.next_offset
         scan.page(
             [
                 (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
-                for h in result.headers
+                for h in page.headers
             ],
-            next_offset=result.next_offset,
-            log_start_offset=result.log_start_offset,
+            next_offset=page.next_offset,
+            log_start_offset=page.log_start_offset,
         )
         if scan.next_offset > before:
             self._ground.progressed()
@@ -346,9 +361,9 @@ class Inquest(Steps):
         # A topic that was created again has another id: old metadata would not tell.
         self._ground.cluster.refresh_metadata([self._topic], self._then("metadata"))
 
-    def _on_metadata(self, result: Any) -> None:
+    def _on_metadata(self, result: t.MetadataRefreshed | t.Failure) -> None:
         if isinstance(result, t.Failure):
-            self._failed(result)
+            self._lane.journal.survey_failed(self._ask.destination, trouble(result)[1])
             return
         transport = self._ground.cluster
         self._leader_epoch = self._ground.leader_epoch(self._topic, self._partition)
@@ -363,29 +378,32 @@ class Inquest(Steps):
         self._sender.in_trouble(self._topic, self._partition)
         return super()._then(step)
 
-    def _failed(self, result: Any) -> bool:
+    def _good(self, result: A | t.Failure) -> A | None:
+        """The answer; None where there is none, and the journal hears why."""
         _, reason = trouble(result)
         if reason:
             self._lane.journal.survey_failed(self._ask.destination, reason)
-        return bool(reason)
+        return None if reason or isinstance(result, t.Failure) else result
 
-    def _on_epoch(self, result: Any) -> None:
+    def _on_epoch(self, result: t.EpochEnd | t.Failure) -> None:
         # It only sharpens the answer: old brokers cannot tell.
-        if not trouble(result)[1]:
+        if not isinstance(result, t.Failure) and not result.error_code:
             self._epoch_end = result.end_offset
             # Unknown: of the log that was acknowledged nothing may be left.
             changed = [offset for offset in (self._from, max(0, result.end_offset)) if offset >= 0]
             self._from = min(changed)
         self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then("start"))
 
-    def _on_start(self, result: Any) -> None:
-        if not self._failed(result):
-            self._log_start = max(0, result.offset)
+    def _on_start(self, result: t.OffsetListed | t.Failure) -> None:
+        start = self._good(result)
+        if start is not None:
+            self._log_start = max(0, start.offset)
             self._ground.cluster.log_end_offset(self._topic, self._partition, self._then("end"))
 
-    def _on_end(self, result: Any) -> None:
-        if not self._failed(result):
-            self._survey = Survey(self._ask.acked, result.offset, self._log_start, self._from)
+    def _on_end(self, result: t.OffsetListed | t.Failure) -> None:
+        listed = self._good(result)
+        if listed is not None:
+            self._survey = Survey(self._ask.acked, listed.offset, self._log_start, self._from)
             self._read()
 
     def _read(self) -> None:
@@ -412,18 +430,19 @@ class Inquest(Steps):
             self._topic, self._partition, survey.next_offset, _SCAN_BYTES, self._then("page")
         )
 
-    def _on_page(self, result: Any) -> None:
+    def _on_page(self, result: t.HeadersFetched | t.Failure) -> None:
         survey = self._survey
-        if survey is None or self._failed(result):
+        page = self._good(result)
+        if survey is None or page is None:
             return
         before = survey.next_offset
         survey.page(
             [
                 (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
-                for h in result.headers
+                for h in page.headers
             ],
-            next_offset=result.next_offset,
-            log_start_offset=result.log_start_offset,
+            next_offset=page.next_offset,
+            log_start_offset=page.log_start_offset,
         )
         if survey.next_offset > before:
             self._ground.progressed()
