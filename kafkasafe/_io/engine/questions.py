@@ -316,7 +316,7 @@ class Question(Steps):
                 judgement,
                 stable=True,
                 leader_epoch=self._leader_epoch,
-                now=self._ground.clock.monotonic(),
+                now=self._ground.now(),
             )
             return
         judgement = judge_by_both(
