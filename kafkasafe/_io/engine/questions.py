@@ -137,7 +137,7 @@ class Question(Steps):
         return super()._then(step)
 
     def _good(self, result: A | t.Failure) -> A | None:
-        """The answer; None where there is none, and the journal hears why."""
+        """The answer; None where there is none, then `_lane.journal` has the reason."""
         code, reason = trouble(result)
         if code == kafka_errors.TopicAuthorizationFailedError.errno:
             reason = read_needed(self._topic, len(self._ask.doubt), reason)
@@ -379,7 +379,7 @@ class Inquest(Steps):
         return super()._then(step)
 
     def _good(self, result: A | t.Failure) -> A | None:
-        """The answer; None where there is none, and the journal hears why."""
+        """The answer; None where there is none, then `_lane.journal` has the reason."""
         _, reason = trouble(result)
         if reason:
             self._lane.journal.survey_failed(self._ask.destination, reason)
