@@ -71,9 +71,9 @@ def test_a_pause_is_between_the_least_and_the_bound(first_s, max_s, least_s, jit
 
 
 @pytest.mark.parametrize(("dice", "share"), [(0.0, 0.8), (0.5, 1.0), (0.999999, 1.2)])
-def test_reconnects_are_off_by_a_fifth_at_most(monkeypatch, dice, share):
+def test_reconnects_are_off_by_a_fifth_at_most(mocker, dice, share):
     backoff = Backoff.around(0.05, 1.0)
-    monkeypatch.setattr(backoff, "_dice", lambda: dice)
+    mocker.patch.object(backoff, "_dice", return_value=dice)
     expected = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert [backoff.pause_s(n) for n in range(1, 8)] == pytest.approx([s * share for s in expected], rel=1e-4)
 

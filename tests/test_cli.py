@@ -93,14 +93,20 @@ def test_a_wrong_option_of_demo_is_told_before_anything_starts(capsys, arguments
     assert "Traceback" not in err
 
 
-def fake_demo(monkeypatch, runs=(), error=None):
-    def run(self):
-        self._say("FAULT producer: not really [at all]")
-        if error is not None:
-            raise error
-        return list(runs)
+@pytest.fixture
+def fake_demo(mocker):
+    """Its runs, or what ends it, without brokers; the mock."""
 
-    monkeypatch.setattr(demo.Demo, "run", run)
+    def fake(*runs, error=None):
+        def run(self):
+            self._say("FAULT producer: not really [at all]")
+            if error is not None:
+                raise error
+            return list(runs)
+
+        return mocker.patch.object(demo.Demo, "run", autospec=True, side_effect=run)
+
+    return fake
 
 
 def result(client="kafkasafe", **changes):
@@ -119,8 +125,8 @@ def result(client="kafkasafe", **changes):
     return demo.Run(client=client, **(values | changes))
 
 
-def test_demo_writes_its_runs_as_json_and_ends_with_0(capsys, monkeypatch, tmp_path):
-    fake_demo(monkeypatch, [result(), result("kafka-python", in_log=90, lost=10)])
+def test_demo_writes_its_runs_as_json_and_ends_with_0(capsys, fake_demo, tmp_path):
+    fake_demo(result(), result("kafka-python", in_log=90, lost=10))
     code, out, _ = run(capsys, "demo", "--json", str(tmp_path / "runs.json"))
     assert code == 0
     assert "0 lost, 0 duplicated, 0 out of order" in out
@@ -133,33 +139,28 @@ def test_demo_writes_its_runs_as_json_and_ends_with_0(capsys, monkeypatch, tmp_p
 
 @pytest.mark.parametrize("broken", ["lost", "duplicated", "out_of_order"])
 def test_demo_ends_with_1_when_kafkasafe_broke_its_promise_and_the_json_is_written_all_the_same(
-    capsys, monkeypatch, tmp_path, broken
+    capsys, fake_demo, tmp_path, broken
 ):
-    fake_demo(monkeypatch, [result(), result(fault="brokers", **{broken: 1})])
+    fake_demo(result(), result(fault="brokers", **{broken: 1}))
     code, out, _ = run(capsys, "demo", "--json", str(tmp_path / "runs.json"))
     assert code == 1
     assert "broke its promise" in out
     assert json.loads((tmp_path / "runs.json").read_text())[1][broken] == 1
 
 
-def test_demo_options_reach_the_settings(capsys, monkeypatch):
-    seen = []
-
-    def run_(self):
-        seen.append(self.settings)
-        return [result()]
-
-    monkeypatch.setattr(demo.Demo, "run", run_)
+def test_demo_options_reach_the_settings(capsys, fake_demo):
+    ran = fake_demo(result())
     assert run(capsys, "demo", "--quick", "--no-controls", "--records", "4000", "--seed", "7")[0] == 0
-    assert (seen[0].records, seen[0].clients, seen[0].seed) == (4000, ("kafkasafe",), 7)
-    assert seen[0].stream_s < demo.Settings().stream_s
+    (made,) = ran.call_args.args
+    assert (made.settings.records, made.settings.clients, made.settings.seed) == (4000, ("kafkasafe",), 7)
+    assert made.settings.stream_s < demo.Settings().stream_s
 
 
 @pytest.mark.parametrize(
     "error", [demo.DemoError("it hung"), JarError("no jars"), OSError(28, "No space left")]
 )
-def test_what_cannot_be_carried_out_is_one_line_and_exit_code_3(capsys, monkeypatch, error):
-    fake_demo(monkeypatch, error=error)
+def test_what_cannot_be_carried_out_is_one_line_and_exit_code_3(capsys, fake_demo, error):
+    fake_demo(error=error)
     code, _, err = run(capsys, "demo")
     assert code == 3
     assert err == f"kafkasafe: {error}\n"
@@ -175,8 +176,8 @@ def test_a_baseline_that_cannot_be_used_is_not_taken_for_lost_records(capsys, tm
     assert baseline.read_text() == "hi"
 
 
-def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
-    fake_demo(monkeypatch, error=KeyboardInterrupt())
+def test_ctrl_c_is_exit_code_130(capsys, fake_demo):
+    fake_demo(error=KeyboardInterrupt())
     code, _, err = run(capsys, "demo")
     assert code == 130
     assert "Traceback" not in err

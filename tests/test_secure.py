@@ -138,15 +138,16 @@ def test_kafkas_own_tools_are_fetched_when_they_are_asked_for(cluster, tmp_path)
 
 
 @pytest.mark.parametrize("tool", ["openssl", "keytool"])
-def test_a_certificate_by_either_tool(tmp_path, monkeypatch, tool):
+def test_a_certificate_by_either_tool(tmp_path, mocker, tool):
     if shutil.which(tool) is None:
         pytest.skip(f"no {tool}")
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, **more: which(name, **more) if name == tool else None)
+    only = mocker.patch("shutil.which", autospec=True)
+    only.side_effect = lambda name, **more: which(name, **more) if name == tool else None
     certificate, store = secure.make_certificate(tmp_path, jars.find_java())
     assert "BEGIN CERTIFICATE" in certificate.read_text()
     assert store.stat().st_size > 1000
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    only.side_effect = lambda *_, **__: None
     with pytest.raises(ConfigError, match="openssl or keytool"):
         secure.make_certificate(tmp_path, jars.find_java())
 

@@ -181,12 +181,14 @@ def test_prometheus_dies_with_whoever_started_it(tmp_path):
     assert not alive
 
 
-def test_what_is_missing_is_named_where_it_cannot_be_installed(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_what_is_missing_is_named_where_it_cannot_be_installed(mocker):
+    mocker.patch("os.geteuid", return_value=1000)
+    ran = mocker.spy(subprocess, "run")
     with pytest.raises(
         tools.MissingPackageError, match="apt-get install --no-install-recommends some-package"
     ):
         tools.find("kafkasafe-has-no-such-program", "some-package")
+    ran.assert_not_called()
 
 
 def test_packages_are_told_to_start_no_service_and_somebodys_own_policy_stays(monkeypatch, tmp_path):

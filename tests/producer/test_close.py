@@ -67,7 +67,7 @@ def test_signal_handler_in_the_middle_of_send(kafka, tmp_path, call):
         assert log == sorted(log)
 
 
-def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers):
+def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers, mocker):
     """An empty batch that was due kept the pump turning, at a full core, until somebody sent to that topic."""
     topic = harness.new_topic(kafka, 1)
     producer = producers(kafka.bootstrap_servers, linger_ms=1)
@@ -76,17 +76,9 @@ def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers):
         # As an interrupt leaves it that comes right after the batch was opened.
         producer._open_chunk(topic)
     time.sleep(0.2)
-    turns = 0
-    turn = producer._pump._turn
-
-    def counted():
-        nonlocal turns
-        turns += 1
-        turn()
-
-    producer._pump._turn = counted
+    turn = mocker.spy(producer._pump, "_turn")
     time.sleep(0.5)
-    assert turns < 50
+    assert turn.call_count < 50
     assert producer.send(topic, b"1").get(60).offset == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from pathlib import Path
 
@@ -109,14 +110,11 @@ def test_what_waits_for_another_cluster_is_left_alone(broker, lives):
     assert broker.end_offset(topic) == 3
 
 
-def test_a_home_that_cannot_be_determined_is_named(monkeypatch):
+def test_a_home_that_cannot_be_determined_is_named(monkeypatch, mocker):
     """As in a container that runs as a user without an entry in /etc/passwd."""
-
-    def no_entry(_):
-        raise KeyError
-
     for name in ("KAFKASAFE_SPOOL_DIR", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    looked = mocker.patch("pwd.getpwuid", autospec=True, side_effect=KeyError)
     with pytest.raises(ConfigError, match="Set spool_dir= or KAFKASAFE_SPOOL_DIR"):
         SafeProducer(bootstrap_servers=harness.dead_address())
+    looked.assert_called_with(os.getuid())

@@ -120,19 +120,17 @@ def test_waiting_for_a_producer_that_ended_by_an_error(broker, producers, monkey
                 producer.close()
 
 
-def test_close_tells_what_it_could_not_write(broker, producers, monkeypatch):
+def test_close_tells_what_it_could_not_write(broker, producers, monkeypatch, mocker):
     topic = harness.new_topic(broker.cluster, 1)
     broker.proxy.refuse()
     monkeypatch.setattr("kafkasafe.producer._CLOSE_DISK_LEAST_S", 0.3)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     producer = producers(broker.servers)
     future = producer.send(topic, b"1")
-    monkeypatch.setattr(OsFiles, "writev", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    written = mocker.patch.object(OsFiles, "writev", autospec=True, side_effect=full)
     with pytest.raises(SpoolWriteError, match="not on disk"):
         producer.close(timeout=0)
+    assert written.call_count > 1, "it is tried again"
     with pytest.raises(SpoolWriteError, match="not on disk"):
         future.durable()
 

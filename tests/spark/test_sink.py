@@ -163,16 +163,18 @@ def test_a_driver_that_dies_at_any_step_is_followed_by_one_that_writes_once(
 
 
 @pytest.fixture
-def lost_answer(monkeypatch):
+def lost_answer(mocker):
     """The first commit is carried out, and its answer is lost."""
     real = Session.commit
 
     def lost(self, grant):
-        monkeypatch.setattr(Session, "commit", real)
+        commit.side_effect = real
         real(self, grant)
         raise TimeoutError("the answer is lost")
 
-    monkeypatch.setattr(Session, "commit", lost)
+    commit = mocker.patch.object(Session, "commit", autospec=True, side_effect=lost)
+    yield
+    assert commit.call_count == 1, "it is looked up, not carried out again"
 
 
 @pytest.mark.usefixtures("lost_answer")
@@ -269,17 +271,17 @@ def test_partitions_of_one_task_are_not_mixed_up(spark, kafka):
     assert all(message.partition() == partition_for_key(message.key(), 5) for message in found)
 
 
-def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, make, monkeypatch):
+def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, make, mocker):
     old, new = make(), make()
     old(rows(spark, 0, 10), 0)
     real = Session.mark
 
     def slow(self, grant, marker):
-        monkeypatch.setattr(Session, "mark", real)
+        mark.side_effect = real
         new(rows(spark, 10, 20), 1)
         real(self, grant, marker)
 
-    monkeypatch.setattr(Session, "mark", slow)
+    mark = mocker.patch.object(Session, "mark", autospec=True, side_effect=slow)
     with pytest.raises(
         FencedError, match=r"Another driver has begun a transaction for .*Give each a txnAppId of its own"
     ):

@@ -458,19 +458,19 @@ def test_a_marker_that_does_not_fit_is_refused(kafka, topic, steps):
     assert values(kafka, topic) == numbers(range(20))
 
 
-def test_a_commit_that_lives_on_without_its_driver_is_locked_out(kafka, topic, steps, monkeypatch):
+def test_a_commit_that_lives_on_without_its_driver_is_locked_out(kafka, topic, steps, mocker):
     steps.commit(steps.write(0, range(10)), 0)
     messages = steps.write(1, range(10, 20))
     real = Session.mark
 
     def slow(self, grant, marker):
-        monkeypatch.setattr(Session, "mark", real)
+        mark.side_effect = real
         writers._sessions.clear()  # another process
         steps.commit(messages, 1)
         real(self, grant, marker)
 
     old = writers._session(writers._parsed(steps.options), steps.options["txnAppId"])
-    monkeypatch.setattr(Session, "mark", slow)
+    mark = mocker.patch.object(Session, "mark", autospec=True, side_effect=slow)
     try:
         # Which step finds it out, and whether with the new id or the old, depends on the coordinator's markers.
         with pytest.raises((FencedError, KafkaError)) as refused:

@@ -23,6 +23,7 @@ import pytest
 from kafka.protocol.admin import AlterClientQuotasRequest
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
+from pytest_mock import MockerFixture
 
 from kafkasafe._core import batch
 from kafkasafe._io import transport as module
@@ -383,9 +384,7 @@ def test_tls_to_a_server_that_hangs_ends_in_time() -> None:
         assert not result.sent
 
 
-def test_names_are_looked_up_beside_the_network_thread(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_names_are_looked_up_beside_the_network_thread(mocker: MockerFixture, free_port: int) -> None:
     threads = set()
     real = socket.getaddrinfo
 
@@ -394,7 +393,7 @@ def test_names_are_looked_up_beside_the_network_thread(
         time.sleep(0.3)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    mocker.patch("socket.getaddrinfo", autospec=True, side_effect=slow)
     with opened(f"localhost:{free_port}", client_id="looks-up") as transport:
         assert "kafka-io-looks-up" in {thread.name for thread in threading.enumerate()}
         replies = Replies()
@@ -431,17 +430,15 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
 
 
 def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_can_be_closed(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
+    mocker: MockerFixture, free_port: int
 ) -> None:
-    born = []
-    start = module._Loop.start
-    monkeypatch.setattr(module._Loop, "_schedule_tasks", lambda _: 1 / 0)
-    monkeypatch.setattr(module._Loop, "start", lambda loop: born.append(loop) or start(loop))
+    mocker.patch.object(module._Loop, "_schedule_tasks", autospec=True, side_effect=ZeroDivisionError)
+    born = mocker.spy(module._Loop, "start")
     transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     transport.start()
-    until(lambda: len(born) >= 3)
+    until(lambda: born.call_count >= 3)
     time.sleep(0.5)
-    assert len(born) < 10
+    assert born.call_count < 10
     until(lambda: transport.close(5.0))
     assert transport.closed
 
