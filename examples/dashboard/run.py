@@ -178,7 +178,7 @@ def screenshot(prometheus: Prometheus, file: Path) -> None:
     for graph in graphs:
         assert not graph.startswith(" bad"), graph
         assert "<polyline" in graph, graph
-    chromium("--hide-scrollbars", "--window-size=1280,840", f"--screenshot={file.resolve()}", page)
+    chromium("--hide-scrollbars", "--window-size=1280,1000", f"--screenshot={file.resolve()}", page)
     assert file.stat().st_size > 10_000, file
 
 
