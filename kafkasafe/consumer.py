@@ -346,7 +346,8 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
 
     What it does beside:
 
-    - `end_offsets` never goes back without a proof, and asks as often as is sensible; look-ups take `partial=True`.
+    - `end_offsets`, `beginning_offsets` and `offsets_for_times` never go back without a proof, and ask as often as is
+      sensible; they take `partial=True`.
     - When records that were read are gone from the log, it says which (`LogDiverged`), also after a restart: the
       leader epochs of what was read go with the committed offset, as its metadata (where none is given).
     - Errors of one partition that pass do not end `poll`; the others go on.
@@ -361,11 +362,11 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 differs. Or a callable that gets the `LogDiverged` and returns the offset to go on from (None: raise).
             on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. What it
                 raises is logged.
-            offsets_path: File that remembers the highest end offsets from one life of the process to the next; an
-                answer of `end_offsets` is in it before it is returned. One consumer per file. Default: nothing is
-                remembered.
+            offsets_path: File that remembers the highest ends and starts from one life of the process to the next; an
+                answer of `end_offsets` or `beginning_offsets` is in it before it is returned. One consumer per file.
+                Default: nothing is remembered.
             offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is called
-                undecidable, seconds (30). The old value stands all the same.
+                undecidable, seconds (30). The old value stands all the same. A lower start is believed then.
             lineage_path: File that remembers what was read (leader epochs; CRCs of batches where there are none) from
                 one life of the process to the next, for positions that are not committed to a group, or committed with
                 metadata of your own. Written at most once a second by `poll`, by `save_lineage` and by `close`. One
