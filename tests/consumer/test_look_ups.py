@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import consuming
 import pytest
 from consuming import Consumers, collect, kafka_errors, looks_up, new_topic, tier, until
@@ -10,16 +12,20 @@ from kafka.structs import OffsetAndTimestamp
 
 from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError
 from kafkasafe.events import OffsetHeld, OffsetLowered
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
-
-pytestmark = pytest.mark.kafka
 
 EARLIEST = -2
 
 
-@pytest.fixture(scope="module")
-def proxied():
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.kafka)])
+def proxied(request):
+    """The same on the fake cluster, which is fast, and on a real broker."""
+    if request.param == "fake":
+        with FakeCluster() as cluster, FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy:
+            yield cluster, proxy
+        return
     with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as cluster:
         proxy.connect(cluster)
         yield cluster, proxy
@@ -37,8 +43,8 @@ def cluster(proxied):
 
 
 @pytest.fixture
-def consumers(cluster, proxy):
-    with Consumers(cluster) as opened:
+def consumers(proxy):
+    with Consumers(SimpleNamespace(bootstrap_servers=proxy.bootstrap_servers)) as opened:
         yield opened
 
 
