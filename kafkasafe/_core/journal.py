@@ -728,6 +728,7 @@ class Journal:
         self._durable_first = durable_first
         self._window = window
         self._state_age_s = state_age_s
+        self._behind_ms = 0
         self._request_timeout_s = request_timeout_s
         self._refused_timeout_s = refused_timeout_s
         self._missing_grace_s = missing_grace_s
@@ -1388,9 +1389,24 @@ class Journal:
         if batch.identity is not None:
             partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
             # A broker forgets a producer by the timestamp of its last batch, not by the time of its append.
-            age_s = max(0.0, (now_ms - batch.max_timestamp) / 1000)
+            age_s = max(0.0, (now_ms + self._behind_ms - batch.max_timestamp) / 1000)
             partition.confirmed_until = now + self._state_age_s - age_s
         self._touch(partition)
+
+    def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
+        """A broker told the time, by a timestamp of its own.
+
+        Brokers forget a producer by their clock. Where ours is behind, our batches are older for them than for us.
+
+        Args:
+            broker_ms: Its clock, ms since the epoch.
+            now_ms: Ours.
+
+        Returns:
+            Whether ours is so far behind that brokers may forget us at any moment. Then each batch goes alone.
+        """
+        self._behind_ms = max(0, broker_ms - now_ms)
+        return self._behind_ms > self._state_age_s * 1000
 
     def _leads(self, partition: _Partition, leader_epoch: int) -> None:
         """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
@@ -2698,7 +2714,7 @@ class Journal:
 
     def _is_old(self, batch: Batch, now_ms: int) -> bool:
         """A leader forgets a producer by the timestamp of its last batch: after this one any moment."""
-        return now_ms - batch.max_timestamp > self._state_age_s * 1000
+        return now_ms + self._behind_ms - batch.max_timestamp > self._state_age_s * 1000
 
     def _send(self, partition: _Partition, batch: Batch) -> None:
         batch.move(State.SENT)

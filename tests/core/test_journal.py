@@ -308,6 +308,28 @@ def test_old_batches_go_one_by_one() -> None:
     assert shell.turn() == batches[2:]
 
 
+def test_what_is_old_is_so_by_the_clock_of_the_brokers() -> None:
+    """Ours, 25 h behind, said that a batch was young; brokers, who go by theirs, had forgotten its producer."""
+    day_ms = 86_400_000
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1, 1, 1)
+    assert shell.sent == batches  # our clock alone says nothing
+    assert shell.journal.broker_clock(NOW_MS + day_ms, NOW_MS)
+    for offset, batch in enumerate(batches[1:], 1):
+        shell.ack(batch, offset)
+    later = shell.seal(1, 1, 1)
+    assert shell.turn() == later[:1]
+    shell.ack(later[0], 5)
+    assert shell.turn() == later[1:2]
+    # The clock was set right.
+    assert not shell.journal.broker_clock(NOW_MS + 3_600_000, NOW_MS)
+    shell.ack(later[1], 6)
+    shell.turn()
+    shell.ack(later[2], 7)
+    more = shell.seal(1, 1, 1)
+    assert shell.turn() == more
+
+
 def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() -> None:
     shell = Shell()
     batches = shell.flowing(1, 1, age_s=2 * 86400)

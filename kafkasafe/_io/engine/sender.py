@@ -128,11 +128,26 @@ class Sender:
             parcel = lane.parcels.get(batch.handle)
             if parcel is not None:
                 parcel.log_append_time = reply.log_append_time
+            if reply.log_append_time >= 0:
+                self._compare_clocks(reply.log_append_time)
             self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
             # When it was sent: a leader that came since did not acknowledge it.
             epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
+            )
+
+    def _compare_clocks(self, broker_ms: int) -> None:
+        now_ms = self._ground.clock.wall_ms()
+        behind = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._ground.lanes)]
+        if any(behind):
+            self._log.seldom(
+                logging.WARNING,
+                "clock_behind",
+                "",
+                "This machine's clock is %.1f h behind the brokers': they may forget this producer between two batches,"
+                " so each one waits for the answer to the one before. Correct the clock",
+                (broker_ms - now_ms) / 3_600_000,
             )
 
     def _count_error(self, address: tuple[str, int], name: str) -> None:
