@@ -167,6 +167,7 @@ class DiskWriter:
         return data
 
     def release(self, lane: Lane) -> None:
+        """Delete segments of which everything is done, as far as `retain_acked_*` allow."""
         position = lane.journal.release_position
         if position == lane.released_at:
             return
@@ -193,6 +194,7 @@ class DiskWriter:
             self.publish_used()
 
     def retain_since_ms(self) -> int:
+        """What was acknowledged since then is kept, ms since the epoch."""
         retain_s = self._config.retain_acked_s
         if not retain_s or self._ledger.used > self._config.spool_max_bytes // 2:
             return 1 << 62

@@ -44,6 +44,7 @@ class Endings:
         """By name, the topics that the cluster refuses as a whole. Replaced, never changed: read from any thread."""
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
+        """Batches whose fate is final and durable: their parcels are finished."""
         finished = []
         for resolution in resolutions:
             batch = resolution.batch
@@ -105,6 +106,7 @@ class Endings:
             self._ledger.finish(parcel)
 
     def expire(self) -> None:
+        """Futures whose `delivery_timeout_ms` is over fail; their records stay, and are delivered."""
         limit = self._config.delivery_timeout_s
         if limit is None:
             return
@@ -134,6 +136,7 @@ class Endings:
         self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 
     def notice(self, lane: Lane, notice: j.Notice) -> None:
+        """What the journal has to say to people."""
         match notice:
             case j.AckedLoss():
                 self._losses.acked_loss(lane, notice)
@@ -201,6 +204,7 @@ class Endings:
         self._ground.emit(events.TopicAccepted(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
+        """Have `send` know which topics the cluster refuses."""
         found: dict[str, RefusedDestination] = {}
         for each in self.refused():
             if each.confirmed and each.whole:

@@ -145,4 +145,5 @@ class Ground:
 
 
 def text(error: BaseException) -> str:
+    """An error with its name."""
     return f"{type(error).__name__}: {error}"

@@ -35,6 +35,7 @@ class Intake:
         self._choose = choose
 
     def take(self, parcels: Sequence[Parcel]) -> None:
+        """Callers hand over parcels: each gets its place in the queue of its partition."""
         lane = self._ground.own
         with self._ledger.lock:
             parcels = [parcel for parcel in parcels if not parcel.taken]
@@ -65,6 +66,7 @@ class Intake:
         self.register(lane, parcel, batch)
 
     def register(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> None:
+        """From now on the batch stands for the parcel."""
         parcel.batch = batch
         lane.parcels[batch.handle] = parcel
 

@@ -46,6 +46,11 @@ class LaneKeeper:
         self._endings = endings
 
     def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
+        """Read a lane back: its spool, its journal, and a parcel for each unfinished batch.
+
+        Raises:
+            SpoolError: It cannot be opened; the lock is released.
+        """
         config = self._config
         journal = j.Journal(
             durable_first=config.spool == "always" or not own,
@@ -204,6 +209,7 @@ class LaneKeeper:
         return path.name if path.parent == self._ground.directory.path else f"{path.parent.name}/{path.name}"
 
     def close_lane(self, lane: Lane) -> None:
+        """Write what is left, release what is done, and let go of the lock. Does not raise."""
         for attempt in range(1, _LAST_WRITES):
             if self._disk.write_out(lane):
                 break

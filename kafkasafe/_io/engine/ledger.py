@@ -223,6 +223,7 @@ class Ledger:
                 ) from error
 
     def made_durable(self, parcels: Iterable[Parcel]) -> None:
+        """They are on disk: callers who wait for that go on."""
         with self.lock:
             for parcel in parcels:
                 self.durable(parcel)
@@ -230,6 +231,7 @@ class Ledger:
                 self.waiters.notify_all()
 
     def durable(self, parcel: Parcel) -> None:
+        """One of them; call with `lock` held."""
         parcel.durable = True
         if self.undurable.pop(parcel.number, None) is not None:
             self.backlog -= parcel.size_bytes
@@ -258,6 +260,7 @@ class Ledger:
             self.finish(parent)
 
     def abort(self, parcel: Parcel, error: BaseException) -> None:
+        """End it, and what it was divided into, with an error."""
         for child, _ in parcel.children or ():
             self.abort(child, error)
         if not parcel.done and not parcel.children:
@@ -265,6 +268,7 @@ class Ledger:
             self.finish(parcel)
 
     def fail(self, error: BaseException, *, final: bool = True) -> None:
+        """The end of the producer: everything without a fate gets the error."""
         with self.lock:
             if final:
                 self.failure = error

@@ -29,6 +29,7 @@ class LossWatch:
         self._intake = intake
 
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
+        """Acknowledged records are gone: counted, said, and what is sent again gets its parcels."""
         topic, partition = lane.journal.address(loss.destination)
         self._ground.counters["acked_loss_detected"] += 1
         self._ground.counters["acked_lost_records"] += loss.records

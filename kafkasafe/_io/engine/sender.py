@@ -56,6 +56,7 @@ class Sender:
         """By partition, the name of the last error."""
 
     def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
+        """Send batches, in order; the reply comes as `Produced`."""
         requests = []
         unread: dict[int, SpoolError] = {}
         for batch in batches:
@@ -176,6 +177,7 @@ class Sender:
             inquiry.go_on()
 
     def wait(self, lane: Lane, wait: j.Wait) -> None:
+        """A destination pauses before its next try."""
         topic, partition = lane.journal.address(wait.destination)
         backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
             wait.attempt
@@ -208,6 +210,7 @@ class Sender:
         self._ground.timer(pause_s, RetryDue(lane, wait.destination))
 
     def want_producer_id(self, lane: Lane) -> None:
+        """Ask for a producer id; the answer comes as `ProducerIdAnswered`."""
         lane.producer_id_wanted = True
         self._ground.cluster.init_producer_id(
             lambda answer: self._ground.post(ProducerIdAnswered(lane, answer))

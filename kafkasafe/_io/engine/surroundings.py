@@ -51,6 +51,7 @@ class Surroundings:
         self._ground.beside(look)
 
     def looked_around(self, found: Sequence[LeftBehind]) -> None:
+        """Adopt what is this producer's own, and say where the rest waits."""
         if self._ground.closing or self._ground.stranger is not None:
             return
         left = 0

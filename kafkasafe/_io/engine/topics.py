@@ -51,6 +51,7 @@ class Topics:
         self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
 
     def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
+        """An answer about metadata."""
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._ground.cluster_id:
             self._ground.progressed()
             self._binding.bind(refreshed.cluster_id)
@@ -94,6 +95,7 @@ class Topics:
                 )
 
     def poll(self) -> None:
+        """Ask about topics that records wait for without a partition."""
         for lane in self._ground.lanes:
             for topic in lane.journal.unchosen_topics():
                 if self._ground.cluster.topic(topic) is None:

@@ -22,10 +22,12 @@ class Bell:
         self._silent.acquire()
 
     def set(self) -> None:
+        """Ring."""
         with contextlib.suppress(RuntimeError):  # it rings already
             self._silent.release()
 
     def clear(self) -> None:
+        """Silent from now on."""
         self._silent.acquire(blocking=False)
 
     def wait(self, timeout_s: float) -> None:
