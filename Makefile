@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two tests at a time, those that share a broker or a Spark one after another; the fast ones first (tests/tiers.py).
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 25
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 25
 JOBS ?= 2
 
 .PHONY: help demo demo-spark dashboard test test-all smoke-spark lint format bench bench-consume chaos clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,48 @@ settings.load_profile("kafkasafe")
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The fast tier first. With pytest-xdist, tests that share a broker or a Spark go to one worker, the longest first."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """The fast tier first, in it what shares a Spark, then what shares a broker, then what shares nothing.
+
+    Markers are set before any are looked at, and the order is made when pytest-randomly has made its own.
+    """
     order = {}
     for item in items:
         module = item.path.relative_to(HERE).as_posix()
         marks = {mark.name for mark in item.iter_markers()}
         fast = tiers.is_fast(module, getattr(item, "originalname", item.name), marks)
-        group = tiers.group(module, marks, set(getattr(item, "fixturenames", ())))
         if not fast:
             item.add_marker(pytest.mark.full)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group if fast else f"{group} full"))
+        group = tiers.group(module)
         order[item] = not fast, group != "spark", not group
+    yield
     items.sort(key=order.__getitem__)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What stands together in the order above and is of one group goes to one worker."""
+    # `--dist loadgroup` does nothing with pytest 9.2 (pytest-xdist 3.8 sets an attribute that is gone).
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def schedule(self) -> None:
+            self._scopes: dict[str, str] = {}
+            before, number = "", 0
+            collection = next(iter(self.registered_collections.values()), [])
+            for nodeid in collection:
+                group = tiers.group(nodeid.partition("::")[0].removeprefix(f"{HERE.name}/"))
+                number += group != before
+                before = group
+                self._scopes[nodeid] = f"{number} {group}" if group else nodeid
+            super().schedule()
+
+        def _split_scope(self, nodeid: str) -> str:
+            return self._scopes.get(nodeid, nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -62,10 +62,9 @@ def is_fast(module: str, function: str, marks: set[str]) -> bool:
     return not marks & REAL or (named is not None and (not named or function in named))
 
 
-def group(module: str, marks: set[str], fixtures: set[str]) -> str:
+def group(module: str) -> str:
     """Of tests that run on one worker, because they share what takes seconds to start; none: on any."""
-    if "spark" in fixtures or "spark" in marks:
+    if module.startswith("spark/"):
         return "spark"
-    if marks & REAL or fixtures & {"kafka", "kafka_cluster"}:
-        return module
-    return ""
+    alone = module.startswith(("core/", "spool/")) and module != "core/test_classify.py"
+    return "" if alone else module
