@@ -81,13 +81,10 @@ class Script:
         assert self.world.run(float(seconds), delivered), "not delivered in time"
 
     def do_outage(self, switch) -> None:
-        self.world.outage = switch == "on"
-        if self.world.outage:
-            for life in self.world.lives:
-                life.cluster.cut(ConnectionResetError("The broker closed the connection"))
+        self.world.set_outage(switch == "on")
 
     def do_swallow(self, count) -> None:
-        self.world.swallow = int(count)
+        self.world.cluster.swallow = int(count)
 
     def do_kill(self, what="") -> None:
         self.world.kill(self.world.lives[0], power=what == "power")
@@ -97,6 +94,7 @@ class Script:
         found.log.truncate(int(offset))
         found.log.high_watermark = min(found.log.high_watermark, int(offset))
         found.lead(found.leader)
+        self.world.cluster.cut()
 
     def do_trim(self, topic, partition, offset) -> None:
         leader = self.world.centre.partition(topic, int(partition)).leader

@@ -1,6 +1,5 @@
-"""Producers without threads on a cluster without sockets, in virtual time: the real engine, a disk that crashes
-(kafkasafe.testing.disk), and what a Kafka cluster does (the pure centre of kafkasafe.testing.fake) behind the
-`Cluster` protocol.
+"""Producers without threads on a cluster without sockets, in virtual time: the real engine on a disk that crashes
+(kafkasafe.testing.disk) and on the fake cluster's own virtual clients (kafkasafe.testing.fake.virtual).
 
 Nothing here waits: `World.run` lets time jump to whatever is due next. All that happens is written down in
 `World.lines`, in order.
@@ -8,13 +7,10 @@ Nothing here waits: `World.run` lets time jump to whatever is due next. All that
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
 from collections import deque
 from pathlib import Path
 
-import kafka.errors
 import numpy as np
 
 from kafkasafe._core import batch as codec
@@ -25,441 +21,94 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
-from kafkasafe._io.transport import _next_offset
 from kafkasafe.cluster import api
 from kafkasafe.config import validate
 from kafkasafe.testing.disk import Disk
-from kafkasafe.testing.fake.centre import Centre
-from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.settings import profile_of
+from kafkasafe.testing.fake.desk import handler
+from kafkasafe.testing.fake.virtual import VirtualCluster
 
-EPOCH_MS = 1_700_000_000_000
-WAY_S = 0.001
-"""How long a request takes to a broker, and an answer back."""
+TIMEOUT_S = 5.0
 SPOOL = Path("/spool")
-_STALE = {3, 5, 6, 9, 74, 75}
 
 
-class Time:
-    """A clock that stands still until it is moved, and what is due."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._due: list = []
-        self._numbers = itertools.count()
-
-    def at(self, delay_s: float, job, *args) -> None:
-        heapq.heappush(self._due, (self.now + delay_s, next(self._numbers), job, args))
-
-    @property
-    def next(self) -> float:
-        return self._due[0][0] if self._due else float("inf")
-
-    def move(self, to: float) -> None:
-        while self._due and self._due[0][0] <= to:
-            at, _, job, args = heapq.heappop(self._due)
-            self.now = max(self.now, at)
-            job(*args)
-        self.now = max(self.now, to)
-
-    # kafkasafe.cluster.api.Clock
-    def monotonic(self) -> float:
-        return self.now
-
-    def elapsed(self) -> float:
-        return self.now + 86_400.0  # the machine slept for a day, before
-
-    def wall_ms(self) -> int:
-        return EPOCH_MS + round(self.now * 1000)
-
-    def boot_id(self) -> bytes:
-        return b"one machine, up "
-
-
-class VirtualCluster:
-    """One client's view of a `Centre`: `kafkasafe.cluster.api.Cluster`, with faults of the way there.
+class StormyCluster(VirtualCluster):
+    """Says what it is asked, and loses what it is told to.
 
     Attributes:
-        outage: No broker can be reached.
         swallow: So many Produce requests from now on are done, and nobody hears of it: the connection ends.
+        stragglers: Decides which requests of connections that ended arrive all the same, within the request timeout,
+            and when; None: none does.
     """
 
-    def __init__(self, world: World, request_timeout_s: float) -> None:
-        self._world = world
-        self._time = world.time
-        self._timeout_s = request_timeout_s
-        self.closed = False
-        self.connected = False
-        self.last_error = None
-        self.cluster_id = None
-        self._watched: set[str] = set()
-        self._topics: dict[str, api.TopicInfo] = {}
-        self._listeners: list = []
-        self._may_create = lambda _: True
-        self._fences: dict[tuple[str, int], int] = {}
-        self._flying: dict[int, object] = {}
-        self._arrivals: dict[int, object] = {}
-        self._arrived: set[int] = set()
-        self._late: set[int] = set()
-        self._numbers = itertools.count()
-        self._refreshing = False
-        self._waiters: list = []
-        self._parked: list = []
-        """What waits for the next answer about metadata: functions of whether that came."""
+    def __init__(self, say, brokers: int, config) -> None:
+        self.say = say
+        self.swallow = 0
+        self.stragglers: random.Random | None = None
+        super().__init__(brokers, config=config)
 
-    # -- life
-
-    def start(self) -> None:
-        self._refresh_soon(0.0)
-
-    def close(self, _timeout_s: float) -> bool:
-        self.closed = True
-        self.cut(kafka.errors.KafkaConnectionError("Closed"))
-        return True
-
-    def guard(self, *, on_stranger, on_home) -> None:
-        pass
-
-    def move(self, cluster_id: str) -> None:
-        pass
-
-    at_home = True
-
-    def on_metadata(self, callback) -> None:
-        self._listeners.append(callback)
-
-    def create_only(self, may_create) -> None:
-        self._may_create = may_create
-
-    def topic(self, name: str):
-        return self._topics.get(name)
-
-    def topics(self):
-        return [name for name, info in self._topics.items() if info.partitions]
-
-    def brokers(self):
-        return [api.Broker(node, "virtual", node) for node in self._world.centre.brokers]
-
-    # -- the way
-
-    def _ask(self, answer, reply, what: str = "") -> None:
-        """A request: at the broker after a while, answered after another."""
-        if self.closed or self._world.outage:
-            error = kafka.errors.KafkaConnectionError("Connection refused")
-            self.last_error = error
-            pause_s = 0.0 if self.closed else WAY_S
-            self._time.at(pause_s, reply, api.Failure(error, sent=False))
-            return
+    def ask(self, pipe, name, version, message, on_answer) -> None:
+        """See `VirtualCluster`."""
+        what = _request(name, message)
         if what:
-            self._world.say(f"-> {what}")
-        number = next(self._numbers)
-        self._flying[number] = reply
+            self.say(f"-> {what}")
 
-        def arrived() -> None:
-            if number in self._late:
-                self._late.discard(number)
-                self._world.pass_time()
-                answer()
-                return
-            if number not in self._flying or self._world.outage:
-                return
-            self._arrived.add(number)
-            self._world.pass_time()
-            deadline = self._time.now + self._timeout_s
+        def arrive() -> None:
+            if pipe.open:
+                pipe.requests.append((name, version, message, answered))
+                self._settle()
+            elif self.stragglers is not None and self.stragglers.random() < 0.5:
+                self.time.call_later(self.stragglers.uniform(0, TIMEOUT_S * 0.9), late)
 
-            def look() -> None:
-                if number not in self._flying:
-                    return
-                result = answer()
-                if result is None and self._time.now < deadline:
-                    self._time.at(0.05, look)
-                elif result is not None:
-                    self._time.at(WAY_S, self._answered, number, result)
+        def late() -> None:
+            if self._desk.centre.serves(pipe.node):
+                handler(name)(self._ask(pipe.node, version, message))
+                self._settle()
 
-            look()
+        def answered(fields) -> None:
+            on_answer(fields)
 
-        self._arrivals[number] = arrived
-        self._time.at(WAY_S, arrived)
-        self._time.at(self._timeout_s, self._timed_out, number)
+        answered.swallowed = what if name == "Produce" else ""
+        self.time.call_later(self.latency_s, arrive)
 
-    def _answered(self, number: int, result) -> None:
-        reply = self._flying.pop(number, None)
-        if reply is not None:
-            reply(result)
-
-    def _timed_out(self, number: int) -> None:
-        if number in self._flying:
-            self.cut(kafka.errors.KafkaTimeoutError("Request timed out"))
-
-    def cut(self, error: BaseException) -> None:
-        """The connection ends: what was sent on it has no answer."""
-        flying, self._flying = self._flying, {}
-        self._straggle(flying)
-        for reply in flying.values():
-            reply(api.Failure(error, sent=True))
-
-    def _straggle(self, numbers) -> None:
-        """Requests whose connection ended before they arrived may arrive all the same, within the request timeout."""
-        rng = self._world.stragglers
-        for number in list(numbers):
-            if rng is not None and number not in self._arrived and rng.random() < 0.5:
-                self._late.add(number)
-                self._time.at(rng.uniform(0, self._timeout_s * 0.9), self._arrivals[number])
-
-    def vanish(self) -> None:
-        """The process is gone: nobody hears of its requests any more."""
-        flying, self._flying = self._flying, {}
-        self.closed = True
-        self._straggle(flying)
-
-    def _with_leader(self, topic: str, partition: int, go, fail) -> None:
-        """`go(the leader as the metadata have it)`; what is not known yet waits for the next metadata."""
-
-        def route(*, final: bool) -> None:
-            info = self._topics.get(topic)
-            known = info.partitions.get(partition) if info else None
-            if known is not None and known.leader >= 0:
-                go(known.leader)
-            elif info is None and not final and not self.closed:
-                self._watched.add(topic)
-                self._parked.append(route)
-                self._refresh_soon(0.0)
-            else:
-                self._refresh_soon()
-                error = kafka.errors.LeaderNotAvailableError(f"Nothing is known of {topic} yet")
-                self._time.at(0.0, fail, api.Failure(error, sent=False))
-
-        route(final=False)
-
-    def _of_leader(self, what: str, topic: str, partition: int, work, refused, reply) -> None:
-        def go(node: int) -> None:
-            def answer():
-                if not self._world.centre.serves(node):
-                    return None
-                try:
-                    return work(self._world.centre.partition(topic, partition), node)
-                except RefusedError as error:
-                    if error.code in _STALE:
-                        self._refresh_soon()
-                    return refused(error.code)
-
-            self._ask(answer, reply, what)
-
-        self._with_leader(topic, partition, go, reply)
-
-    # -- metadata
-
-    def refresh_metadata(self, topics, reply) -> None:
-        fresh = not self._watched.issuperset(topics)
-        self._watched.update(topics)
-        self._waiters.append(reply)
-        self._refresh_soon(0.0 if fresh else 0.1)
-
-    def unwatch(self, topic: str) -> None:
-        self._watched.discard(topic)
-        self._topics.pop(topic, None)
-
-    def _refresh_soon(self, pause_s: float = 0.1) -> None:
-        if not self._refreshing and not self.closed:
-            self._refreshing = True
-            self._time.at(pause_s, self._refresh)
-
-    def _refresh(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        names = sorted(self._watched)
-
-        def answer():
-            centre = self._world.centre
-            topics = {}
-            for name in names:
-                topic = centre.topics.get(name)
-                if topic is None:
-                    if self._may_create(name) and centre.settings["auto.create.topics.enable"] == "true":
-                        centre.create_topic(name)
-                    topics[name] = api.TopicInfo(name, api.NO_TOPIC_ID, {}, 3)
-                    continue
-                partitions = {
-                    number: api.PartitionInfo(each.leader, each.leader_epoch)
-                    for number, each in topic.partitions.items()
-                }
-                topics[name] = api.TopicInfo(name, topic.topic_id.bytes, partitions, 0)
-            return api.MetadataRefreshed(centre.cluster_id, tuple(centre.brokers), topics)
-
-        def refreshed(result) -> None:
-            self._refreshing = False
-            if isinstance(result, api.Failure):
-                self.connected = False
-                self._refresh_soon(0.2)
-            else:
-                self.connected, self.last_error = True, None
-                self.cluster_id = result.cluster_id
-                self._topics.update(result.topics)
-            for reply in waiters:
-                reply(result)
-            parked, self._parked = self._parked, []
-            for route in parked:
-                route(final=True)
-            if isinstance(result, api.Failure):
-                return
-            for callback in self._listeners:
-                callback(result)
-            if any(
-                info.error_code or any(each.leader < 0 for each in info.partitions.values())
-                for info in result.topics.values()
-            ):
-                self._refresh_soon(0.2)
-
-        self._ask(answer, refreshed)
-
-    def list_topics(self, reply) -> None:
-        raise NotImplementedError
-
-    # -- writing
-
-    def init_producer_id(self, reply) -> None:
-        self._ask(lambda: api.ProducerIdGranted(self._world.centre.new_producer_id(), 0), reply)
-
-    def produce(self, requests, acks, timeout_ms, reply) -> None:
-        for request in requests:
-            self._produce(request, acks, timeout_ms, reply)
-
-    def _produce(self, request, acks, timeout_ms, reply) -> None:
-        target = (request.topic, request.partition)
-        data = bytes(request.data)
-        header = codec.read_header(data)
-        where = f"{request.topic}-{request.partition} {_identity(header)}"
-
-        def done(result) -> None:
-            failed = isinstance(result, api.Failure) or result.error_code
-            if failed:
-                self._fences[target] = self._fences.get(target, 0) + 1
-            fence = self._fences.get(target, 0)
-            if isinstance(result, api.Failure):
-                result = api.Failure(result.error, result.sent, fence)
-            else:
-                result = api.ProduceReply(
-                    result.error_code,
-                    result.base_offset,
-                    result.log_append_time,
-                    result.log_start_offset,
-                    result.record_errors,
-                    result.error_message,
-                    fence=fence,
-                )
-            reply(request.token, result)
-
-        if request.fence is not None and request.fence < self._fences.get(target, 0):
-            stale = api.StaleFenceError("An earlier batch failed")
-            self._time.at(0.0, done, api.Failure(stale, sent=False))
+    def _deliver(self, pipe, answer, on_answer) -> None:
+        what = getattr(on_answer, "swallowed", "")
+        if what and self.swallow:
+            self.swallow -= 1
+            self.say(f"   the answer to {what} is lost")
+            self._end(pipe, "The broker closed the connection")
             return
+        super()._deliver(pipe, answer, on_answer)
 
-        self._with_leader(*target, lambda node: self._produce_to(node, target, data, acks, where, done), done)
 
-    def _produce_to(self, node, target, data, acks, where, done) -> None:
-        world = self._world
-        state: dict = {}
-
-        def answer():
-            if not world.centre.serves(node):
-                return None
-            if "appended" not in state:
-                try:
-                    state["appended"] = world.centre.append(node, *target, data, acks)
-                except RefusedError as refused:
-                    if refused.code in _STALE:
-                        self._refresh_soon()
-                    return api.ProduceReply(
-                        refused.code, -1, -1, -1, tuple(refused.record_errors), refused.message
-                    )
-                if world.swallow:
-                    world.swallow -= 1
-                    world.say(f"   the answer about {where} is lost")
-                    self.cut(kafka.errors.KafkaConnectionError("The broker closed the connection"))
-                    return None
-            appended = state["appended"]
-            partition = world.centre.partition(*target)
-            if acks == -1 and partition.log.high_watermark < appended.end_offset:
-                return None
-            return api.ProduceReply(
-                0, appended.base_offset, appended.log_append_time_ms, appended.log_start_offset
+def _request(name: str, message) -> str:
+    match name:
+        case "Produce":
+            asked = [
+                f"{topic.name}-{part.index} {_identity(codec.read_header(part.records))}"
+                for topic in message.topic_data
+                for part in topic.partition_data
+            ]
+            return f"Produce {'; '.join(asked)}"
+        case "DescribeProducers":
+            topic = message.topics[0]
+            return f"{name} {topic.name}-{topic.partition_indexes[0]}"
+        case "Fetch":
+            topic = message.topics[0]
+            return f"{name} {topic.topic}-{topic.partitions[0].partition} from {topic.partitions[0].fetch_offset}"
+        case "ListOffsets":
+            part = message.topics[0].partitions[0]
+            what = (
+                "earliest"
+                if part.timestamp == api.EARLIEST
+                else "latest"
+                if message.replica_id == -1
+                else "end"
             )
-
-        self._ask(answer, done, f"Produce {where}")
-
-    # -- questions
-
-    def describe_producers(self, topic, partition, reply) -> None:
-        asked = f"DescribeProducers {topic}-{partition}"
-        self._of_leader(
-            asked,
-            topic,
-            partition,
-            lambda found, node: api.ProducersDescribed(
-                0,
-                {
-                    number: api.ProducerState(known.epoch, known.last_sequence, known.last_timestamp)
-                    for number, known in found.logs[node].producers
-                },
-            ),
-            api.ProducersDescribed,
-            reply,
-        )
-
-    def fetch_headers(self, topic, partition, offset, max_bytes, reply) -> None:
-        asked = f"Fetch {topic}-{partition} from {offset}"
-
-        def work(found, node):
-            read = found.fetch(node, offset, max_bytes=max_bytes, read_committed=False)
-            headers = [header for _, header in codec.iter_headers(read.data)]
-            return api.HeadersFetched(
-                0,
-                read.high_watermark,
-                read.last_stable_offset,
-                read.log_start_offset,
-                headers,
-                _next_offset(read.data, offset),
-            )
-
-        self._of_leader(
-            asked,
-            topic,
-            partition,
-            work,
-            lambda code: api.HeadersFetched(code, -1, -1, -1, [], offset),
-            reply,
-        )
-
-    def fetch_records(self, *_args, **_options) -> None:
-        raise NotImplementedError
-
-    def list_offset(self, topic, partition, timestamp, reply, *, isolation_level: int = 0) -> None:
-        self._list(topic, partition, timestamp, reply, replica_id=-1)
-
-    def log_end_offset(self, topic, partition, reply) -> None:
-        self._list(topic, partition, api.LATEST, reply, replica_id=-2)
-
-    def _list(self, topic, partition, timestamp, reply, *, replica_id: int) -> None:
-        what = {api.LATEST: "end" if replica_id == -2 else "latest", api.EARLIEST: "earliest"}
-        asked = f"ListOffsets {topic}-{partition} {what[timestamp]}"
-
-        def work(found, node):
-            listed = found.list_offset(
-                node, timestamp, version=7, replica_id=replica_id, read_committed=False
-            )
-            return api.OffsetListed(0, listed.offset, listed.leader_epoch, listed.timestamp)
-
-        self._of_leader(asked, topic, partition, work, lambda code: api.OffsetListed(code, -1, -1), reply)
-
-    def offset_for_leader_epoch(
-        self, topic, partition, leader_epoch, reply, *, current_leader_epoch=-1
-    ) -> None:
-        asked = f"OffsetForLeaderEpoch {topic}-{partition} {leader_epoch}"
-
-        def work(found, node):
-            epoch, end = found.check_leader(node, current_leader_epoch).end_of_epoch(leader_epoch)
-            return api.EpochEnd(0, epoch, end)
-
-        self._of_leader(asked, topic, partition, work, lambda code: api.EpochEnd(code, -1, -1), reply)
+            return f"{name} {message.topics[0].name}-{part.partition_index} {what}"
+        case "OffsetForLeaderEpoch":
+            topic = message.topics[0]
+            return f"{name} {topic.topic}-{topic.partitions[0].partition} {topic.partitions[0].leader_epoch}"
+    return ""
 
 
 class _TracedEngine(Engine):
@@ -483,28 +132,28 @@ class Life:
         self.inbox: deque = deque()
         self.config = validate(
             {
-                "bootstrap_servers": "virtual:9092",
+                "bootstrap_servers": world.cluster.bootstrap_servers,
                 "client_id": "app",
                 "spool_dir": str(SPOOL),
                 "spool_max_bytes": 16 << 20,
                 "retry_backoff_ms": 100,
-                "request_timeout_ms": 5000,
+                "request_timeout_ms": int(TIMEOUT_S * 1000),
                 "acked_loss_check_ms": 10_000,
                 **options,
             }
         )
         directory = SpoolDirectory.open(SPOOL, files=self.files)
         lock = directory.take_lane(self.config.spool_lane)
-        self.cluster = VirtualCluster(world, self.config.request_timeout_s)
+        self.client = world.cluster.connect(self.config.kafka)
         self.ground = Ground(
             self.config,
-            self.cluster,
+            self.client,
             directory,
             self.files,
             post=self.inbox.append,
             is_own_thread=lambda: True,
             clock=world.time,
-            sleep=lambda seconds: world.time.move(world.time.now + seconds),
+            sleep=world.time.run_for,
             dice=random.Random(1).random,
             beside=lambda job: job(),
         )
@@ -512,7 +161,7 @@ class Life:
         self.engine.world = world
         self.engine.open(lock)
         self.engine.listen()
-        self.cluster.start()
+        self.client.start()
         self.engine.begin()
 
     def send(self, topic: str, partition: int, values) -> Parcel:
@@ -537,35 +186,36 @@ class Life:
 
     def kill(self) -> None:
         """As SIGKILL."""
-        self.cluster.vanish()
         self.files.kill()
+        self.client.close(0.0)
 
 
 class World:
     """A cluster, a disk, and the producers of one spool directory, one after the other or side by side."""
 
     def __init__(self, brokers: int = 1, **settings) -> None:
-        self.time = Time()
-        self.disk = Disk()
         self.lines: list[str] = []
         self.lives: list[Life] = []
+        self.disk = Disk()
+        config = {name.replace("_", "."): value for name, value in settings.items()}
+        self.cluster = StormyCluster(self.say, brokers, config)
+        self.time = self.cluster.time
+        self.time.sleep(86_400.0)  # `monotonic` and `elapsed` differ
         self.outage = False
-        self.swallow = 0
-        self.stragglers: random.Random | None = None
-        """Decides which requests of connections that ended arrive all the same, and when; None: none does."""
-        self.centre = Centre(
-            brokers,
-            profile_of("4.3.0"),
-            {name.replace("_", "."): value for name, value in settings.items()},
-            cluster_id="virtual",
-            now_ms=self.time.wall_ms(),
-        )
+
+    @property
+    def centre(self):
+        return self.cluster._desk.centre
 
     def say(self, line: str) -> None:
-        self.lines.append(f"{self.time.now:8.3f}  {line}")
+        self.lines.append(f"{self.cluster.time.monotonic():8.3f}  {line}")
 
-    def pass_time(self) -> None:
-        self.centre.advance(self.time.wall_ms())
+    def set_outage(self, on: bool) -> None:
+        """No broker can be reached."""
+        self.outage = on
+        self.cluster.refuse(on)
+        if on:
+            self.cluster.cut()
 
     def start(self, **options) -> Life:
         """A process begins."""
@@ -582,20 +232,21 @@ class World:
 
     def run(self, seconds: float, until=None) -> bool:
         """Let time pass, or less if `until` becomes true; whether it did."""
-        end = self.time.now + seconds
+        end = self.time.monotonic() + seconds
         while True:
+            self.cluster._desk.advance(self.cluster.now_ms())
             for life in self.lives:
                 life.turn()
             if until is not None and until():
                 return True
             if any(life.inbox for life in self.lives):
                 continue
-            due = min([self.time.next, *(life.engine.due for life in self.lives)])
+            next_s = self.time.next_s
+            due = min([float("inf") if next_s is None else next_s, *(life.engine.due for life in self.lives)])
             if due > end:
-                self.time.move(end)
+                self.time.run_until(end)
                 return until is None
-            self.time.move(max(due, self.time.now))
-            self.pass_time()
+            self.time.run_until(due)
 
     def log(self, topic: str, partition: int) -> list[bytes]:
         """The values that readers can see."""
