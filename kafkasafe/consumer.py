@@ -73,6 +73,7 @@ from kafkasafe.config import validate_consumer
 from kafkasafe.errors import LogDivergedError, OffsetNotAvailableError, RemoteStorageNotReadyError
 from kafkasafe.events import (
     ConsumerEvent,
+    HistoryTrimmed,
     LogDiverged,
     OffsetHeld,
     OffsetLowered,
@@ -1322,6 +1323,10 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                     partition=tp.partition,
                     position=part.position,
                 )
+                start = outcome.log_start_offset
+                # A position before the log's start is reset, with an event of its own.
+                if start == part.position and walked.epoch > part.lineage.newest_epoch:
+                    self._emit(HistoryTrimmed(tp.topic, tp.partition, part.position, start, outcome.reason))
             part.state.complete_validation()
             return
         part.suspected = False
@@ -1571,6 +1576,8 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                 stats.not_ready_s[topic] += after_s
             case PartitionNotReady():
                 pass  # counted when it is over
+            case HistoryTrimmed():
+                pass  # no loss
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""

@@ -17,6 +17,7 @@ __all__ = [
     "DeliveryRetried",
     "Event",
     "Healed",
+    "HistoryTrimmed",
     "LaneAdopted",
     "LogDiverged",
     "OffsetHeld",
@@ -233,12 +234,35 @@ class SpoolWriteFailed:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryTrimmed:
+    """Another leader was elected, and nothing proves that its log ever had what was acknowledged, or read.
+
+    Retention or DeleteRecords removed all of it: the log begins after it. That is no loss; but that some of it was lost
+    before it was removed cannot be excluded either.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        position: Of a producer, the offset after the last acknowledged record; of a consumer, its position.
+        log_start_offset: Where the log begins now.
+        evidence: What was seen.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    log_start_offset: int
+    evidence: str
+
+
 Event = (
     BatchCommitted
     | BatchRejected
     | BatchParked
     | AckedDataLost
     | Healed
+    | HistoryTrimmed
     | DeliveryRetried
     | RecordsMissing
     | SpoolRecovered
@@ -431,4 +455,12 @@ class SourceDataLost:
     lost: tuple[int, int] | None
 
 
-ConsumerEvent = LogDiverged | PositionReset | PartitionNotReady | PartitionReady | OffsetHeld | OffsetLowered
+ConsumerEvent = (
+    LogDiverged
+    | HistoryTrimmed
+    | PositionReset
+    | PartitionNotReady
+    | PartitionReady
+    | OffsetHeld
+    | OffsetLowered
+)

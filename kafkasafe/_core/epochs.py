@@ -420,10 +420,12 @@ class Unknown:
     Attributes:
         reason: For people.
         same_until: Up to here (exclusive) the logs are the same; None when nothing is known.
+        log_start_offset: Where the leader's log begins, if the reason is that all that was read stood before it.
     """
 
     reason: str
     same_until: int | None = None
+    log_start_offset: int | None = None
 
 
 Outcome = Same | Diverged | Unknown
@@ -575,7 +577,7 @@ class EpochWalk:
                 # What was read before the log's start may differ as well: nothing there can be compared any more.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
-                self.outcome = Unknown(_TRIMMED)
+                self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
             return
         if epoch < 0:
             # Brokers before 2.0 do not say which epoch it is about: an end below ours is a proof, above it is none.
@@ -605,7 +607,7 @@ class EpochWalk:
         elif end < ours.end_offset:
             self.outcome = Unknown("the newest records that were read have no leader epoch", same_until=end)
         elif self._log_start is not None and self._log_start >= end:
-            self.outcome = Unknown(_TRIMMED)
+            self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
         else:
             self.outcome = Same(end)
 

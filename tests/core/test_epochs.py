@@ -251,8 +251,10 @@ def test_of_what_is_trimmed_nothing_is_claimed():
     assert walk(ours, theirs, log_start_offset=6).outcome == Diverged(
         6, (6, 9), None, None, (3,), exact=False
     )
-    assert isinstance(walk(ours, log("7:10", 12), log_start_offset=10).outcome, Unknown)
-    assert isinstance(walk(ours, log("3:10", 12), log_start_offset=10).outcome, Unknown)
+    for theirs in (log("7:10", 12), log("3:10", 12)):
+        nothing = walk(ours, theirs, log_start_offset=10).outcome
+        assert isinstance(nothing, Unknown)
+        assert nothing.log_start_offset == 10
     assert walk(ours, log("3:4", 12), log_start_offset=4).outcome == Same(10)
 
 

@@ -13,9 +13,9 @@ import confluent_kafka
 import harness
 import lives
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaProducer, TopicPartition
 
-from kafkasafe import DataLossError, events
+from kafkasafe import DataLossError, SafeConsumer, events
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
@@ -294,6 +294,50 @@ def test_a_topic_that_is_created_again(kafka_cluster, producers, tmp_path, heal_
     log = logged(cluster, topic)[0]
     assert sorted(log) == list(range(0 if healed else 10, 12))
     assert [number for number in log if number < 10] == list(range(healed))
+
+
+def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
+    """After an election it cannot be known whether the log ever had what was acknowledged, and read: that is said."""
+    cluster = kafka_cluster
+    topic = f"trimmed-{random.SystemRandom().getrandbits(32):x}"
+    cluster.create_topic(topic, assignments=same_brokers(1))
+    safe = Safe(producers, cluster, topic, 0, tmp_path, acked_loss_check_ms=200)
+    safe.send(5)
+    seen: list[events.ConsumerEvent] = []
+    with SafeConsumer(
+        bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest", on_event=seen.append
+    ) as reader:
+        where = TopicPartition(topic, 0)
+        reader.assign([where])
+        read: list[int] = []
+
+        def reads(count: int) -> bool:
+            read.extend(r.offset for found in reader.poll(100).values() for r in found)
+            return len(read) == count
+
+        harness.until(lambda: reads(5))
+        with cluster.admin() as admin:
+            admin.delete_records({where: 5})
+        cluster.wait_in_sync(topic)
+        cluster.kill(cluster.leader(topic))
+        harness.until(lambda: safe.seen(events.HistoryTrimmed))
+
+        def noticed() -> bool:
+            reads(5)
+            return any(isinstance(event, events.HistoryTrimmed) for event in seen)
+
+        harness.until(noticed)
+        cluster.start_all()
+        cluster.wait_in_sync(topic)
+        safe.send(1)
+        safe.producer.flush(60)
+        harness.until(lambda: reads(6))
+    (told,) = safe.seen(events.HistoryTrimmed)
+    assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)
+    told = next(event for event in seen if isinstance(event, events.HistoryTrimmed))
+    assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)
+    assert not safe.seen(events.AckedDataLost)
+    assert not [event for event in seen if isinstance(event, events.LogDiverged)]
 
 
 KILLED = 6

@@ -80,6 +80,7 @@ class Binding:
             for lane in self._ground.lanes:
                 lane.journal.new_cluster()
                 lane.epochs.clear()
+                lane.unproven.clear()
 
     def on_stranger(self, cluster_id: str) -> None:
         """A connection led to another cluster; the transport has closed it, nothing was sent."""

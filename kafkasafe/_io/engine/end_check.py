@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from kafkasafe._core import journal as j
 from kafkasafe._core.loss import Cause
 from kafkasafe._io.engine.answers import trouble
@@ -10,6 +12,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import EpochCheckDue
 from kafkasafe._io.engine.steps import Steps
 from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
+from kafkasafe.events import HistoryTrimmed
 
 __all__ = ["EndCheck"]
 
@@ -25,12 +28,14 @@ class EndCheck(Steps):
         check: What was acknowledged, under which epoch.
         idle: Nothing is going on in the partition: asked without a reason, and of interest only while that is so. Else
             another leader acknowledges, and it is asked until there is an answer.
+        elected: Another leader was elected since: it matters whether its log can prove anything.
     """
 
-    def __init__(self, ground: Ground, lane: Lane, check: j.EpochCheck, *, idle: bool) -> None:
+    def __init__(self, ground: Ground, lane: Lane, check: j.EpochCheck, *, idle: bool, elected: bool) -> None:
         super().__init__(ground, lane, *lane.journal.address(check.destination))
         self._check = check
         self._idle = idle
+        self._elected = elected
         self._last = f"though offset {check.last_acked_offset} was acknowledged"
 
     def go_on(self) -> None:
@@ -85,6 +90,37 @@ class EndCheck(Steps):
     def _passed(self) -> None:
         if not self._idle:
             self._lane.journal.checked(self._check)
+        if self._elected:
+            # A log that begins after all that was acknowledged says the same as one that has it.
+            self._ground.cluster.list_offset(self._topic, self._partition, EARLIEST, self._then("begins"))
+
+    def _on_begins(self, result: OffsetListed | Failure) -> None:
+        check, lane = self._check, self._lane
+        if isinstance(result, Failure) or trouble(result)[1] or result.offset <= check.last_acked_offset:
+            return
+        if lane.unproven.get(check.destination) == check.last_acked_offset:
+            return
+        lane.unproven[check.destination] = check.last_acked_offset
+        evidence = (
+            f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
+            f" was elected, and the log begins at {result.offset}"
+        )
+        self._ground.counters["history_trimmed"] += 1
+        self._ground.log.seldom(
+            logging.INFO,
+            "history_trimmed",
+            f"{self._topic}-{self._partition}",
+            "%s-%d: whether all that was acknowledged was still there when it was removed cannot be proven: %s",
+            self._topic,
+            self._partition,
+            evidence,
+            lane=lane.name,
+            topic=self._topic,
+            partition=self._partition,
+        )
+        self._ground.emit(
+            HistoryTrimmed(self._topic, self._partition, check.last_acked_offset + 1, result.offset, evidence)
+        )
 
     def _failed(self) -> None:
         if not self._idle and self._lane in self._ground.lanes and not self._ground.closing:

@@ -34,6 +34,8 @@ class Lane:
     released_at: int = -1
     epochs: dict[int, int] = field(default_factory=dict)
     """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
+    unproven: dict[int, int] = field(default_factory=dict)
+    """Last acknowledged offset by destination, when it was last reported that nothing proves it any more."""
     unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
     """What a failing disk does not take, in the order in which it is tried again."""
     write_attempt: int = 0

@@ -191,15 +191,17 @@ class LossWatch:
                     self._check_end(lane, destination, last_acked_offset)
         self._ground.timer(self._config.acked_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
-    def _check_end(self, lane: Lane, destination: int, last_acked_offset: int) -> None:
+    def _check_end(
+        self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False
+    ) -> None:
         """Does the log still hold what was acknowledged last? Partitions where something is going on notice it."""
         epoch = lane.journal.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
-        EndCheck(self._ground, lane, check, idle=True).go_on()
+        EndCheck(self._ground, lane, check, idle=True, elected=elected).go_on()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
         """Another leader acknowledges: did the one before acknowledge more than is left of its log?"""
-        EndCheck(self._ground, lane, check, idle=False).go_on()
+        EndCheck(self._ground, lane, check, idle=False, elected=True).go_on()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """After an election, or under another topic id, acknowledged records may be gone."""
@@ -216,7 +218,8 @@ class LossWatch:
                 before = lane.epochs.get(destination)
                 lane.epochs[destination] = epoch
                 if before is None or epoch > before:
-                    self._check_end(lane, destination, last_acked_offset)
+                    elected = 0 <= lane.journal.leader_epoch(destination) < epoch
+                    self._check_end(lane, destination, last_acked_offset, elected=elected)
 
     @staticmethod
     def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
