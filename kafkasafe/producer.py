@@ -464,8 +464,9 @@ class RecordFuture(FutureRecordMetadata):
             error = self.exception
             if error is not None:
                 raise error
+            cause = self._producer._network_cause() if in_memory else ""
             raise kafka_errors.KafkaTimeoutError(
-                f"The record was not durable after {timeout} s.{self._because()}"
+                f"The record was not durable after {timeout} s.{cause}{self._because()}"
             )
         return self
 

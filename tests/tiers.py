@@ -29,6 +29,7 @@ WORTH_IT: dict[str, tuple[str, ...]] = {
     "producer/test_first_contact.py": ALL,
     "producer/test_kill.py": ("test_nothing_is_lost_by_killing_the_process_a_few_times",),
     "producer/test_loss.py": ("test_an_unclean_election_loses_what_the_leader_alone_had",),
+    "producer/test_never.py": ("test_no_file_is_written_and_no_home_is_needed",),
     "spark/test_memory.py": ALL,
     "spark/test_outcomes.py": ALL,
     "spark/test_sessions.py": ALL,

@@ -16,7 +16,15 @@ import lives
 import numpy as np
 import pytest
 
-from kafkasafe import ConfigError, DeliveryTimeoutError, RejectedError, SafeProducer, SpoolFullError, events
+from kafkasafe import (
+    ConfigError,
+    DataLossError,
+    DeliveryTimeoutError,
+    RejectedError,
+    SafeProducer,
+    SpoolFullError,
+    events,
+)
 from kafkasafe.testing.demo import Ledger
 
 MIB = 1024 * 1024
@@ -101,11 +109,14 @@ def test_no_file_is_written_and_no_home_is_needed(kafka):
     """As in a container with a read-only root file system, run by a user whom /etc/passwd does not know."""
     topic = harness.new_topic(kafka, 1)
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in {"XDG_STATE_HOME", "KAFKASAFE_SPOOL_DIR", "TMPDIR"}
+        name: value for name, value in os.environ.items() if name not in {"XDG_STATE_HOME", "TMPDIR"}
     }
-    environment |= {"HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+    # The directory is for the other producers of the machine.
+    environment |= {
+        "HOME": "/nonexistent",
+        "KAFKASAFE_SPOOL_DIR": "/nonexistent/spool",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), ",".join(kafka.bootstrap_servers), topic],
         env=environment,
@@ -164,13 +175,16 @@ def test_memory_is_bounded_in_an_outage_and_nothing_accepted_is_dropped(broker, 
         fill()
     kept = {definition.name: number for definition, _, number in producer._readings()}
     assert 10 * MIB < kept["spool_bytes"] <= kept["spool_capacity_bytes"] == 16 * MIB
+    assert producer.metrics(raw=True).get("fsync_count", 0) == 0
     # The journal's own notes are no growth that nobody counts.
     assert producer._pump.ledger.used < 2 * MIB
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match="in memory, as long as this producer lives"
     ):
         producer.flush_spool(0.1)
-    with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match="was not durable"):
+    with pytest.raises(
+        harness.kafka_errors.KafkaTimeoutError, match=r"was not durable .* Brokers cannot be used"
+    ):
         futures[0].durable(0.1)
     broker.proxy.restore()
     producer.flush_spool(120)
@@ -218,6 +232,22 @@ def test_close_says_how_much_is_lost(broker, unspooled, caplog):
     assert errors == [futures[3].exception]
     assert "7 records had not been acknowledged" in caplog.text
     producer.close()  # once is enough
+
+
+@pytest.mark.kafka
+def test_a_loss_of_the_cluster_is_raised(broker, unspooled):
+    topic = harness.new_topic(broker.cluster, 1)
+    seen: list = []
+    producer = unspooled(on_event=seen.append, request_timeout_ms=3000)
+    for number in range(10):
+        harness.send(producer, topic, number).get(60)
+    broker.cluster.lose_log(topic)
+    harness.send(producer, topic, 10)
+    with pytest.raises(DataLossError, match="With spool='never' nothing has them any more"):
+        producer.flush(120)
+    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
+    assert (lost.first_offset, lost.last_offset, lost.records) == (0, 9, 10)
+    producer.close()
 
 
 @pytest.mark.kafka

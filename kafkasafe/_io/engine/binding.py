@@ -55,8 +55,10 @@ class Binding:
                 f" {cluster_id}. Nothing was sent; all accepted records are safe and wait."
             )
             remedy = (
-                "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls shows"
-                " what waits)"
+                "They are lost when this producer ends before (spool='never')"
+                if self._ground.config.in_memory
+                else "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls"
+                " shows what waits)"
             )
             if self._ground.cluster_id is None:
                 self._ground.stranger = WrongClusterError(f"{holds} {remedy}")

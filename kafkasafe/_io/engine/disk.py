@@ -115,18 +115,17 @@ class DiskWriter:
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
-            self._ground.counters["fsync_count"] += 1
-            seconds = self._ground.clock.monotonic() - started
-            self._ground.counters["fsync_us"] += int(seconds * 1e6)
-            self._ground.stats.fsync.observe(seconds)
+            if not self._config.in_memory:
+                self._ground.counters["fsync_count"] += 1
+                seconds = self._ground.clock.monotonic() - started
+                self._ground.counters["fsync_us"] += int(seconds * 1e6)
+                self._ground.stats.fsync.observe(seconds)
         if parcels:
             self._measure()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
-        if self._config.in_memory:
-            return  # nothing is safe yet, and the journal's copy is no reason to forget the bytes
-        for parcel in parcels:
-            self._memory += parcel.size_bytes
-        if parcels:
+        # In memory nothing is safe by that, and the journal's copy is no reason to forget the bytes.
+        if parcels and not self._config.in_memory:
+            self._memory += sum(parcel.size_bytes for parcel in parcels)
             self._ledger.made_durable(parcels)
             if self._memory > _MEMORY_BYTES:
                 for parcel in parcels:

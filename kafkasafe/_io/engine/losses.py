@@ -45,6 +45,8 @@ class LossWatch:
             loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics
         ):
             fate = "Nothing is sent again into a topic that may have been created again (heal_recreated_topics=False)"
+        elif self._config.on_acked_loss == "heal" and self._config.in_memory:
+            fate = "With spool='never' nothing has them any more"
         elif self._config.on_acked_loss == "heal":
             fate = "The spool does not have them any more: retain_acked_bytes or retain_acked_s keep them"
         else:
