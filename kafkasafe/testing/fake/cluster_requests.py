@@ -91,7 +91,8 @@ def _wanted_row(ask: Ask, one: Any, *, create: bool) -> Fields:
             if create and centre.settings["auto.create.topics.enable"] == "true":
                 centre.check_allowed("create", "topic", name)
                 centre.create_topic(name)
-            # Also what is being created is not there yet.
+                # What is being created is not there yet.
+                raise RefusedError(centre.profile.creating_code)
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION)
         return _topic_row(ask, centre.topics[name])
     except RefusedError as refused:

@@ -30,6 +30,7 @@ class Profile:
         apis: API name -> (oldest, newest) version.
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
+        creating_code: Error code of a topic that metadata make the broker create.
         verifies_transactions: Batches of a transaction are only taken for partitions that were added to it.
     """
 
@@ -38,6 +39,7 @@ class Profile:
     settings: Mapping[str, str]
     features: Mapping[str, int] = field(default_factory=dict)
     verifies_transactions: bool = True
+    creating_code: int = 3
 
 
 _SETTINGS: Final = {
@@ -155,6 +157,7 @@ _OLD: Final = Profile(
         }
     ),
     verifies_transactions=False,
+    creating_code=5,
 )
 
 _PROFILES: Final = {profile.version: profile for profile in (_CURRENT, _OLD)}

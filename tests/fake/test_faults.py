@@ -1,0 +1,224 @@
+"""What a test can do to the fake that it could not, or not in time, do to real brokers."""
+
+import time
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import TopicAlreadyExistsError
+from rawclient import Raw, make_batch
+
+from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.testing import FakeCluster
+from kafkasafe.testing.broker import ClusterError
+
+
+@pytest.fixture
+def cluster():
+    with FakeCluster(brokers=3) as made:
+        made.create_topic("t", assignments={0: [1, 2, 3]})
+        yield made
+
+
+@pytest.fixture
+def ask(cluster):
+    opened = []
+
+    def ask(name, version, *, node=1, **fields):
+        raw = Raw(*cluster.client_address(node))
+        opened.append(raw)
+        return raw.ask(name, version, **fields)
+
+    yield ask
+    for raw in opened:
+        raw.close()
+
+
+@pytest.fixture
+def send(cluster, ask):
+    def send(seq=-1, *, pid=-1, age_ms=0, acks=-1, timeout_ms=30_000, node=1, count=1):
+        epoch = -1 if pid < 0 else 0
+        stamp = cluster.now_ms() - age_ms
+        data = make_batch(*[b"v"] * count, pid=pid, epoch=epoch, seq=seq, now_ms=stamp)
+        rows = [{"name": "t", "partition_data": [{"index": 0, "records": data}]}]
+        answer = ask(
+            "Produce", 9, node=node, transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=rows
+        )
+        return answer.responses[0].partition_responses[0]
+
+    return send
+
+
+def end_offset(ask, version, node=1, replica_id=-1, timestamp=-1):
+    part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
+    topics = [{"name": "t", "partitions": [part]}]
+    answer = ask("ListOffsets", version, node=node, replica_id=replica_id, isolation_level=0, topics=topics)
+    return answer.topics[0].partitions[0]
+
+
+def test_an_election_before_the_high_watermark_is_known(cluster, ask, send):
+    """KIP-207, for as long as one likes."""
+    send(count=10)
+    cluster.hold_back(3, "t")
+    assert send(count=5, acks=1).base_offset == 10
+    assert end_offset(ask, 6).offset == 10
+    cluster.move_leader("t", to=2)
+    assert cluster.partition_state("t").in_sync == (1, 2, 3)
+    assert (end_offset(ask, 6, node=2).error_code, end_offset(ask, 4, node=2).error_code) == (78, 5)
+    assert end_offset(ask, 6, node=2, timestamp=-2).offset == 0
+    assert end_offset(ask, 6, node=2, timestamp=0).offset == 0
+    assert end_offset(ask, 6, node=2, replica_id=-2).offset == 15
+    cluster.hold_back(3, "t", on=False)
+    assert end_offset(ask, 6, node=2).offset == 15
+
+
+def test_replicas_that_are_too_slow_are_7_and_the_records_are_there(cluster, send):
+    cluster.hold_back(3, "t")
+    began = time.monotonic()
+    assert send(timeout_ms=200).error_code == 7
+    assert time.monotonic() - began >= 0.15
+    cluster.hold_back(3, "t", on=False)
+    assert len(cluster.values("t")) == 1
+
+
+def test_rights(cluster, ask, send):
+    cluster.deny("write", topic="t")
+    assert send().error_code == 29
+    cluster.deny("write", topic="t", on=False)
+    assert send().error_code == 0
+    cluster.deny("write")
+    fields = {"transactional_id": None, "transaction_timeout_ms": 1, "producer_id": -1, "producer_epoch": -1}
+    assert ask("InitProducerId", 4, **fields).error_code == 31
+    cluster.deny("describe", topic="*")
+    assert end_offset(ask, 6).error_code == 29
+    cluster.deny("describe", group="g")
+    assert ask("FindCoordinator", 3, key="g", key_type=0).error_code == 30
+    with pytest.raises(UsageError, match="Rights are"):
+        cluster.deny("own", topic="t")
+
+
+def test_a_throttled_client_is_told_so_and_not_read_from(cluster, ask):
+    cluster.throttle(0.3, "Metadata", times=1)
+    raw = Raw(*cluster.client_address(1))
+    began = time.monotonic()
+    fields = {"topics": None, "allow_auto_topic_creation": False}
+    assert raw.ask("Metadata", 8, **fields).throttle_time_ms == 300
+    assert raw.ask("Metadata", 8, **fields).throttle_time_ms == 0
+    assert time.monotonic() - began >= 0.25
+    raw.close()
+
+
+def test_producers_are_forgotten_by_the_time_of_their_batches(cluster, send):
+    day_ms = 24 * 3_600_000
+    send(0, pid=1)
+    send(0, pid=2, age_ms=day_ms - 60_000)
+    cluster.advance(120)
+    assert send(0, pid=1).base_offset == 0
+    assert send(0, pid=2).base_offset == 2  # appended again
+    cluster.advance(86_400)
+    assert send(0, pid=1).base_offset == 3
+
+
+def test_old_records_go(cluster, send):
+    cluster.alter_topic("t", {"retention.ms": 60_000})
+    send(age_ms=50_000)
+    send()
+    cluster.advance(301)
+    cluster.alter_topic("t", {"retention.ms": -1})
+    assert send().log_start_offset == 2
+    assert cluster.values("t") == [b"v"]
+
+
+def test_too_many_bytes_go(cluster, send):
+    for _ in range(10):
+        send(count=100)
+    cluster.alter_topic("t", {"retention.bytes": 3 * cluster.records("t")[0].header.size_bytes})
+    cluster.advance(301)
+    assert [columns.header.base_offset for columns in cluster.records("t")] == [700, 800, 900]
+
+
+def test_another_cluster_at_the_same_addresses(cluster, send):
+    before, servers = cluster.cluster_id, cluster.bootstrap_servers
+    send()
+    cluster.replace()
+    assert cluster.cluster_id != before
+    assert cluster.bootstrap_servers == servers
+    with pytest.raises(ClusterError, match="there is no t-0"):
+        cluster.leader("t")
+
+
+def test_connections_end_and_are_refused(cluster):
+    raw = Raw(*cluster.client_address(1))
+    raw.ask("ApiVersions", 0)
+    assert cluster.cut(node=2) == 0
+    assert cluster.cut() == 1
+    with pytest.raises(ConnectionError):
+        raw.ask("ApiVersions", 0)
+    raw.close()
+    cluster.refuse(node=1)
+    with pytest.raises(ConnectionRefusedError):
+        Raw(*cluster.client_address(1))
+    cluster.restore()
+    Raw(*cluster.client_address(1)).close()
+    cluster.kill(1)
+    with pytest.raises(ConnectionRefusedError):
+        Raw(*cluster.client_address(1))
+    cluster.heal()
+    Raw(*cluster.client_address(1)).close()
+
+
+def test_a_broker_that_hangs_answers_when_it_goes_on(cluster):
+    raw = Raw(*cluster.client_address(2))
+    cluster.pause(2)
+    assert cluster.is_running(2)
+    raw.send("ApiVersions", 0)
+    raw.sock.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        raw.sock.recv(4)
+    cluster.resume(2)
+    raw.sock.settimeout(60)
+    assert len(raw.sock.recv(4)) == 4
+    raw.close()
+
+
+def test_the_last_in_sync_replica_is_waited_for_unless_the_election_may_be_unclean(cluster, send):
+    cluster.alter_topic("t", {"min.insync.replicas": 1})
+    send()
+    cluster.stop(2)
+    cluster.stop(3)
+    send()
+    cluster.stop(1)
+    cluster.start(2)
+    assert cluster.partition_state("t").leader == -1
+    cluster.alter_topic("t", {"unclean.leader.election.enable": "true"})
+    assert cluster.leader("t") == 2
+    assert len(cluster.values("t")) == 1
+    cluster.heal()
+    assert cluster.partition_state("t").in_sync == (1, 2, 3)
+
+
+def test_a_consumer_sees_that_a_log_became_shorter(cluster, send):
+    for _ in range(5):
+        send()
+    partition = TopicPartition("t", 0)
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers)
+    assert consumer.end_offsets([partition]) == {partition: 5}
+    cluster.lose_log("t")
+    assert consumer.end_offsets([partition]) == {partition: 0}
+    consumer.close()
+
+
+def test_what_cannot_be_is_said_at_once(cluster):
+    with pytest.raises(ConfigError, match="did you mean message"):
+        FakeCluster(config={"message.max.byte": 1})
+    with pytest.raises(ConfigError, match="take a KafkaCluster"):
+        FakeCluster(version="1.0.0")
+    with pytest.raises(ConfigError, match="brokers must be"):
+        FakeCluster(brokers=0)
+    with pytest.raises(UsageError, match="is not open"):
+        _ = FakeCluster().bootstrap_servers
+    with pytest.raises(UsageError, match="there is no broker 9"):
+        cluster.kill(9)
+    with pytest.raises(UsageError, match="Time does not go back"):
+        cluster.advance(-1)
+    with pytest.raises(TopicAlreadyExistsError):
+        cluster.create_topic("t")
