@@ -133,7 +133,7 @@ class Centre:
         """Does what became due: dead brokers are noticed, producers and old records forgotten."""
         self.now_ms = max(self.now_ms, now_ms)
         for broker in self.brokers.values():
-            if broker.fence_at is not None and broker.fence_at <= self.now_ms:
+            if broker.fence_at is not None and broker.fence_at <= self.now_ms and self._watched():
                 broker.fence_at = None
                 broker.fenced = True
                 self.controlled()
@@ -146,9 +146,15 @@ class Centre:
 
     def next_due_ms(self) -> int | None:
         """When `advance` has something to do next, None for never."""
+        if not self._watched():
+            return None
         return min(
             (broker.fence_at for broker in self.brokers.values() if broker.fence_at is not None), default=None
         )
+
+    def _watched(self) -> bool:
+        """Whether there is a controller that sees brokers die."""
+        return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
 
     def _expire(self, logs: Sequence[object]) -> None:
         after = int(self.settings["producer.id.expiration.ms"])
@@ -210,7 +216,10 @@ class Centre:
         broker = self.brokers[node]
         self.replicate()
         broker.up, broker.paused = False, False
-        broker.fenced, broker.fence_at = True, None
+        if self._watched():
+            broker.fenced, broker.fence_at = True, None
+        else:
+            broker.fence_at = self.now_ms
         self.controlled()
 
     def pause(self, node: int) -> None:
@@ -238,8 +247,10 @@ class Centre:
         if broker.up:
             return
         # Coming back is how the controller learns that it was gone, if it has not noticed yet.
-        broker.fenced, broker.fence_at = True, None
-        self.controlled()
+        broker.fence_at = None
+        if self._watched():
+            broker.fenced = True
+            self.controlled()
         for partition in self.partitions():
             if node in partition.logs:
                 log = partition.logs[node]

@@ -31,6 +31,7 @@ class Profile:
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
         creating_code: Error code of a topic that metadata make the broker create.
+        brokers_control: One of the brokers is the controller, so nobody sees the last one die.
         verifies_transactions: Batches of a transaction are only taken for partitions that were added to it.
     """
 
@@ -40,6 +41,7 @@ class Profile:
     features: Mapping[str, int] = field(default_factory=dict)
     verifies_transactions: bool = True
     creating_code: int = 3
+    brokers_control: bool = False
 
 
 _SETTINGS: Final = {
@@ -158,6 +160,7 @@ _OLD: Final = Profile(
     ),
     verifies_transactions=False,
     creating_code=5,
+    brokers_control=True,
 )
 
 _PROFILES: Final = {profile.version: profile for profile in (_CURRENT, _OLD)}

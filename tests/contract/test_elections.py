@@ -1,0 +1,224 @@
+"""What three brokers answer after elections: on the fake, and on a real cluster of the current version."""
+
+import time
+import uuid
+
+import pytest
+from rawclient import Raw, make_batch
+
+from kafkasafe._core.batch import iter_headers
+from kafkasafe.testing import FakeCluster, KafkaCluster
+
+PATIENCE_S = 120
+
+
+class Trio:
+    """Three brokers, and raw requests to any of them."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+
+    def topic(self, **config):
+        name = f"e-{uuid.uuid4().hex[:8]}"
+        names = {key.replace("_", "."): value for key, value in config.items()}
+        self.cluster.create_topic(name, assignments={0: [1, 2, 3]}, config=names)
+        return name
+
+    def ask(self, node, api, version, **fields):
+        raw = Raw(*self.cluster.client_address(node))
+        try:
+            return raw.ask(api, version, **fields)
+        finally:
+            raw.close()
+
+    def send(self, topic, seq, *, node=None, pid=77, acks=-1, timeout_ms=30_000):
+        data = make_batch(b"v%d" % seq, pid=pid, epoch=0, seq=seq, now_ms=time.time_ns() // 1_000_000)
+        answer = self.ask(
+            node or self.cluster.leader(topic),
+            "Produce",
+            10,
+            transactional_id=None,
+            acks=acks,
+            timeout_ms=timeout_ms,
+            topic_data=[{"name": topic, "partition_data": [{"index": 0, "records": data}]}],
+        )
+        return answer.responses[0].partition_responses[0]
+
+    def fill(self, topic, sequences, **more):
+        for seq in sequences:
+            until(lambda seq=seq: self.send(topic, seq, **more).error_code == 0)
+
+    def epoch_end(self, topic, epoch):
+        def ask():
+            topics = [
+                {
+                    "topic": topic,
+                    "partitions": [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}],
+                }
+            ]
+            answer = self.ask(
+                self.cluster.leader(topic), "OffsetForLeaderEpoch", 4, replica_id=-1, topics=topics
+            )
+            return answer.topics[0].partitions[0]
+
+        until(lambda: ask().error_code == 0)
+        found = ask()
+        return found.leader_epoch, found.end_offset
+
+    def end(self, topic):
+        part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+
+        def ask():
+            topics = [{"name": topic, "partitions": [part]}]
+            answer = self.ask(
+                self.cluster.leader(topic), "ListOffsets", 6, replica_id=-1, isolation_level=0, topics=topics
+            )
+            return answer.topics[0].partitions[0]
+
+        until(lambda: ask().error_code == 0)
+        return ask().offset
+
+    def fetch(self, topic, offset, last_epoch=-1):
+        part = {
+            "partition": 0,
+            "current_leader_epoch": -1,
+            "fetch_offset": offset,
+            "last_fetched_epoch": last_epoch,
+            "log_start_offset": -1,
+            "partition_max_bytes": 1 << 20,
+        }
+
+        def ask():
+            answer = self.ask(
+                self.cluster.leader(topic),
+                "Fetch",
+                12,
+                replica_id=-1,
+                max_wait_ms=0,
+                min_bytes=0,
+                max_bytes=1 << 20,
+                isolation_level=0,
+                session_id=0,
+                session_epoch=-1,
+                topics=[{"topic": topic, "partitions": [part]}],
+                forgotten_topics_data=[],
+            )
+            return answer.responses[0].partitions[0]
+
+        until(lambda: ask().error_code == 0)
+        return ask()
+
+    def known(self, topic, pid=77):
+        answer = self.ask(
+            self.cluster.leader(topic),
+            "DescribeProducers",
+            0,
+            topics=[{"name": topic, "partition_indexes": [0]}],
+        )
+        producers = answer.topics[0].partitions[0].active_producers
+        return {one.producer_id: one.last_sequence for one in producers}.get(pid)
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["fake", pytest.param("kafka", marks=pytest.mark.kafka)],
+)
+def trio(request):
+    with (FakeCluster if request.param == "fake" else KafkaCluster)(brokers=3) as cluster:
+        yield Trio(cluster)
+
+
+def test_who_does_not_lead_says_who_does(trio):
+    topic = trio.topic()
+    leader = trio.cluster.leader(topic)
+    trio.fill(topic, [0])
+    other = next(node for node in (1, 2, 3) if node != leader)
+    answer = trio.send(topic, 1, node=other)
+    state = trio.cluster.partition_state(topic)
+    assert answer.error_code == 6
+    assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (
+        leader,
+        state.leader_epoch,
+    )
+
+
+def test_an_orderly_move_loses_nothing(trio):
+    topic = trio.topic()
+    trio.fill(topic, range(3))
+    before = trio.cluster.partition_state(topic).leader_epoch
+    trio.cluster.move_leader(topic, to=2)
+    trio.fill(topic, [3])
+    after = trio.cluster.partition_state(topic).leader_epoch
+    assert after > before
+    assert trio.epoch_end(topic, before) == (before, 3)
+    assert trio.epoch_end(topic, after) == (after, 4)
+    epochs = [header.partition_leader_epoch for _, header in iter_headers(trio.fetch(topic, 0).records)]
+    assert epochs[:3] == [before] * 3
+    assert epochs[3] > before
+    # A follower that has become the leader has the whole window: no snapshot was between.
+    assert [trio.send(topic, seq).base_offset for seq in range(4)] == [0, 1, 2, 3]
+
+
+def test_the_death_of_a_leader_loses_nothing_acknowledged(trio):
+    topic = trio.topic()
+    trio.fill(topic, range(3))
+    former = trio.cluster.leader(topic)
+    before = trio.cluster.partition_state(topic).leader_epoch
+    trio.cluster.kill(former)
+    until(lambda: trio.cluster.leader(topic) != former)
+    trio.fill(topic, [3])
+    assert trio.end(topic) == 4
+    assert trio.epoch_end(topic, before) == (before, 3)
+    assert trio.cluster.partition_state(topic).in_sync == tuple({1, 2, 3} - {former})
+    trio.cluster.start(former)
+    assert set(trio.cluster.wait_in_sync(topic).in_sync) == {1, 2, 3}
+
+
+def test_too_few_replicas_are_19(trio):
+    topic = trio.topic(min_insync_replicas=3)
+    leader = trio.cluster.leader(topic)
+    trio.fill(topic, [0])
+    follower = next(node for node in (1, 2, 3) if node != leader)
+    trio.cluster.stop(follower)
+    until(lambda: follower not in trio.cluster.partition_state(topic).in_sync)
+    until(lambda: trio.send(topic, 1).error_code == 19)
+    assert trio.send(topic, 1, acks=1).error_code == 0
+    trio.cluster.start(follower)
+    trio.cluster.wait_in_sync(topic)
+    until(lambda: trio.send(topic, 1).error_code == 0)
+    assert trio.end(topic) == 2
+
+
+def test_an_unclean_election_loses_what_the_leader_alone_had(trio):
+    topic = trio.topic()
+    trio.fill(topic, range(3))
+    before = trio.cluster.partition_state(topic).leader_epoch
+    lost = trio.cluster.unclean_failover(topic, during=lambda: trio.fill(topic, range(3, 6), acks=1))
+    assert lost.offsets == range(3, 6)
+    assert trio.end(topic) == 3
+    assert trio.epoch_end(topic, before) == (before, 3)
+    assert trio.known(topic) == 2
+    answer = trio.send(topic, 6)
+    assert (answer.error_code, answer.base_offset) == (45, -1)
+    trio.fill(topic, range(3, 5))
+    assert trio.end(topic) == 5
+    # A reader that had read one of the lost records under the old epoch.
+    found = trio.fetch(topic, 4, last_epoch=before)
+    assert (found.diverging_epoch.epoch, found.diverging_epoch.end_offset) == (before, 3)
+
+
+def test_a_wiped_partition_takes_what_comes_at_offset_0(trio):
+    topic = trio.topic()
+    trio.fill(topic, range(3))
+    lost = trio.cluster.lose_log(topic)
+    assert lost.offsets == range(3)
+    assert trio.end(topic) == 0
+    answer = trio.send(topic, 3)
+    assert (answer.error_code, answer.base_offset) == (0, 0)
