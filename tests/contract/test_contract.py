@@ -11,7 +11,7 @@ import pytest
 from kafka.errors import TopicAlreadyExistsError
 from rawclient import Raw, make_batch
 
-from kafkasafe._core.batch import iter_headers
+from kafkasafe._core.batch import encode, iter_headers
 from kafkasafe.testing import FakeCluster, KafkaCluster
 
 CURRENT, OLD = "4.3.0", "2.8.2"
@@ -473,6 +473,18 @@ def test_the_timestamp_is_looked_at_before_the_sequence(side):
     side.send(topic, pid=pid, epoch=0, seq=0)
     code = side.send(topic, pid=pid, epoch=0, seq=9, timestamp=side.now_ms + 2 * HOUR_MS).error_code
     assert code == (32 if side.new else 45)
+
+
+def test_a_compacted_topic_takes_no_record_without_a_key(side):
+    topic = side.topic(cleanup_policy="compact")
+
+    def send(keys):
+        return side.produce(topic, bytes(encode(keys, [b"v"] * len(keys), timestamps=side.now_ms)))
+
+    answer = send([b"k", None, b"k", None])
+    assert (answer.error_code, answer.base_offset) == (87, -1)
+    assert [error.batch_index for error in answer.record_errors] == [1, 3]
+    assert send([b"k", b""]).error_code == 0
 
 
 def test_old_timestamps_are_taken(side):

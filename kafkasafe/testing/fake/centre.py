@@ -173,6 +173,8 @@ class Centre:
         """Removes what is older or more than the topics keep."""
         for topic in self.topics.values():
             settings = self.settings_of(topic)
+            if "delete" not in settings["cleanup.policy"]:
+                continue
             keep_ms, keep_bytes = int(settings["retention.ms"]), int(settings["retention.bytes"])
             for partition in topic.partitions.values():
                 if partition.leader < 0:

@@ -12,6 +12,7 @@ from typing import Final
 from kafkasafe._core.batch import (
     HEADER_BYTES,
     BatchHeader,
+    Columns,
     CorruptBatchError,
     decode,
     read_header,
@@ -79,6 +80,7 @@ def admit(
     now_ms: int,
     max_bytes: int,
     log_append_time: bool,
+    keys_needed: bool,
     ahead_ms: int | None,
     behind_ms: int | None,
 ) -> BatchHeader:
@@ -89,6 +91,7 @@ def admit(
         now_ms: The broker's clock.
         max_bytes: The topic's `max.message.bytes`.
         log_append_time: The broker will replace the timestamps, so they are not checked.
+        keys_needed: The topic is compacted.
         ahead_ms: How far ahead of the clock a timestamp may be, None for any.
         behind_ms: How old it may be, None for any.
 
@@ -120,7 +123,15 @@ def admit(
         verify(data)
     except CorruptBatchError as error:
         raise RefusedError(CORRUPT_MESSAGE, str(error)) from error
-    _check_records(data, header, now_ms, log_append_time, ahead_ms, behind_ms)
+    columns = _check_records(data, header)
+    if keys_needed and (missing := [index for index, key in enumerate(columns.keys) if key is None]):
+        raise RefusedError(
+            INVALID_RECORD,
+            "One or more records have been rejected",
+            tuple((index, "Compacted topic cannot accept message without key") for index in missing),
+        )
+    if not log_append_time and (ahead_ms is not None or behind_ms is not None):
+        _check_timestamps(columns.timestamps, now_ms, ahead_ms, behind_ms)
     return header
 
 
@@ -133,14 +144,7 @@ def _code_of_bad_header(data: bytes) -> int:
     return INVALID_RECORD if count < 0 or delta < count - 1 else CORRUPT_MESSAGE
 
 
-def _check_records(
-    data: bytes,
-    header: BatchHeader,
-    now_ms: int,
-    log_append_time: bool,
-    ahead_ms: int | None,
-    behind_ms: int | None,
-) -> None:
+def _check_records(data: bytes, header: BatchHeader) -> Columns:
     if header.count <= 0 or header.last_offset_delta != header.count - 1:
         raise RefusedError(
             INVALID_RECORD, f"{header.count} records up to offset delta {header.last_offset_delta}"
@@ -154,14 +158,17 @@ def _check_records(
     if header.is_log_append_time:
         raise RefusedError(INVALID_TIMESTAMP, "Clients do not choose the timestamp type LogAppendTime")
     try:
-        columns = decode(data)
+        return decode(data)
     except CorruptBatchError as error:
         raise RefusedError(INVALID_RECORD, str(error)) from error
-    if log_append_time or (ahead_ms is None and behind_ms is None):
-        return
+
+
+def _check_timestamps(
+    timestamps: list[int], now_ms: int, ahead_ms: int | None, behind_ms: int | None
+) -> None:
     wrong = [
         (index, f"Timestamp {stamp} of record {index} is out of range")
-        for index, stamp in enumerate(columns.timestamps)
+        for index, stamp in enumerate(timestamps)
         if (ahead_ms is not None and stamp - now_ms > ahead_ms)
         or (behind_ms is not None and now_ms - stamp > behind_ms)
     ]

@@ -237,6 +237,7 @@ class Partition:
             now_ms=now_ms,
             max_bytes=int(settings["max.message.bytes"]),
             log_append_time=by_broker,
+            keys_needed="compact" in settings["cleanup.policy"],
             ahead_ms=_limit(settings["message.timestamp.after.max.ms"]),
             behind_ms=_limit(settings["message.timestamp.before.max.ms"]),
         )

@@ -51,6 +51,7 @@ _SETTINGS: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "group.max.session.timeout.ms": "1800000",
     "group.min.session.timeout.ms": "6000",
+    "log.cleanup.policy": "delete",
     "log.retention.bytes": "-1",
     "log.retention.check.interval.ms": "300000",
     "log.retention.ms": "604800000",
@@ -167,6 +168,7 @@ _PROFILES: Final = {profile.version: profile for profile in (_CURRENT, _OLD)}
 
 TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "cleanup.policy": "log.cleanup.policy",
         "max.message.bytes": "message.max.bytes",
         "message.timestamp.type": "log.message.timestamp.type",
         "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
@@ -181,7 +183,6 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
 
 _WITHOUT_EFFECT: Final = frozenset(
     {
-        "cleanup.policy",
         "compression.type",
         "delete.retention.ms",
         "file.delete.delay.ms",
@@ -199,8 +200,8 @@ _WITHOUT_EFFECT: Final = frozenset(
         "segment.ms",
     }
 )
-_ONLY: Final = {"cleanup.policy": "delete", "compression.type": "producer"}
-"""Settings that may only be what they are: the fake neither compacts nor compresses."""
+_ONLY: Final = {"compression.type": "producer"}
+"""Settings that may only be what they are: the fake compresses nothing itself."""
 
 
 def profile_of(version: str) -> Profile:
