@@ -143,7 +143,7 @@ def test_a_leader_that_hangs_is_given_up_when_another_leads():
     assert world.lead() != hung
 
 
-def test_answers_are_late_and_throttled_brokers_are_waited_for():
+def test_answers_that_are_late_are_waited_for():
     world = World()
     world.send(0)
     world.settle(1)
@@ -152,6 +152,20 @@ def test_answers_are_late_and_throttled_brokers_are_waited_for():
     world.send(1)
     world.settle(2)
     assert world.time.monotonic() - began >= 2.5
+
+
+def test_a_throttled_client_waits_in_virtual_time():
+    world = World(brokers=1)
+    world.send(0)
+    world.settle(1)
+    world.cluster.throttle(7.0, "Produce", times=1)
+    for seq in (1, 2):
+        world.send(seq)
+    assert world.settle(2)
+    began = world.time.monotonic()
+    world.settle(3)
+    assert 6.9 < world.time.monotonic() - began < 7.2
+    assert offsets(world.produced) == [(0, 0, 0), (1, 0, 1), (2, 0, 2)]
 
 
 def test_another_cluster_behind_the_same_addresses_gets_nothing():

@@ -185,12 +185,13 @@ class Desk:
         response = frames.empty_response(request)
         frames.fill(response.message, answer)
         name = "" if request.api is None else request.api.name
-        throttle_ms = self._throttled(name)
+        throttle_ms = self.throttled(name)
         if throttle_ms and "throttle_time_ms" in response.message._struct.fields:
             frames.fill(response.message, {"throttle_time_ms": throttle_ms})
         return Reply(response.encode(), throttle_ms)
 
-    def _throttled(self, name: str) -> int:
+    def throttled(self, name: str) -> int:
+        """For how long, in ms, whoever gets an answer of this API is to be silent."""
         for key in (name, None):
             rule = self._throttles.get(key)
             if rule is None or name == "ApiVersions":

@@ -38,7 +38,8 @@ class Pipe:
     on_end: Callable[[str], None]
     open: bool = True
     requests: deque[tuple[str, int, Any, Callable[[Fields], None]]] = field(default_factory=deque)
-    held: tuple[Later, Callable[[Fields], None]] | None = None
+    held: tuple[Later, str, Callable[[Fields], None]] | None = None
+    muted_until_ms: int = 0
 
 
 class VirtualCluster(Control):
@@ -214,21 +215,21 @@ class VirtualCluster(Control):
         if not pipe.open or self._hangs(pipe.node):
             return False
         if pipe.held is not None:
-            later, on_answer = pipe.held
+            later, name, on_answer = pipe.held
             answer = later.look(self.now_ms())
             if answer is None:
                 return False
             pipe.held = None
-            self._deliver(pipe, answer, on_answer)
-        if not pipe.requests:
+            self._deliver(pipe, name, answer, on_answer)
+        if not pipe.requests or self.now_ms() < pipe.muted_until_ms:
             return False
         name, version, message, on_answer = pipe.requests.popleft()
         self._desk.counts[name] += 1
         found = desks.handler(name)(self._ask(pipe.node, version, message))
         if isinstance(found, Later):
-            pipe.held = found, on_answer
+            pipe.held = found, name, on_answer
         elif found is not None:
-            self._deliver(pipe, found, on_answer)
+            self._deliver(pipe, name, found, on_answer)
         return True
 
     def _ask(self, node: int, version: int, message: Any) -> Ask:
@@ -245,8 +246,9 @@ class VirtualCluster(Control):
             desk.addresses,
         )
 
-    def _deliver(self, pipe: Pipe, answer: Fields, on_answer: Callable[[Fields], None]) -> None:
+    def _deliver(self, pipe: Pipe, name: str, answer: Fields, on_answer: Callable[[Fields], None]) -> None:
         weather = self.weather[pipe.node]
+        pipe.muted_until_ms = self.now_ms() + self._desk.throttled(name)
         if weather.drop_responses:
             return
 
@@ -260,6 +262,7 @@ class VirtualCluster(Control):
         """Wakes the brokers when time alone changes something."""
         due = [self._desk.next_due_ms()]
         due += [pipe.held[0].due_ms for pipe in self._pipes if pipe.held is not None]
+        due += [pipe.muted_until_ms for pipe in self._pipes if pipe.muted_until_ms > self.now_ms()]
         wanted = min((at for at in due if at is not None), default=-1)
         if wanted == self._timer_ms and self._timer is not None:
             return
