@@ -216,7 +216,6 @@ def test_free_text_is_made_to_fit(text, read):
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 61, 0),)),
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 100, -1),)),
         dataclasses.replace(GROUP, manifest=(ManifestEntry(101, 1, 100, 0), ManifestEntry(101, 1, 100, 0))),
-        Resent("lane-000", "7.log"),  # not in an atomic group
         Cluster(""),
         Revived(0, 50, ()),
         Revived(1, -1, ()),
