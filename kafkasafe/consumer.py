@@ -49,6 +49,7 @@ from kafkasafe._core.epochs import (
     Unknown,
 )
 from kafkasafe._core.memory import Remembered
+from kafkasafe._io.at_once import at_once
 from kafkasafe._io.batches import BatchFetcher, BatchPolling
 from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
@@ -695,7 +696,8 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
         # A desk of its own: others may look up at the same time.
         desk = Desk()
         troubles = {tp: _Trouble(tp, desk, self._lookups) for tp in procedures}
-        inquiries = {tp: desk.begin(make(troubles[tp].note)) for tp, make in procedures.items()}
+        begun = desk.begin_all(make(troubles[tp].note) for tp, make in procedures.items())
+        inquiries = dict(zip(procedures, begun, strict=True))
         while not all(inquiry.done for inquiry in inquiries.values()):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -744,14 +746,18 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
 
     def _network(self) -> Cluster:
         """Our own connections, made when they are needed first."""
+        transport = self._transport
+        if transport is not None and not self._closed:
+            return transport  # without the lock: each question of a look-up comes here several times
         with self._lock:
             if self._closed:
                 raise kafka_errors.IllegalStateError("The consumer is closed")
             if self._transport is None:
                 # The version that was found is no option: brokers may be upgraded while this runs.
                 options = {**self.config, "api_version": self._safe.kafka.get("api_version")}
-                self._transport = connect(options)
-                self._transport.start()
+                transport = connect(options)
+                transport.start()
+                self._transport = transport
             return self._transport
 
     # --- positions ----------------------------------------------------------------------------------------------------
@@ -878,6 +884,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
 
     # --- procedures, begun ----------------------------------------------------------------------------------------
 
+    @at_once()
     def _begin_resets(self) -> None:
         for tp in self._subscription.partitions_needing_reset():
             part = self._part(tp)
@@ -910,6 +917,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
                     return lowered.offset
             yield Pause(_SETTLE_S)
 
+    @at_once()
     def _begin_checks(self) -> None:
         """Whoever leads now may have another log than whoever led when the position was found good."""
         assigned = list(self._assigned())

@@ -324,10 +324,9 @@ def examine(
         return _sorted(found)
     desk = Desk()
     troubles: dict[int, str] = {}
-    running = [
-        desk.begin(_examined(transport, place, _noting(troubles, number)))
-        for number, place in enumerate(asked)
-    ]
+    running = desk.begin_all(
+        _examined(transport, place, _noting(troubles, number)) for number, place in enumerate(asked)
+    )
     _wait(desk, running, time.monotonic() + timeout_s, told)
     for number, (place, inquiry) in enumerate(zip(asked, running, strict=True)):
         if inquiry.done and inquiry.error is None:

@@ -10,16 +10,18 @@ Threads: a `Desk` belongs to the thread that calls it; answers arrive from the n
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from kafka.errors import for_code
 
+from kafkasafe._io.at_once import at_once
 from kafkasafe._io.backoff import PAUSES
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
@@ -114,6 +116,9 @@ class Inquiry(Generic[T]):
 class Desk:
     """Drives procedures.
 
+    What procedures ask in one go is sent in one go, after all of them have come to their next step: so the transport
+    can put questions of the same kind into one request.
+
     Args:
         wake: Called on the network thread when an answer has arrived, for an owner that waits elsewhere than here.
     """
@@ -124,6 +129,9 @@ class Desk:
         self._event = threading.Event()
         self._pauses: list[tuple[float, int, Inquiry[Any]]] = []
         self._numbers = itertools.count()
+        self._unsent: collections.deque[tuple[Inquiry[Any], Callable[[Reply[Any]], None]]] = (
+            collections.deque()
+        )
 
     def retire(self) -> None:
         """Nobody is woken any more."""
@@ -131,9 +139,15 @@ class Desk:
 
     def begin(self, procedure: Procedure[T]) -> Inquiry[T]:
         """Starts a procedure: runs it to its first step."""
-        inquiry = Inquiry(procedure)
-        self._advance(inquiry, None)
-        return inquiry
+        return self.begin_all([procedure])[0]
+
+    def begin_all(self, procedures: Iterable[Procedure[T]]) -> list[Inquiry[T]]:
+        """Starts procedures: runs each to its first step."""
+        inquiries = [Inquiry(procedure) for procedure in procedures]
+        for inquiry in inquiries:
+            self._advance(inquiry, None)
+        self._send()
+        return inquiries
 
     def work(self) -> None:
         """Carries on what has got its answer or slept enough. Does not wait."""
@@ -143,6 +157,14 @@ class Desk:
         now = time.monotonic()
         while self._pauses and self._pauses[0][0] <= now:
             self._advance(heapq.heappop(self._pauses)[2], None)
+        self._send()
+
+    def _send(self) -> None:
+        with at_once():
+            while self._unsent:
+                inquiry, send = self._unsent.popleft()
+                if not inquiry.done:
+                    send(functools.partial(self._arrive, inquiry))
 
     @property
     def has_work(self) -> bool:
@@ -155,6 +177,7 @@ class Desk:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, `timeout_s` at most."""
+        self._send()  # where this is called by what a procedure calls
         due = self.due_s()
         self._event.wait(timeout_s if due is None else min(due, timeout_s))
 
@@ -182,7 +205,7 @@ class Desk:
             case Pause(seconds):
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), inquiry))
             case Ask(send):
-                send(lambda answer: self._arrive(inquiry, answer))
+                self._unsent.append((inquiry, send))
             case Together(procedures):
                 parts = inquiry.split(procedures)
                 for part in parts:
@@ -192,7 +215,8 @@ class Desk:
 
     def _arrive(self, inquiry: Inquiry[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))
-        self._event.set()
+        if not self._event.is_set():  # `work` clears it before it looks
+            self._event.set()
         wake = self._wake
         if wake is not None:
             wake()

@@ -22,6 +22,9 @@ Non-obvious:
   failed with `sent=False`: the broker cannot have seen it.
 - Nothing is sent to a partition's new leader while batches for it are outstanding at the old one: whoever answers
   first would decide the order.
+- Questions about offsets and epochs are gathered (`_Link.ask`): those of one kind that are for one broker and come in
+  the same turn of the loop go out as one request. What else goes to that broker sends them first, so they stay in
+  order. The kind includes what is looked for: ends must not wait for a look-up by time in remote storage.
 - A connection that ends takes everything with it that waited for it, sent or not: a later batch must not overtake
   an earlier one that was lost. Batches that another thread submits before it has heard of the loss are held off by
   the *fence* (see `ProduceRequest.fence`).
@@ -50,7 +53,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import kafka.errors as kafka_errors
 from kafka.future import Future
@@ -69,6 +72,7 @@ from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._core.batch import iter_headers
+from kafkasafe._io import at_once
 from kafkasafe._io.backoff import Backoff
 from kafkasafe.cluster.api import (
     NO_TOPIC_ID,
@@ -108,6 +112,9 @@ _MAX_FETCH: Final = 12
 _MIN_PRODUCE: Final = 3
 # Versions of ListOffsets from which on a broker knows these (KIP-405, KIP-1005); older ones take them for a time.
 _LIST_OFFSETS: Final = {-4: 8, -5: 9}
+_MAX_LIST_OFFSETS: Final = 10
+_MAX_EPOCHS: Final = 4
+_MAX_QUESTIONS: Final = 500  # in one request
 _MIN_FETCH: Final = 4
 _FLEXIBLE_PRODUCE: Final = 9
 
@@ -115,6 +122,8 @@ _FLEXIBLE_PRODUCE: Final = 9
 _LOG_OVERHEAD: Final = 12
 _MAGIC_AT: Final = 16
 _LAST_DELTA_AT: Final = 23
+
+_INT64: Final = struct.Struct(">q")
 
 _MAX_OFFSET: Final = 2**62  # no log gets there; what is added to an offset still fits into 64 bits
 _UNKNOWN_TOPIC: Final = 3
@@ -628,6 +637,152 @@ class _KafkaCall(_Call):
             _safely(self.reply, Failure(error, sent))
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked about one partition; `wanted` are its fields in the request."""
+
+    target: TopicPartition
+    wanted: Mapping[str, int]
+    parse: Callable[[Any], Any]
+    reply: Reply[Any]
+
+    def answer(self, row: Any) -> None:
+        """Replies with the answer of the broker, None: it left the partition out."""
+        topic, partition = self.target
+        try:
+            if row is None:
+                raise kafka_errors.KafkaProtocolError(  # noqa: TRY301
+                    f"The response left {topic}-{partition} out"
+                )
+            result = self.parse(row)
+        except Exception as error:  # whatever a broker sends, the caller hears of it
+            self.fail(error, sent=True)
+            return
+        _safely(self.reply, result)
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:
+        _safely(self.reply, Failure(error, sent))
+
+
+@dataclass(frozen=True, slots=True)
+class _OffsetsWanted:
+    """ListOffsets.
+
+    Attributes:
+        replica_id: Whom the broker takes the client for.
+        isolation_level: Of the request.
+        timestamp: The special one that is asked for, 0: times.
+    """
+
+    replica_id: int
+    isolation_level: int
+    timestamp: int
+
+    request: ClassVar[Any] = ListOffsetsRequest
+    maximum: ClassVar[int] = _MAX_LIST_OFFSETS
+
+    @property
+    def minimum(self) -> int:
+        return _LIST_OFFSETS.get(self.timestamp, 2 if self.isolation_level else 1)
+
+    def make(self, questions: Mapping[str, Sequence[_Question]], timeout_s: float) -> Any:
+        topic, partition = self.request.ListOffsetsTopic, self.request.ListOffsetsTopic.ListOffsetsPartition
+        return self.request(
+            replica_id=self.replica_id,
+            isolation_level=self.isolation_level,
+            topics=[
+                topic(name=name, partitions=[partition(**each.wanted) for each in asked])
+                for name, asked in questions.items()
+            ],
+            timeout_ms=int(timeout_s * 1000),
+        )
+
+    def answers(self, response: Any) -> dict[TopicPartition, Any]:
+        return {
+            (topic.name, each.partition_index): each for topic in response.topics for each in topic.partitions
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochsWanted:
+    """OffsetForLeaderEpoch."""
+
+    request: ClassVar[Any] = OffsetForLeaderEpochRequest
+    minimum: ClassVar[int] = 0
+    maximum: ClassVar[int] = _MAX_EPOCHS
+
+    def make(self, questions: Mapping[str, Sequence[_Question]], timeout_s: float) -> Any:  # noqa: ARG002
+        topic = self.request.OffsetForLeaderTopic
+        partition = topic.OffsetForLeaderPartition
+        topics = [
+            topic(topic=name, partitions=[partition(**each.wanted) for each in asked])
+            for name, asked in questions.items()
+        ]
+        return self.request(replica_id=-1, topics=topics)
+
+    def answers(self, response: Any) -> dict[TopicPartition, Any]:
+        return {(topic.topic, each.partition): each for topic in response.topics for each in topic.partitions}
+
+
+_Wanted: TypeAlias = _OffsetsWanted | _EpochsWanted
+
+
+class _QuestionsCall(_Call):
+    """Questions of one kind, at most one about each partition. What is wrong with one answer concerns only that one."""
+
+    __slots__ = ("kind", "questions")
+
+    def __init__(
+        self, kind: _Wanted, questions: Mapping[TopicPartition, _Question], timeout_s: float
+    ) -> None:
+        super().__init__(timeout_s, tuple(questions))
+        self.kind = kind
+        self.questions = dict(questions)
+
+    def frame(self, versions: Any) -> _Frame | None:
+        kind = self.kind
+        version = versions.api_version(kind.request, min_version=kind.minimum, max_version=kind.maximum)
+        topics: dict[str, list[_Question]] = {}
+        for (topic, _), question in self.questions.items():
+            topics.setdefault(topic, []).append(question)
+        request = kind.make(topics, self.timeout_s)
+
+        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
+            request.API_VERSION = version
+            request.with_header(correlation_id=correlation_id, client_id=client_id)
+            return request.header, [request.encode(framed=True, header=True)]
+
+        return _Frame(f"{request.name}({len(self.questions)} partitions)", version, encoder)
+
+    def succeed(self, response: Any, frame: _Frame) -> None:  # noqa: ARG002
+        if self.done:
+            return
+        try:
+            answers = self.kind.answers(response)
+        except Exception as error:  # whatever a broker sends, the caller hears of it
+            self.fail(error, sent=True)
+            return
+        self.done = True
+        for target, question in self.questions.items():
+            question.answer(answers.get(target))
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:
+        if not self.done:
+            self.done = True
+            for question in self.questions.values():
+                question.fail(error, sent=sent)
+
+    def drop(self, is_gone: Callable[[TopicPartition], bool], error: BaseException) -> bool:
+        """Questions about these partitions fail, before they were sent. Returns whether others are left."""
+        gone = [target for target in self.questions if is_gone(target)]
+        failed = [self.questions.pop(target) for target in gone]
+        self.targets = tuple(self.questions)
+        self.done = not self.questions
+        for question in failed:
+            question.fail(error, sent=False)
+        return bool(self.questions)
+
+
 class _MetadataCall(_KafkaCall):
     """A Metadata request."""
 
@@ -785,8 +940,8 @@ class _Link:
     """
 
     __slots__ = (
-        "conn", "failures", "hub", "identifying", "in_flight", "node_id", "not_before", "ready_once", "suspect_until",
-        "timer", "timer_at", "waiting",
+        "conn", "failures", "gathered", "hub", "identifying", "in_flight", "node_id", "not_before", "ready_once",
+        "suspect_until", "timer", "timer_at", "waiting",
     )  # fmt: skip
 
     def __init__(self, hub: Transport, node_id: NodeId) -> None:
@@ -796,6 +951,7 @@ class _Link:
         self.ready_once = False  # whether `conn` has been usable: connected, and to the right cluster
         self.identifying = False  # whether the request that tells which cluster it is was written
         self.waiting: collections.deque[_Call] = collections.deque()
+        self.gathered: dict[_Wanted, list[_Question]] = {}  # in this turn of the loop
         self.in_flight: dict[_Call, float] = {}  # in the order they were written, with the time
         self.failures = 0  # connection attempts that failed since the last success
         self.not_before = 0.0
@@ -832,8 +988,35 @@ class _Link:
 
     def submit(self, call: _Call) -> None:
         """Writes the request, or holds it back until the connection can take it."""
+        self._collect()
         self.waiting.append(call)
         self.pump()
+
+    def ask(self, kind: _Wanted, question: _Question) -> None:
+        """Sends the question, together with others of its kind, at the end of this turn of the loop."""
+        self.gathered.setdefault(kind, []).append(question)
+        self.hub._asking.append(self)
+
+    def ask_gathered(self) -> None:
+        """The end of the turn."""
+        if self.gathered:
+            self._collect()
+            self.pump()
+
+    def _collect(self) -> None:
+        """Makes requests of the questions that were gathered, to go out after what waits already."""
+        if not self.gathered:
+            return
+        gathered, self.gathered = self.gathered, {}
+        for kind, questions in gathered.items():
+            # Brokers refuse a partition that is asked about twice in one request.
+            calls: list[dict[TopicPartition, _Question]] = [{}]
+            for question in questions:
+                if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
+                    calls.append({})
+                calls[-1][question.target] = question
+            timeout_s = self.hub._request_timeout_s
+            self.waiting.extend(_QuestionsCall(kind, call, timeout_s) for call in calls)
 
     def pump(self) -> None:
         now = time.monotonic()
@@ -988,23 +1171,30 @@ class _Link:
 
     def _drop(self, error: BaseException) -> None:
         """All that waits fails, in order: none of it may overtake what was lost with the connection."""
+        self._collect()
         waiting, self.waiting = self.waiting, collections.deque()
         for call in waiting:
             call.fail(error, sent=False)
 
     def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
         """Waiting requests whose partition has another leader by now fail, and later ones of those partitions."""
+        self._collect()
         if not self.waiting:
             return
         moved: set[TopicPartition] = set()
+
+        def is_gone(target: TopicPartition) -> bool:
+            return target in moved or leader_of(target) != self.node_id
+
         kept: collections.deque[_Call] = collections.deque()
         waiting, self.waiting = self.waiting, collections.deque()
         for call in waiting:
-            if any(target in moved or leader_of(target) != self.node_id for target in call.targets):
+            error = kafka_errors.NotLeaderForPartitionError(f"Node {self.node_id} is not the leader any more")
+            if isinstance(call, _QuestionsCall):
+                if call.drop(is_gone, error):
+                    kept.append(call)
+            elif any(is_gone(target) for target in call.targets):
                 moved.update(call.targets)
-                error = kafka_errors.NotLeaderForPartitionError(
-                    f"Node {self.node_id} is not the leader any more"
-                )
                 call.fail(error, sent=False)
             else:
                 kept.append(call)
@@ -1162,6 +1352,7 @@ class Transport:
         # Everything below belongs to the network thread; readers elsewhere see whole values.
         self._closing = False
         self._links: dict[NodeId, _Link] = {}
+        self._asking: list[_Link] = []  # those with questions gathered in this turn of the loop
         self._fences: dict[TopicPartition, int] = {}
         # Where the unanswered batches of a partition went, and how many. Invariant: all to one node.
         self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
@@ -1724,36 +1915,23 @@ class Transport:
         replica_id: int,
         isolation_level: int = 0,
     ) -> None:
-        def parse(response: Any) -> OffsetListed:
-            answer = _only(response.topics, "partitions", "partition_index", topic, partition)
+        def parse(answer: Any) -> OffsetListed:
             if not answer.error_code and not -1 <= answer.offset < _MAX_OFFSET:
                 raise _absurd(answer.offset)
             time_ms = -1 if answer.timestamp is None else answer.timestamp
             return OffsetListed(answer.error_code, answer.offset, _known(answer.leader_epoch), time_ms)
 
-        def make() -> tuple[Any, int, int]:
-            request = ListOffsetsRequest
+        def wanted() -> dict[str, int]:
             info = self._topics.get(topic)
             known = info.partitions.get(partition) if info is not None and replica_id == -2 else None
-            wanted = request.ListOffsetsTopic.ListOffsetsPartition(
-                partition_index=partition,
-                current_leader_epoch=-1 if known is None else known.leader_epoch,
-                timestamp=timestamp,
-            )
-            topics = [request.ListOffsetsTopic(name=topic, partitions=[wanted])]
-            timeout_ms = int(self._request_timeout_s * 1000)
-            return (
-                request(
-                    replica_id=replica_id,
-                    isolation_level=isolation_level,
-                    topics=topics,
-                    timeout_ms=timeout_ms,
-                ),
-                _LIST_OFFSETS.get(timestamp, 2 if isolation_level else 1),
-                10,
-            )
+            return {
+                "partition_index": partition,
+                "current_leader_epoch": -1 if known is None else known.leader_epoch,
+                "timestamp": timestamp,
+            }
 
-        self._ask_leader(topic, partition, make, parse, reply)
+        kind = _OffsetsWanted(replica_id, isolation_level, min(timestamp, 0))
+        self._question(topic, partition, kind, wanted, parse, reply)
 
     def offset_for_leader_epoch(
         self,
@@ -1775,20 +1953,18 @@ class Transport:
                 answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
         """
 
-        def parse(response: Any) -> EpochEnd:
-            answer = _only(response.topics, "partitions", "partition", topic, partition, name="topic")
+        def parse(answer: Any) -> EpochEnd:
             end_offset = _known(answer.end_offset, _MAX_OFFSET)
             return EpochEnd(answer.error_code, _known(answer.leader_epoch), end_offset)
 
-        def make() -> tuple[Any, int, int]:
-            request = OffsetForLeaderEpochRequest
-            wanted = request.OffsetForLeaderTopic.OffsetForLeaderPartition(
-                partition=partition, current_leader_epoch=current_leader_epoch, leader_epoch=leader_epoch
-            )
-            topics = [request.OffsetForLeaderTopic(topic=topic, partitions=[wanted])]
-            return request(replica_id=-1, topics=topics), 0, 4
+        def wanted() -> dict[str, int]:
+            return {
+                "partition": partition,
+                "current_leader_epoch": current_leader_epoch,
+                "leader_epoch": leader_epoch,
+            }
 
-        self._ask_leader(topic, partition, make, parse, reply)
+        self._question(topic, partition, _EpochsWanted(), wanted, parse, reply)
 
     # -- The way in ----------------------------------------------------------------------------------------------
 
@@ -1799,14 +1975,18 @@ class Transport:
         self._inbox.append((run, fail))
         # One wake-up serves all jobs that come before the thread has looked. `_look` clears the flag before it
         # empties the inbox, so a job that finds it set is seen.
+        if not self._woken and not at_once.held(self._wake, id(self)):
+            self._wake()
+        if self._ended:
+            self._empty_inbox(_closed_error())
+
+    def _wake(self) -> None:
         if not self._woken:
             self._woken = True
             # call_soon_threadsafe without its entry in `_pending_tasks`: made from another thread after the task
             # may have run already, that entry would stay for ever.
             self._net._add_ready_task(Task(self._look))
             self._net.wakeup()
-        if self._ended:
-            self._empty_inbox(_closed_error())
 
     def _look(self) -> None:
         self._woken = False
@@ -1820,6 +2000,12 @@ class Transport:
             except Exception:
                 # A bug, but one that must not take the other jobs with it.
                 log.exception("A request could not be passed on", event="request_failed")
+        self._ask_gathered()
+
+    def _ask_gathered(self) -> None:
+        asking, self._asking = self._asking, []
+        for link in asking:
+            link.ask_gathered()
 
     def _empty_inbox(self, error: BaseException) -> None:
         while True:
@@ -1883,6 +2069,7 @@ class Transport:
         What is known of the cluster stays, and so does what callers posted meanwhile.
         """
         self._links = {}
+        self._asking = []
         self._pending = {}
         self._asked = set()
         self._refresh_timer = None
@@ -1954,25 +2141,71 @@ class Transport:
         def fail(error: BaseException) -> None:
             _safely(reply, Failure(error, sent=False))
 
+        def submit(leader: int) -> None:
+            try:
+                request, minimum, maximum = make()
+            except Exception as error:  # values no request can carry
+                fail(error)
+                return
+            self._link(leader).submit(
+                _KafkaCall(
+                    request,
+                    parsed,
+                    reply,
+                    timeout_s=self._request_timeout_s,
+                    targets=((topic, partition),),
+                    minimum=minimum,
+                    maximum=maximum,
+                )
+            )
+
+        self._to_leader(topic, partition, submit, fail)
+
+    def _question(
+        self,
+        topic: str,
+        partition: int,
+        kind: _Wanted,
+        wanted: Callable[[], dict[str, int]],
+        parse: Callable[[Any], Any],
+        reply: Reply[Any],
+    ) -> None:
+        """As `_ask_leader`, but in one request with others of its kind."""
+
+        def parsed(answer: Any) -> Any:
+            result = parse(answer)
+            if result.error_code in _STALE_METADATA:
+                self._want_metadata()
+            return result
+
+        def fail(error: BaseException) -> None:
+            _safely(reply, Failure(error, sent=False))
+
+        def submit(leader: int) -> None:
+            fields = wanted()
+            try:
+                for number in fields.values():
+                    _INT64.pack(number)
+            except struct.error as error:  # values no request can carry, which must not cost others theirs
+                fail(error)
+                return
+            self._link(leader).ask(kind, _Question((topic, partition), fields, parsed, reply))
+
+        self._to_leader(topic, partition, submit, fail)
+
+    def _to_leader(
+        self,
+        topic: str,
+        partition: int,
+        submit: Callable[[int], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """Calls `submit` with the leader's node id on the network thread, or `fail`."""
+
         def route(final: bool) -> None:
             leader = self._leader(topic, partition)
             if isinstance(leader, int):
-                try:
-                    request, minimum, maximum = make()
-                except Exception as error:  # values no request can carry
-                    fail(error)
-                    return
-                self._link(leader).submit(
-                    _KafkaCall(
-                        request,
-                        parsed,
-                        reply,
-                        timeout_s=self._request_timeout_s,
-                        targets=((topic, partition),),
-                        minimum=minimum,
-                        maximum=maximum,
-                    )
-                )
+                submit(leader)
                 return
             invalid = self._watch(topic)
             if invalid is not None:
@@ -2232,6 +2465,7 @@ class Transport:
             route(True)
         for route, _ in parked:
             route(False)  # the request may have been made before their topic was known of
+        self._ask_gathered()
         self._drop_moved()
         self._drop_hung()
         for callback in list(self._listeners):

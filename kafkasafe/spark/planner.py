@@ -686,7 +686,7 @@ class Planner:
         desk = Desk()
         self._last_problem = None
         deadline = time.monotonic() + self._options.stall_timeout_s
-        inquiries = {key: desk.begin(procedure) for key, procedure in procedures.items()}
+        inquiries = dict(zip(procedures, desk.begin_all(procedures.values()), strict=True))
         while any(not inquiry.done for inquiry in inquiries.values()):
             left = deadline - time.monotonic()
             if left <= 0:

@@ -216,6 +216,60 @@ def test_looking_up_what_is_not_there(cluster, consumers):
     assert not consumers.events
 
 
+# --- many partitions ----------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """What ListOffsets of a topic named since the last time this was called."""
+
+    def __init__(self, proxy, topic):
+        self.proxy, self.topic = proxy, topic
+        self.seen = len(proxy.requests("ListOffsets", topic=topic))
+
+    def __call__(self):
+        calls = self.proxy.requests("ListOffsets", topic=self.topic)[self.seen :]
+        self.seen += len(calls)
+        return [sorted(number for _, number in call.partitions) for call in calls]
+
+
+def test_partitions_of_one_leader_are_asked_about_in_one_request(cluster, proxy, consumers):
+    topic = new_topic(cluster, 200)
+    partitions = [TopicPartition(topic, number) for number in range(200)]
+    timed(cluster, topic, 3)
+    consumer = consumers()
+    consumer.end_offsets(partitions)  # now all have a leader, and the consumer knows it
+    asked = Asked(proxy, topic)
+    assert consumer.end_offsets(partitions) == dict.fromkeys(partitions, 0) | {partitions[0]: 3}
+    assert asked() == [list(range(200))]
+    assert consumer.beginning_offsets(partitions) == dict.fromkeys(partitions, 0)
+    assert asked() == [list(range(200))]
+    found = consumer.offsets_for_times(dict.fromkeys(partitions, 1_001_000))
+    assert {tp: answer and answer.offset for tp, answer in found.items()} == dict.fromkeys(partitions) | {
+        partitions[0]: 1
+    }
+    # The time; then two starts, of the log and of its part on the leader's disk, in pieces as the first answers come in.
+    first, *more = asked()
+    assert first == list(range(200))
+    assert sum(map(len, more)) == 400
+    assert len(more) <= 40
+    assert not consumers.events
+
+
+def test_one_partition_that_is_not_available_costs_the_others_nothing(cluster, proxy, consumers):
+    topic = new_topic(cluster, 20)
+    partitions = [TopicPartition(topic, number) for number in range(20)]
+    consumer = consumers()
+    consumer.end_offsets(partitions)
+    asked = Asked(proxy, topic)
+    proxy.on("ListOffsets", topic=topic, partition=7).answer(code=78, times=2)
+    proxy.on("ListOffsets", topic=topic, partition=8).leave_out()
+    found = consumer.end_offsets(partitions, partial=True)
+    assert set(found) == {*partitions} - {partitions[8]}
+    assert set(found.missing) == {partitions[8]}
+    assert isinstance(found.missing[partitions[8]], kafka_errors.KafkaProtocolError)
+    assert asked() == [list(range(20)), [7], [7]]
+
+
 # --- when time is over --------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,135 @@
+"""Questions about many partitions go out as few requests; each has its own answer."""
+
+from __future__ import annotations
+
+import functools
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import kafka.errors
+import pytest
+
+from kafkasafe._io.at_once import at_once, held
+from kafkasafe._io.transport import Transport, _EpochsWanted, _Question
+from kafkasafe.cluster.api import EpochEnd, Failure, OffsetListed
+from kafkasafe.testing import FakeCluster
+from kafkasafe.testing.proxy import FaultProxy
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[tuple[FakeCluster, FaultProxy]]:
+    with FakeCluster() as cluster, FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy:
+        cluster.create_topic("t", 700)
+        yield cluster, proxy
+
+
+@pytest.fixture
+def proxy(proxied: tuple[FakeCluster, FaultProxy]) -> Iterator[FaultProxy]:
+    yield proxied[1]
+    proxied[1].clear()
+
+
+@pytest.fixture
+def transport(proxy: FaultProxy) -> Iterator[Transport]:
+    made = Transport({"bootstrap_servers": proxy.bootstrap_servers})
+    made.start()
+    known: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made.refresh_metadata(["t"], known.put)
+    known.get(timeout=TIMEOUT_S)
+    yield made
+    made.close(TIMEOUT_S)
+
+
+class Answers:
+    """By what they answer."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+
+    def of(self, token: Any) -> Any:
+        return lambda answer: self.queue.put((token, answer))
+
+    def take(self, count: int) -> dict[Any, Any]:
+        return dict(self.queue.get(timeout=TIMEOUT_S) for _ in range(count))
+
+
+def named(proxy: FaultProxy, api: str, since: int = 0) -> list[int]:
+    return [len(call.partitions) for call in proxy.requests(api, topic="t")][since:]
+
+
+def test_questions_of_a_kind_share_a_request(transport: Transport, proxy: FaultProxy) -> None:
+    answers = Answers()
+    offsets, epochs = len(named(proxy, "ListOffsets")), len(named(proxy, "OffsetForLeaderEpoch"))
+    with at_once():
+        for number in range(700):
+            transport.list_offset("t", number, -1, answers.of(("end", number)))
+            transport.list_offset("t", number, -2, answers.of(("start", number)))
+            transport.offset_for_leader_epoch("t", number, 0, answers.of(("epoch", number)))
+    got = answers.take(2100)
+    assert len(got) == 2100
+    assert {type(answer) for (kind, _), answer in got.items() if kind == "epoch"} == {EpochEnd}
+    assert {(answer.error_code, answer.offset) for (kind, _), answer in got.items() if kind != "epoch"} == {
+        (0, 0)
+    }
+    assert named(proxy, "ListOffsets", offsets) == [500, 200, 500, 200]
+    assert named(proxy, "OffsetForLeaderEpoch", epochs) == [500, 200]
+
+
+def test_one_question_that_goes_wrong_is_alone_with_it(transport: Transport, proxy: FaultProxy) -> None:
+    answers = Answers()
+    since = len(named(proxy, "ListOffsets"))
+    proxy.on("ListOffsets", topic="t", partition=1).leave_out()
+    proxy.on("ListOffsets", topic="t", partition=2).set(offset=2**62)
+    proxy.on("ListOffsets", topic="t", partition=3).answer(code=6)
+    with at_once():
+        for number in range(5):
+            transport.list_offset("t", number, 1000, answers.of(number))
+        transport.list_offset("t", 5, 2**63, answers.of("unsendable"))
+        transport.list_offset("t", 700, 1000, answers.of("unknown"))
+        transport.list_offset("t", 4, 2000, answers.of("twice"))
+    got = answers.take(8)
+    assert got[0] == got[4] == got["twice"] == OffsetListed(0, -1, -1, -1)
+    assert got[3].error_code == 6
+    for token in (1, 2):
+        assert isinstance(got[token], Failure)
+        assert isinstance(got[token].error, kafka.errors.KafkaProtocolError)
+        assert got[token].sent
+    for token in ("unsendable", "unknown"):
+        assert isinstance(got[token], Failure)
+        assert not got[token].sent
+    assert named(proxy, "ListOffsets", since) == [5, 1]  # a partition once in each
+
+
+def test_a_leader_that_moves_takes_only_its_own_questions_along() -> None:
+    answers = Answers()
+    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    link = transport._link(1)
+    link.not_before = float("inf")
+    for number in range(3):
+        wanted = {"partition": number, "current_leader_epoch": -1, "leader_epoch": 0}
+        link.ask(_EpochsWanted(), _Question(("t", number), wanted, lambda row: row, answers.of(number)))
+    link.drop_moved(lambda target: 2 if target[1] == 1 else 1)
+    ((token, failure),) = answers.take(1).items()
+    assert token == 1
+    assert isinstance(failure.error, kafka.errors.NotLeaderForPartitionError)
+    assert [call.targets for call in link.waiting] == [(("t", 0), ("t", 2))]
+    link._drop(kafka.errors.KafkaConnectionError("cut"))
+    assert {token: failure.sent for token, failure in answers.take(2).items()} == {0: False, 2: False}
+    assert answers.queue.empty()
+    transport.close(TIMEOUT_S)
+
+
+def test_what_is_asked_at_once_wakes_each_thread_once() -> None:
+    """At the end of the outermost one."""
+    woken: list[int] = []
+    assert not held(functools.partial(woken.append, 1), 1)
+    with at_once():
+        assert held(functools.partial(woken.append, 1), 1)
+        with at_once():
+            assert held(functools.partial(woken.append, 1), 1)
+        assert held(functools.partial(woken.append, 2), 2)
+        assert not woken
+    assert woken == [1, 2]
