@@ -70,14 +70,14 @@ class StormyCluster(VirtualCluster):
         answered.swallowed = what if name == "Produce" else ""
         self.time.call_later(self.latency_s, arrive)
 
-    def _deliver(self, pipe, answer, on_answer) -> None:
+    def _deliver(self, pipe, name, answer, on_answer) -> None:
         what = getattr(on_answer, "swallowed", "")
         if what and self.swallow:
             self.swallow -= 1
             self.say(f"   the answer to {what} is lost")
             self._end(pipe, "The broker closed the connection")
             return
-        super()._deliver(pipe, answer, on_answer)
+        super()._deliver(pipe, name, answer, on_answer)
 
 
 def _request(name: str, message) -> str:
