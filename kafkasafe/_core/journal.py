@@ -729,6 +729,7 @@ class Journal:
         self._window = window
         self._state_age_s = state_age_s
         self._behind_ms = 0
+        self._at_least_ms = 0
         self._request_timeout_s = request_timeout_s
         self._refused_timeout_s = refused_timeout_s
         self._missing_grace_s = missing_grace_s
@@ -1389,7 +1390,7 @@ class Journal:
         if batch.identity is not None:
             partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
             # A broker forgets a producer by the timestamp of its last batch, not by the time of its append.
-            age_s = max(0.0, (now_ms + self._behind_ms - batch.max_timestamp) / 1000)
+            age_s = max(0.0, (self._brokers_ms(now_ms) - batch.max_timestamp) / 1000)
             partition.confirmed_until = now + self._state_age_s - age_s
         self._touch(partition)
 
@@ -1406,7 +1407,15 @@ class Journal:
             Whether ours is so far behind that brokers may forget us at any moment. Then each batch goes alone.
         """
         self._behind_ms = max(0, broker_ms - now_ms)
+        self._at_least_ms = 0
         return self._behind_ms > self._state_age_s * 1000
+
+    def clock_at_least(self, at_least_ms: int) -> None:
+        """Others' records say that it is as late as this (ms since the epoch). They may be wrong: be careful."""
+        self._at_least_ms = at_least_ms
+
+    def _brokers_ms(self, now_ms: int) -> int:
+        return max(now_ms + self._behind_ms, self._at_least_ms)
 
     def _leads(self, partition: _Partition, leader_epoch: int) -> None:
         """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
@@ -2714,7 +2723,7 @@ class Journal:
 
     def _is_old(self, batch: Batch, now_ms: int) -> bool:
         """A leader forgets a producer by the timestamp of its last batch: after this one any moment."""
-        return now_ms + self._behind_ms - batch.max_timestamp > self._state_age_s * 1000
+        return self._brokers_ms(now_ms) - batch.max_timestamp > self._state_age_s * 1000
 
     def _send(self, partition: _Partition, batch: Batch) -> None:
         batch.move(State.SENT)

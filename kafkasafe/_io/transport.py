@@ -110,8 +110,8 @@ _MAX_PRODUCE: Final = 12
 _MAX_FETCH: Final = 12
 # Oldest versions that carry RecordBatch v2 (brokers from 0.11).
 _MIN_PRODUCE: Final = 3
-# Versions of ListOffsets from which on a broker knows these (KIP-405, KIP-1005); older ones take them for a time.
-_LIST_OFFSETS: Final = {-4: 8, -5: 9}
+# Versions of ListOffsets from which on a broker knows these (KIP-734, 405, 1005); older ones take them for a time.
+_LIST_OFFSETS: Final = {-3: 7, -4: 8, -5: 9}
 _MAX_LIST_OFFSETS: Final = 10
 _MAX_EPOCHS: Final = 4
 _MAX_QUESTIONS: Final = 500  # in one request
@@ -1884,9 +1884,10 @@ class Transport:
         Args:
             topic: Topic name.
             partition: Partition number.
-            timestamp: -1 for the end (the high watermark), -2 for the start of the log, -4 for the start of what the
-                leader has on its own disk (Kafka 3.4 and later, else UnsupportedVersionError), -5 for the last offset
-                in remote storage (3.9 and later), else ms since the epoch.
+            timestamp: -1 for the end (the high watermark), -2 for the start of the log, -3 for the record with the
+                largest timestamp (Kafka 3.0 and later, else UnsupportedVersionError), -4 for the start of what the
+                leader has on its own disk (3.4 and later), -5 for the last offset in remote storage (3.9 and later),
+                else ms since the epoch.
             reply: Gets `OffsetListed` or `Failure`.
             isolation_level: 1 (read_committed): the end is the last stable offset.
         """

@@ -42,6 +42,7 @@ __all__ = [
     "EARLIEST_LOCAL",
     "LATEST",
     "LATEST_TIERED",
+    "MAX_TIMESTAMP",
     "NO_TOPIC_ID",
     "Answer",
     "Broker",
@@ -77,6 +78,8 @@ LATEST: Final = -1
 """For `Cluster.list_offset`: the high watermark (read_committed: the last stable offset)."""
 EARLIEST: Final = -2
 """The start of the log."""
+MAX_TIMESTAMP: Final = -3
+"""The record with the largest timestamp (Kafka 3.0 and later)."""
 EARLIEST_LOCAL: Final = -4
 """The start of what the leader has on its own disk (Kafka 3.4 and later)."""
 LATEST_TIERED: Final = -5
@@ -578,8 +581,9 @@ class Cluster(Protocol):
         Args:
             topic: Topic name.
             partition: Partition number.
-            timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, `LATEST_TIERED` (a `Failure` that is `unsupported` where
-                the broker is too old for it), or ms since the epoch: the first record with this timestamp or a later.
+            timestamp: `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, `EARLIEST_LOCAL`, `LATEST_TIERED` (a `Failure` that is
+                `unsupported` where the broker is too old for it), or ms since the epoch: the first record with this
+                timestamp or a later.
             reply: Gets `OffsetListed` or `Failure`.
             isolation_level: 1 (read_committed): the end is the last stable offset.
         """

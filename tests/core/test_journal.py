@@ -330,6 +330,34 @@ def test_what_is_old_is_so_by_the_clock_of_the_brokers() -> None:
     assert shell.turn() == more
 
 
+def test_others_who_are_far_ahead_make_each_batch_wait_until_our_clock_has_caught_up() -> None:
+    day_ms = 86_400_000
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.journal.clock_at_least(NOW_MS + day_ms)
+    for offset, batch in enumerate(batches[1:], 1):
+        shell.ack(batch, offset)
+    later = shell.seal(1, 1, 1)
+    assert shell.turn() == later[:1]
+    shell.ack(later[0], 3)
+    assert shell.turn() == later[1:2]
+    # It was they who were wrong, or our clock was corrected: they are no longer ahead.
+    shell.journal.clock_at_least(NOW_MS - 1)
+    shell.ack(later[1], 4)
+    shell.turn()
+    shell.ack(later[2], 5)
+    more = shell.seal(1, 1, 1)
+    assert shell.turn() == more
+
+
+def test_a_broker_that_tells_the_time_is_believed_more_than_others() -> None:
+    shell = Shell()
+    shell.journal.clock_at_least(NOW_MS + 86_400_000)
+    assert not shell.journal.broker_clock(NOW_MS, NOW_MS)
+    batches = shell.flowing(1, 1, 1)
+    assert shell.sent == batches
+
+
 def test_an_old_batch_waits_for_what_may_still_arrive_and_is_looked_for_again() -> None:
     shell = Shell()
     batches = shell.flowing(1, 1, age_s=2 * 86400)

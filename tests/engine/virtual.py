@@ -40,11 +40,11 @@ class StormyCluster(VirtualCluster):
             and when; None: none does.
     """
 
-    def __init__(self, say, brokers: int, config) -> None:
+    def __init__(self, say, brokers: int, version: str, config) -> None:
         self.say = say
         self.swallow = 0
         self.stragglers: random.Random | None = None
-        super().__init__(brokers, config=config)
+        super().__init__(brokers, version=version, config=config)
 
     def ask(self, pipe, name, version, message, on_answer) -> None:
         """See `VirtualCluster`."""
@@ -100,6 +100,8 @@ def _request(name: str, message) -> str:
             what = (
                 "earliest"
                 if part.timestamp == api.EARLIEST
+                else "newest"
+                if part.timestamp == api.MAX_TIMESTAMP
                 else "latest"
                 if message.replica_id == -1
                 else "end"
@@ -193,12 +195,12 @@ class Life:
 class World:
     """A cluster, a disk, and the producers of one spool directory, one after the other or side by side."""
 
-    def __init__(self, brokers: int = 1, **settings) -> None:
+    def __init__(self, brokers: int = 1, version: str = "4.3.0", **settings) -> None:
         self.lines: list[str] = []
         self.lives: list[Life] = []
         self.disk = Disk()
         config = {name.replace("_", "."): value for name, value in settings.items()}
-        self.cluster = StormyCluster(self.say, brokers, config)
+        self.cluster = StormyCluster(self.say, brokers, version, config)
         self.time = self.cluster.time
         self.time.sleep(86_400.0)  # `monotonic` and `elapsed` differ
         self.outage = False

@@ -221,9 +221,10 @@ def test_a_fetch_waits_for_records_in_virtual_time():
     assert world.time.monotonic() < 4
 
 
-def test_old_brokers_do_not_know_new_questions():
+@pytest.mark.parametrize("timestamp", [-3, -5])
+def test_old_brokers_do_not_know_new_questions(timestamp):
     world = World(version="2.8.2")
-    answer = world.ask(world.client.list_offset, "t", 0, -5)
+    answer = world.ask(world.client.list_offset, "t", 0, timestamp)
     assert answer.unsupported
     assert not answer.sent
 

@@ -12,7 +12,7 @@ import pytest
 
 from kafkasafe._io.at_once import at_once, held
 from kafkasafe._io.transport import Transport, _EpochsWanted, _Question
-from kafkasafe.cluster.api import EpochEnd, Failure, OffsetListed
+from kafkasafe.cluster.api import MAX_TIMESTAMP, EpochEnd, Failure, OffsetListed
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
 
@@ -133,3 +133,21 @@ def test_what_is_asked_at_once_wakes_each_thread_once() -> None:
         assert held(functools.partial(woken.append, 2), 2)
         assert not woken
     assert woken == [1, 2]
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_an_old_broker_is_not_asked_for_the_largest_timestamp(version: str) -> None:
+    """It would take -3 for a time, and answer with the first record."""
+    with FakeCluster(version=version) as cluster:
+        cluster.create_topic("t", 1)
+        made = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+        made.start()
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        made.list_offset("t", 0, MAX_TIMESTAMP, answers.put)
+        answer = answers.get(timeout=TIMEOUT_S)
+        made.close(TIMEOUT_S)
+    if version == "4.3.0":
+        assert answer == OffsetListed(0, -1, -1, -1)
+    else:
+        assert answer.unsupported
+        assert not answer.sent

@@ -9,7 +9,9 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe._core import journal as j
+from kafkasafe._core.clocks import Clocks
 from kafkasafe._core.codes import classify_code
+from kafkasafe._io.engine.clock_question import ClockQuestion
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
@@ -50,6 +52,7 @@ class Sender:
         self._disk = disk
         self._rejects = rejects
         self._losses = losses
+        self._clocks = Clocks(ground.now(), ground.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
@@ -81,6 +84,7 @@ class Sender:
             if self._ledger.damage:
                 self._ledger.damage.pop((topic, partition), None)  # it can be read again
             parcel.loose = True
+            self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)
             epoch = self._ground.leader_epoch(topic, partition)
             requests.append(t.ProduceRequest(Sent(lane, batch, epoch), topic, partition, data, fence))
@@ -130,7 +134,14 @@ class Sender:
             if parcel is not None:
                 parcel.log_append_time = reply.log_append_time
             if reply.log_append_time >= 0:
+                self._clocks.stamped(now)
                 self._compare_clocks(reply.log_append_time)
+            else:
+                lane.journal.clock_at_least(
+                    self._clocks.at_least_ms
+                )  # it may have come after the answer that says so
+                if self._clocks.asks(address, now) and not self._ground.closing:
+                    ClockQuestion(self._ground, lane, *address, self._clocks).go_on()
             self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
             # When it was sent: a leader that came since did not acknowledge it.
             epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)

@@ -43,7 +43,7 @@ from kafkasafe.testing.fake.virtual_metadata import Metadata
 
 __all__ = ["VirtualClient"]
 
-_LIST_OFFSETS: Final = {-4: 8, -5: 9}
+_LIST_OFFSETS: Final = {-3: 7, -4: 8, -5: 9}
 
 
 class VirtualClient(Metadata):
