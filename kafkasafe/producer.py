@@ -1336,7 +1336,8 @@ class SafeProducer:
     def flush_spool(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable, and this is `flush`.
+        With `spool="never"` only the cluster makes a record durable: this is `flush`, and also waits for what
+        `delivery_timeout_ms` gave up.
 
         Args:
             timeout: Seconds, None for ever.
@@ -1345,13 +1346,15 @@ class SafeProducer:
             KafkaTimeoutError: Not everything in time.
             SpoolError: The spool failed for good.
         """
-        if self._config.in_memory:
-            self.flush(timeout)
-            return
         self._check_fork()
         pump = self._pump
+        deadline = None if timeout is None else time.monotonic() + timeout
         self._seal_all()
         number = pump.ledger.last_undurable()
+        if self._config.in_memory:
+            self.flush(timeout)
+            self._await_given_up(number, timeout, deadline)
+            return
         if self._config.spool == "on_error":
             pump.spill_all()
         spooled = pump.wait(lambda: pump.ledger.spooled(number), timeout)
@@ -1359,6 +1362,23 @@ class SafeProducer:
         self._raise_failure()
         if not spooled:
             raise kafka_errors.KafkaTimeoutError(f"Not every record was on disk within {timeout} s")
+
+    def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
+        """`spool="never"`: `flush` returned, which does not wait for what `delivery_timeout_ms` gave up."""
+        pump, ledger = self._pump, self._pump.ledger
+        acknowledged = pump.wait(
+            lambda: ledger.spooled(number) or ledger.parked or ledger.wrong_cluster is not None,
+            None if deadline is None else max(0.0, deadline - time.monotonic()),
+        ) and ledger.spooled(number)
+        self._raise_failure()
+        if acknowledged:
+            return
+        ledger.raise_parked()
+        self._raise_wrong_cluster()
+        raise kafka_errors.KafkaTimeoutError(
+            f"Not every record was acknowledged within {timeout} s; what delivery_timeout_ms gave up is in memory as"
+            f" well, and will be delivered while this producer lives.{self._network_cause()}"
+        )
 
     def close(self, timeout: float | None = None) -> None:
         """Make everything durable, deliver what can be delivered, and let go of the spool.

@@ -264,6 +264,23 @@ def test_a_delivery_timeout_ends_the_future_and_not_the_record(broker, unspooled
     producer.close()
 
 
+def test_what_a_delivery_timeout_gave_up_is_waited_for(fake_kafka):
+    """close() found nothing to wait for, although the cluster was back, and ended with what was to be delivered."""
+    fake_kafka.create_topic("orders", partitions=1)
+    fake_kafka.refuse()
+    producer = SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool="never", delivery_timeout_ms=100
+    )
+    future = producer.send("orders", b"one")
+    with pytest.raises(DeliveryTimeoutError, match="do not send it again"):
+        future.get(120)
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match="delivery_timeout_ms gave up"):
+        producer.flush_spool(0.1)
+    fake_kafka.restore()
+    producer.close()
+    assert fake_kafka.values("orders") == [b"one"]
+
+
 @pytest.mark.kafka
 @pytest.mark.crash
 def test_kill_9_loses_no_more_than_was_not_acknowledged(kafka, zygote, tmp_path):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
-from kafkasafe import SafeProducer
+from kafkasafe import SafeProducer, SpoolFullError
 from kafkasafe._io.files import OsFiles
 
 
@@ -44,4 +45,43 @@ def test_a_disk_that_does_not_say_how_much_room_is_left_holds_up_no_caller(tmp_p
         assert caller not in askers
     finally:
         over.set()
+        producer.close(timeout=0)
+
+
+def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path, monkeypatch):
+    """Between the fsync and the next look at the disk written bytes counted nowhere, and the spool grew too large."""
+
+    class Slow(OsFiles):
+        def free_bytes(self, path):
+            time.sleep(0.02)
+            return super().free_bytes(path)
+
+    monkeypatch.setattr("kafkasafe.producer.OsFiles", Slow)
+    limit = 16 << 20
+    spool = tmp_path / "spool"
+    producer = SafeProducer(
+        bootstrap_servers="127.0.0.1:9",
+        spool_dir=spool,
+        spool_max_bytes=limit,
+        max_request_size=300_000,
+        batch_size=100_000,
+        max_block_ms=300,
+    )
+
+    def fill() -> None:
+        while True:
+            try:
+                producer.send("orders", os.urandom(10_000))
+            except SpoolFullError:
+                return
+
+    callers = [threading.Thread(target=fill) for _ in range(4)]
+    try:
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(120)
+        producer.flush_spool(120)
+        assert sum(path.stat().st_size for path in spool.rglob("*.log")) <= limit
+    finally:
         producer.close(timeout=0)

@@ -120,8 +120,7 @@ class DiskWriter:
                 seconds = self._ground.clock.monotonic() - started
                 self._ground.counters["fsync_us"] += int(seconds * 1e6)
                 self._ground.stats.fsync.observe(seconds)
-        if parcels:
-            self._measure()  # before callers see that the backlog is smaller
+        self.publish_used()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         # In memory nothing is safe by that, and the journal's copy is no reason to forget the bytes.
         if parcels and not self._config.in_memory:
@@ -130,7 +129,6 @@ class DiskWriter:
             if self._memory > _MEMORY_BYTES:
                 for parcel in parcels:
                     self.drop(parcel)
-        self.publish_used()
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
         """The batch's bytes with its id in them, to be written."""

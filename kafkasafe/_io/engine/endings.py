@@ -102,6 +102,9 @@ class Endings:
             self._ground.last_progress = self._ground.clock.monotonic()
             for parcel in finished:
                 self._ledger.durable(parcel)
+            # Of what was given up before, `finish` has nothing more to say.
+            if self._ledger.waiters:
+                self._ledger.waiters.notify_all()
         for parcel in finished:
             self._ledger.finish(parcel)
 

@@ -169,8 +169,11 @@ class Ledger:
         return last(self.undurable)
 
     def idle(self) -> bool:
-        """Nothing of the own lane is unfinished, or doubted."""
-        return not self.doubted and not self.open
+        """Nothing of the own lane is unfinished, or doubted.
+
+        In memory also what `delivery_timeout_ms` gave up: nothing else has it, so who leaves loses it.
+        """
+        return not self.doubted and not self.open and not (self._config.in_memory and self.undurable)
 
     @property
     def parked(self) -> bool:

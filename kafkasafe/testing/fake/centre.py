@@ -345,6 +345,9 @@ class Centre:
         self.check_name(name)
         if name in self.topics:
             raise RefusedError(TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        alike = name.replace(".", "_")
+        if near := next((one for one in self.topics if one.replace(".", "_") == alike), None):
+            raise RefusedError(INVALID_TOPIC, f"Topic '{name}' collides with existing topic: {near}")
         own = topic_settings(settings or {})
         if assignments is None:
             count = int(self.settings["num.partitions"]) if partitions == -1 else partitions
@@ -358,9 +361,9 @@ class Centre:
         self._check_placed(placed, range(len(placed)))
         self._topic_ids += 1
         topic = Topic(name, uuid.uuid5(uuid.NAMESPACE_OID, f"{self.cluster_id}/{self._topic_ids}"), {}, own)
+        self._add_partitions(topic, placed)
         if not validate_only:
             self.topics[name] = topic
-            self._add_partitions(topic, placed)
         return topic
 
     def _placed(self, numbers: Sequence[int], replication_factor: int) -> dict[int, list[int]]:
@@ -411,14 +414,14 @@ class Centre:
         self._check_placed(placed, numbers)
         self._add_partitions(topic, placed)
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str) -> Topic:
         """Deletes a topic with all its records.
 
         Raises:
             RefusedError: 3.
         """
         self.topic(name)
-        del self.topics[name]
+        return self.topics.pop(name)
 
     def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:
         """Changes settings; None brings a default back.

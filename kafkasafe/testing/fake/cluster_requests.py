@@ -24,6 +24,7 @@ INVALID_REQUEST: Final = 42
 _NO_ID: Final = uuid.UUID(int=0)
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
+_DEFAULT: Final = 5
 _SET: Final = 0
 _DELETE: Final = 1
 _FIRST_WITH_IDS: Final = 10
@@ -166,13 +167,17 @@ def _find_coordinator(ask: Ask) -> Fields:
 
 def _outcome(work: Callable[[], Fields | None]) -> Fields:
     try:
-        return {"error_code": 0} | (work() or {})
+        return {"error_code": 0, "error_message": None} | (work() or {})
     except RefusedError as refused:
         return {"error_code": refused.code, "error_message": refused.message}
 
 
 def _create_topics(ask: Ask) -> Fields:
+    named = [wanted.name for wanted in ask.message.topics]
+
     def create(wanted: Any) -> Fields:
+        if named.count(wanted.name) > 1:
+            raise RefusedError(INVALID_REQUEST, "Duplicate topic name.")
         ask.centre.check_allowed("create", "topic", wanted.name)
         placed = {one.partition_index: one.broker_ids for one in wanted.assignments or ()}
         topic = ask.centre.create_topic(
@@ -187,7 +192,7 @@ def _create_topics(ask: Ask) -> Fields:
             "topic_id": topic.topic_id,
             "num_partitions": len(topic.partitions),
             "replication_factor": len(topic.partitions[0].replicas) if topic.partitions else -1,
-            "configs": [],
+            "configs": _rows(ask.centre.settings_of(topic) | topic.settings, topic.settings, 1),
         }
 
     return {
@@ -202,8 +207,10 @@ def _delete_topics(ask: Ask) -> Fields:
     def delete(name: str | None, topic_id: uuid.UUID) -> Fields:
         found = name if name is not None else ask.centre.topic_by_id(topic_id).name
         ask.centre.check_allowed("delete", "topic", found)
-        ask.centre.delete_topic(found)
-        return {"name": found}
+        deleted = ask.centre.delete_topic(found)
+        ask.groups.topic_deleted(found)
+        named: Fields = {"name": found}
+        return named if ask.centre.profile.brokers_control else named | {"topic_id": deleted.topic_id}
 
     names = (
         [(one.name, one.topic_id) for one in ask.message.topics]
@@ -237,33 +244,37 @@ def _create_partitions(ask: Ask) -> Fields:
 # -- Settings ----------------------------------------------------------------------------------------------------------
 
 
+def _rows(known: Mapping[str, str], own: Mapping[str, str], source: int) -> list[Fields]:
+    return [
+        {
+            "name": name,
+            "value": known[name],
+            "read_only": False,
+            "config_source": source if name in own else _DEFAULT,
+            "is_sensitive": False,
+        }
+        for name in sorted(known)
+    ]
+
+
 def _describe_configs(ask: Ask) -> Fields:
     def describe(wanted: Any) -> Fields:
         own: Mapping[str, str]
         if wanted.resource_type == _TOPIC_RESOURCE:
             topic = ask.centre.topic(wanted.resource_name)
             own, known = topic.settings, ask.centre.settings_of(topic) | topic.settings
-            mine, default = 1, 5
+            mine = 1
         elif wanted.resource_type == _BROKER_RESOURCE:
             own, known = {}, ask.centre.settings
-            mine, default = 4, 5
+            mine = 4
         else:
             raise RefusedError(INVALID_REQUEST, "The fake has settings of topics and brokers only")
-        names = known if wanted.configuration_keys is None else wanted.configuration_keys
+        keys = wanted.configuration_keys
         return {
             "configs": [
-                {
-                    "name": name,
-                    "value": known[name],
-                    "read_only": False,
-                    "config_source": mine if name in own else default,
-                    "is_default": name not in own,
-                    "is_sensitive": False,
-                    "synonyms": [],
-                    "config_type": 2,
-                }
-                for name in sorted(names)
-                if name in known
+                row | {"is_default": row["name"] not in own, "synonyms": [], "config_type": 2}
+                for row in _rows(known, own, mine)
+                if keys is None or row["name"] in keys
             ]
         }
 

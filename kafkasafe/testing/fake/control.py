@@ -173,6 +173,7 @@ class Control:
         """Deletes a topic with its records; one that is created again has another id."""
         with self._acting() as desk:
             desk.centre.delete_topic(name)
+            desk.groups.topic_deleted(name)
 
     def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
         """Sets topic settings; the others stay as they are."""

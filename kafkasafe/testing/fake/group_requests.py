@@ -17,11 +17,13 @@ from kafkasafe.testing.fake.groups import (
 
 __all__ = ["HANDLERS"]
 
+OFFSET_METADATA_TOO_LARGE: Final = 12
 NOT_COORDINATOR: Final = 16
 GROUP_ID_NOT_FOUND: Final = 69
 UNSTABLE_OFFSET_COMMIT: Final = 88
 UNKNOWN_TOPIC_ID: Final = 100
 
+_LONGEST_METADATA: Final = 4096  # offset.metadata.max.bytes
 _NEEDS_ID: Final = 4  # JoinGroup
 _MANY_GROUPS: Final = 8  # OffsetFetch
 _BY_ID: Final = 10  # OffsetCommit, OffsetFetch
@@ -171,6 +173,8 @@ def offsets_of(
                         raise RefusedError(UNKNOWN_TOPIC_ID)
                     ask.centre.check_allowed("read", "topic", name)
                     ask.centre.partition(name, part.partition_index)
+                    if len((part.committed_metadata or "").encode()) > _LONGEST_METADATA:
+                        raise RefusedError(OFFSET_METADATA_TOO_LARGE)
                     offset = Offset(
                         part.committed_offset, part.committed_leader_epoch, part.committed_metadata or ""
                     )

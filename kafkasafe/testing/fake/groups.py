@@ -363,6 +363,13 @@ class Groups:
             if commit:
                 group.offsets |= offsets
 
+    def topic_deleted(self, topic: str) -> None:
+        """What was committed for a topic is forgotten with it."""
+        for group in self._groups.values():
+            for offsets in (group.offsets, *group.pending.values()):
+                for place in [place for place in offsets if place[0] == topic]:
+                    del offsets[place]
+
     def delete(self, name: str) -> None:
         """Removes a group with its offsets.
 

@@ -33,6 +33,7 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
 
+_FIRST_WITH_MAX_TIMESTAMP: Final = 7  # ListOffsets
 _FIRST_WITH_NOT_AVAILABLE: Final = 5  # ListOffsets
 _DEBUGGING_REPLICA: Final = -2
 _NO_PRODUCER: Final = -1
@@ -339,9 +340,11 @@ class Partition:
             return Listed(log.start_offset, leader_epoch=log.epoch_at(log.start_offset))
         if timestamp in {LATEST_TIERED, EARLIEST_PENDING_UPLOAD}:
             return Listed(-1)
-        found = log.latest_record() if timestamp == MAX_TIMESTAMP else log.first_since(timestamp)
+        # Before it had a name, the number was a time like any other.
+        largest = timestamp == MAX_TIMESTAMP and version >= _FIRST_WITH_MAX_TIMESTAMP
+        found = log.latest_record() if largest else log.first_since(timestamp)
         if found is None or found[0] >= limit:
-            if behind and timestamp != MAX_TIMESTAMP:
+            if behind and not largest:
                 raise unsure
             return Listed(-1)
         return Listed(*found)

@@ -203,6 +203,43 @@ _WITHOUT_EFFECT: Final = frozenset(
 _ONLY: Final = {"compression.type": "producer"}
 """Settings that may only be what they are: the fake compresses nothing itself."""
 
+_WORDS: Final = {
+    "message.timestamp.type": {"CreateTime", "LogAppendTime"},
+    "cleanup.policy": {"delete", "compact", "compact,delete", "delete,compact"},
+}
+_SWITCHES: Final = frozenset(
+    {"message.downconversion.enable", "preallocate", "unclean.leader.election.enable"}
+)
+_SHORT: Final = frozenset(
+    {
+        "index.interval.bytes",
+        "max.message.bytes",
+        "min.insync.replicas",
+        "segment.bytes",
+        "segment.index.bytes",
+    }
+)
+_LEAST: Final = {
+    "delete.retention.ms": 0,
+    "file.delete.delay.ms": 0,
+    "flush.messages": 0,
+    "flush.ms": 0,
+    "index.interval.bytes": 0,
+    "max.compaction.lag.ms": 1,
+    "max.message.bytes": 0,
+    "message.timestamp.after.max.ms": 0,
+    "message.timestamp.before.max.ms": 0,
+    "min.compaction.lag.ms": 0,
+    "min.insync.replicas": 1,
+    "retention.bytes": -(2**63),
+    "retention.ms": -1,
+    "segment.bytes": 14,
+    "segment.index.bytes": 0,
+    "segment.jitter.ms": 0,
+    "segment.ms": 1,
+}
+"""The least that a topic's setting may be, as brokers check it."""
+
 
 def profile_of(version: str) -> Profile:
     """The profile of a version.
@@ -246,12 +283,24 @@ def topic_settings(given: Mapping[str, object]) -> dict[str, str]:
             raise RefusedError(INVALID_CONFIG, f"Unknown topic config name: {name}")
         if name in _ONLY and value != _ONLY[name]:
             raise RefusedError(INVALID_CONFIG, f"The fake cannot do {name}={value}, only {_ONLY[name]}")
-        if name in TOPIC_SETTINGS and name.rsplit(".", 1)[-1] in {"bytes", "ms", "replicas"}:
-            try:
-                int(value)
-            except ValueError:
-                raise RefusedError(INVALID_CONFIG, f"Invalid value {value} for {name}") from None
+        if not _may_be(name, value):
+            raise RefusedError(INVALID_CONFIG, f"Invalid value {value} for configuration {name}")
     return own
+
+
+def _may_be(name: str, value: str) -> bool:
+    if name in _WORDS:
+        return value in _WORDS[name]
+    if name in _SWITCHES:
+        return value.lower() in {"true", "false"}
+    if name not in _LEAST:
+        return True
+    try:
+        number = int(value)
+    except ValueError:
+        return False
+    most = 2**31 - 1 if name in _SHORT else 2**63 - 1
+    return _LEAST[name] <= number <= most
 
 
 def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -117,7 +117,7 @@ class Transactions:
         """Whether a transaction's batch may be appended; with protocol 2 this adds the partition.
 
         Raises:
-            RefusedError: 48.
+            RefusedError: 47 or 48.
         """
         try:
             header = read_header(data)
@@ -128,6 +128,8 @@ class Transactions:
         known = self._known.get(name)
         if known is None or known.producer_id != header.producer_id:
             raise RefusedError(INVALID_TXN_STATE)
+        if header.producer_epoch < known.epoch and self._centre.profile.verifies_transactions:
+            raise RefusedError(INVALID_PRODUCER_EPOCH)
         if version >= _SECOND_PROTOCOL["Produce"] and header.producer_epoch == known.epoch:
             self._open(known, self._centre.now_ms)
             known.partitions.add((topic, number))
