@@ -1,10 +1,11 @@
 """What a test can do to the fake that it could not, or not in time, do to real brokers."""
 
+import contextlib
 import time
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import TopicAlreadyExistsError
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import TopicAlreadyExistsError, TopicDeletionDisabledError
 from rawclient import Raw, make_batch
 
 from kafkasafe.errors import ConfigError, UsageError
@@ -220,5 +221,37 @@ def test_what_cannot_be_is_said_at_once(cluster):
         cluster.kill(9)
     with pytest.raises(UsageError, match="Time does not go back"):
         cluster.advance(-1)
+    with pytest.raises(UsageError, match="No time is negative"):
+        cluster.throttle(-1, "Produce")
+    with pytest.raises(UsageError, match="No time is negative"):
+        cluster.delay(-1)
     with pytest.raises(TopicAlreadyExistsError):
         cluster.create_topic("t")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("message.max.bytes", "abc"),
+        ("min.insync.replicas", 0),
+        ("log.retention.ms", "1h"),
+        ("auto.create.topics.enable", "maybe"),
+        ("num.partitions", 0),
+        ("transaction.max.timeout.ms", -1),
+    ],
+)
+def test_settings_that_no_broker_takes_are_refused_at_once(name, value):
+    with pytest.raises(ConfigError, match=f"{name} cannot be"):
+        FakeCluster(config={name: value})
+
+
+def test_topics_stay_where_they_may_not_be_deleted():
+    config = {"delete.topic.enable": False, "auto.create.topics.enable": "TRUE"}
+    with (
+        FakeCluster(config=config) as cluster,
+        contextlib.closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)) as admin,
+    ):
+        cluster.create_topic("t")
+        with pytest.raises(TopicDeletionDisabledError):
+            admin.delete_topics(["t"])
+        assert "t" in admin.list_topics()

@@ -34,6 +34,7 @@ TOPIC_AUTHORIZATION_FAILED: Final = 29
 GROUP_AUTHORIZATION_FAILED: Final = 30
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
 TOPIC_ALREADY_EXISTS: Final = 36
+TOPIC_DELETION_DISABLED: Final = 73
 INVALID_PARTITIONS: Final = 37
 INVALID_REPLICATION_FACTOR: Final = 38
 INVALID_REPLICA_ASSIGNMENT: Final = 39
@@ -418,9 +419,11 @@ class Centre:
         """Deletes a topic with all its records.
 
         Raises:
-            RefusedError: 3.
+            RefusedError: 3 or 73.
         """
         self.topic(name)
+        if self.settings["delete.topic.enable"] == "false":
+            raise RefusedError(TOPIC_DELETION_DISABLED)
         return self.topics.pop(name)
 
     def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:

@@ -163,6 +163,8 @@ class FakeCluster(Control):
 
     def delay(self, response_s: float = 0.0, *, node: int | None = None) -> None:
         """Answers arrive so much later."""
+        if response_s < 0:
+            raise UsageError(f"No time is negative: {response_s:g} s")
         self._weather(node, response_delay_ms=int(response_s * 1000))
 
     def refuse(self, on: bool = True, *, node: int | None = None) -> None:

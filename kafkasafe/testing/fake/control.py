@@ -398,7 +398,12 @@ class Control:
             seconds: For how long.
             api: `"Produce"` …; None: all, apart from ApiVersions.
             times: How often; None: until further notice.
+
+        Raises:
+            UsageError: A negative time.
         """
+        if seconds < 0:
+            raise UsageError(f"No time is negative: {seconds:g} s")
         with self._acting() as desk:
             desk.throttle(int(seconds * 1000), api, times)
 

@@ -259,7 +259,7 @@ def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, 
     """All settings of the brokers.
 
     Raises:
-        ConfigError: One is unknown to the fake.
+        ConfigError: One is unknown to the fake, or has a value that no broker takes.
     """
     settings = dict(profile.settings)
     for name, value in given.items():
@@ -267,8 +267,19 @@ def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, 
             near = difflib.get_close_matches(name, settings, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"The fake has no setting {name}{hint} It has {', '.join(sorted(settings))}")
-        settings[name] = _text(value)
+        settings[name] = _written(name, value)
+        if not _broker_may_have(name, settings[name]):
+            raise ConfigError(f"{name} cannot be {value!r}")
     return settings
+
+
+def _broker_may_have(name: str, value: str) -> bool:
+    own = next((own for own, broker in TOPIC_SETTINGS.items() if broker == name), None)
+    if own is not None:
+        return _may_be(own, value)
+    if name.endswith(".enable"):
+        return value.lower() in {"true", "false"}
+    return value.isdecimal() and int(value) > (0 if name.endswith(".partitions") else -1)
 
 
 def topic_settings(given: Mapping[str, object]) -> dict[str, str]:
@@ -277,7 +288,7 @@ def topic_settings(given: Mapping[str, object]) -> dict[str, str]:
     Raises:
         RefusedError: 40: Kafka does not know the setting, or the fake cannot do what it says.
     """
-    own = {name: _text(value) for name, value in given.items()}
+    own = {name: _written(name, value) for name, value in given.items()}
     for name, value in own.items():
         if name not in TOPIC_SETTINGS and name not in _WITHOUT_EFFECT:
             raise RefusedError(INVALID_CONFIG, f"Unknown topic config name: {name}")
@@ -308,5 +319,5 @@ def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, st
     return {name: own.get(name, broker[default]) for name, default in TOPIC_SETTINGS.items()}
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _written(name: str, value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) or name.endswith(".enable") else str(value)
