@@ -201,9 +201,11 @@ def chromium(*arguments: str) -> str:
     if os.geteuid() == 0:
         # Its sandbox refuses to be set up by root; it sees no page but ours.
         command.append("--no-sandbox")
-    with tempfile.TemporaryDirectory(prefix="kafkasafe-chromium-") as profile:
+    # Its socket there must have a name of at most 107 bytes, whatever TMPDIR is.
+    with tempfile.TemporaryDirectory(prefix="kafkasafe-chromium-", dir="/tmp") as profile:
         done = subprocess.run(
             [*command, f"--user-data-dir={profile}", *arguments],
+            env=os.environ | {"TMPDIR": profile},
             capture_output=True,
             text=True,
             timeout=120,
