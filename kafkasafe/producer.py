@@ -315,8 +315,8 @@ class _Chunk:
         waiting = self._sorted_calls + (len(self.callbacks) + len(self.errbacks)) // 2
         # A share of them where there are several parcels: how many fall due is not counted more exactly than that.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.count, 1)
-        if waiting:
-            self.thread.hand(self._call_done, due)
+        # Also when none seems to wait: the thread may be sorting them, and have looked at this parcel already.
+        self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
         """Call what is due, on the callback thread."""

@@ -9,6 +9,8 @@ from functools import partial
 import harness
 import pytest
 
+from kafkasafe.testing import FakeCluster
+
 
 @pytest.fixture
 def restless():
@@ -60,6 +62,26 @@ def test_threads_that_send_to_one_topic(fake_kafka, producers, restless):
         for partition in range(2):
             offsets = [offset for number, offset in found if number == partition]
             assert offsets == sorted(offsets), thread
+
+
+def test_what_is_done_while_callbacks_run_is_called_as_well(producers):
+    """Two partitions of one batch: the second is acknowledged while the first one's callback runs."""
+    with FakeCluster(2) as cluster:
+        cluster.create_topic("t", assignments={0: [1], 1: [2]})
+        producer = producers(cluster.bootstrap_servers, linger_ms=600_000)
+        producer.partitions_for("t")
+        cluster.pause(2)
+        first, second = (producer.send("t", b"v", partition=number) for number in range(2))
+        called = []
+
+        def wait_for_the_second(_):
+            cluster.resume(2)
+            called.append(second.get(60).partition)
+
+        first.add_callback(wait_for_the_second)
+        second.add_callback(called.append)
+        producer.flush(60)
+        assert called == [1, second.value]
 
 
 @pytest.mark.parametrize("keyed", [False, True])
