@@ -102,6 +102,12 @@ class Side:
         data = make_batch(*values, pid=pid, epoch=epoch, seq=seq, timestamp=timestamp, now_ms=self.now_ms)
         return self.produce(topic, data, **more)
 
+    def write(self, topic, count=1, **more):
+        """A send that is not what is tested: until the broker has taken it, and says where the log ends."""
+        end = self.offset(topic, -1).offset
+        until(lambda: self.send(topic, count, **more).error_code == 0)
+        until(lambda: self.offset(topic, -1).offset == end + count)
+
     def offset(
         self, topic, timestamp, version=None, isolation_level=0, replica_id=-1, leader_epoch=-1, partition=0
     ):
@@ -541,7 +547,7 @@ def test_offsets_of_a_log(side):
     topic = side.topic()
     base = side.now_ms - 100_000
     for number in range(3):
-        side.send(topic, 2, timestamp=base + 1000 * number)
+        side.write(topic, 2, timestamp=base + 1000 * number)
     asked = {
         -2: (0, -1),
         -1: (6, -1),
@@ -607,16 +613,16 @@ def test_fetch_at_the_end_and_beyond(side):
 
 def test_fetch_begins_with_the_batch_that_holds_the_offset(side):
     topic = side.topic()
-    side.send(topic, 3)
-    side.send(topic, 3)
+    side.write(topic, 3)
+    side.write(topic, 3)
     headers = [header for _, header in iter_headers(side.fetch_some(topic, 4).records)]
     assert [(header.base_offset, header.partition_leader_epoch) for header in headers] == [(3, 0)]
 
 
 def test_a_first_batch_that_is_too_large_comes_whole(side):
     topic = side.topic()
-    side.send(topic, 50)
-    side.send(topic, 50)
+    side.write(topic, 50)
+    side.write(topic, 50)
     headers = [header for _, header in iter_headers(side.fetch_some(topic, 0, max_bytes=10).records)]
     assert [header.base_offset for header in headers] == [0]
 
