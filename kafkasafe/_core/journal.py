@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -198,6 +198,7 @@ class Batch:
         tries: How often it was sent in this life.
         durable: It, and the mark that gives it its id, are on disk.
         writing: It is on its way to the disk: it stays what it is until it has its position there.
+        acked_early: It was acknowledged meanwhile; its commit mark needs that position.
         owed: Its records are on disk as part of another batch, which comes back until this one is durable.
         former_life: It was recovered: an earlier life may have sent it.
         unanswered: A request with it under its id may still be on its way, or have been appended unnoticed.
@@ -229,7 +230,7 @@ class Batch:
     tries: int = 0
     durable: bool = False
     writing: bool = False
-    written: list[Callable[[], None]] = field(default_factory=list)
+    acked_early: bool = False
     owed: bool = False
     former_life: bool = False
     unanswered: bool = False
@@ -518,6 +519,53 @@ class Relented:
 Notice = AckedLoss | Healed | Hole | Parked | Refusal | Denied | Relented
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The mark with a batch's fate is durable.
+
+    Attributes:
+        batch: The batch.
+        fate: How it ended.
+        kept: It stays in the spool: the parts of a refused batch stand in its place.
+    """
+
+    batch: Batch
+    fate: Fate
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The end offset of a partition before anything of ours is in it is durable.
+
+    Attributes:
+        destination: Destination number.
+    """
+
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """Ids of batches that were durable already are durable too.
+
+    Attributes:
+        destination: Destination number.
+        batches: Each with the id it was given.
+    """
+
+    destination: int
+    batches: tuple[tuple[Batch, BatchId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceBroken:
+    """The log does not say any more that nothing is sent."""
+
+
+Consequence = Ended | Begun | Identified | SilenceBroken
+
+
 @dataclass(slots=True)
 class Persist:
     """One group for the spool.
@@ -526,13 +574,13 @@ class Persist:
         batches: To be written, in this order.
         marks: To be written in front of them.
         atomic: All or nothing.
-        after: What `persisted()` sets in motion.
+        after: What is true once it is durable; `persisted()` acts on it.
     """
 
     batches: list[Batch] = field(default_factory=list)
     marks: list[m.Mark] = field(default_factory=list)
     atomic: bool = False
-    after: list[Callable[[], None]] = field(default_factory=list)
+    after: list[Consequence] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.batches or self.marks or self.after)
@@ -1344,11 +1392,36 @@ class Journal:
             if batch.state is State.SEALED and batch.identity is not None:
                 batch.move(State.PREPARED)
             self._touch(self._partitions[batch.destination])
-            waiting, batch.written = batch.written, []
-            for then in waiting:
-                then()
-        for then in persist.after:
-            then()
+            if batch.acked_early:
+                batch.acked_early = False
+                self._finish(self._partitions[batch.destination], batch)
+        for consequence in persist.after:
+            self._follow(consequence)
+
+    def _follow(self, consequence: Consequence) -> None:
+        match consequence:
+            case Ended(batch, Fate.COMMITTED):
+                self._leave(batch, State.COMMITTED, Fate.COMMITTED)
+            case Ended(batch, fate, kept):
+                if not kept:
+                    self._forget(batch)
+                self._ready.resolved.append(Resolution(batch, fate))
+                if fate is Fate.REJECTED:
+                    self._tell_healed(batch)
+            case Begun(destination):
+                partition = self._partitions[destination]
+                partition.flow = _Flow.FLOWING
+                partition.attempt = 0
+                self._touch(partition)
+            case Identified(destination, batches):
+                for batch, identity in batches:
+                    # Unless it was taken back meanwhile.
+                    if batch.state is State.SEALED and batch.identity is identity:
+                        batch.move(State.PREPARED)
+                self._touch(self._partitions[destination])
+            case SilenceBroken():
+                self._still = False
+                self._ready.sends += self._held or ()
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
         """The cluster acknowledged a batch.
@@ -1433,13 +1506,13 @@ class Journal:
         self._passed(partition, batch)
         if batch.writing:
             # Acknowledged while its spill is being written: the mark needs its position.
-            batch.written.append(lambda: self._finish(partition, batch))
+            batch.acked_early = True
             return
         if batch.position < 0:
             self._leave(batch, State.COMMITTED, Fate.COMMITTED)
             return
         self._commits(partition, batch)
-        self._ready.persist.after.append(lambda: self._leave(batch, State.COMMITTED, Fate.COMMITTED))
+        self._ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     @staticmethod
     def _passed(partition: _Partition, batch: Batch) -> None:
@@ -1716,13 +1789,7 @@ class Journal:
         partition.topic_id = topic_id
         self._relent(partition)
         self._ready.persist.marks.append(self._state_mark(partition))
-
-        def durable() -> None:
-            partition.flow = _Flow.FLOWING
-            partition.attempt = 0
-            self._touch(partition)
-
-        self._ready.persist.after.append(durable)
+        self._ready.persist.after.append(Begun(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
         """The cluster did not answer a question; it is asked again after a pause.
@@ -2339,9 +2406,7 @@ class Journal:
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
         batch.move(State.REPLACED)
         partition.queue.remove(batch)
-        if not refused:
-            persist.after.append(lambda: self._forget(batch))
-        persist.after.append(lambda: self._ready.resolved.append(Resolution(batch, Fate.REPLACED)))
+        persist.after.append(Ended(batch, Fate.REPLACED, kept=refused))
         if refused:
             self._reidentify(partition)
         partition.rested = True
@@ -2356,13 +2421,7 @@ class Journal:
         partition.queue.remove(batch)
         if batch.position >= 0:
             self._ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
-
-        def durable() -> None:
-            self._forget(batch)
-            self._ready.resolved.append(Resolution(batch, Fate.REJECTED))
-            self._tell_healed(batch)
-
-        self._ready.persist.after.append(durable)
+        self._ready.persist.after.append(Ended(batch, Fate.REJECTED))
         self._touch(partition)
 
     def _reidentify(self, partition: _Partition) -> None:
@@ -2428,14 +2487,9 @@ class Journal:
         if self._held is None:
             if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
                 return
-
-            def durable() -> None:
-                self._still = False
-                self._ready.sends += self._held or ()
-
             self._held = []
             ready.persist.marks.append(m.Quiet(-1, 0, bytes(16), 0))
-            ready.persist.after.append(durable)
+            ready.persist.after.append(SilenceBroken())
         self._held += ready.sends
         ready.sends.clear()
 
@@ -2533,15 +2587,7 @@ class Journal:
         self._ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.FIRST, -1, tuple(entries))
         )
-
-        def durable() -> None:
-            for batch, identity in moved:
-                # Unless it was taken back meanwhile.
-                if batch.state is State.SEALED and batch.identity is identity:
-                    batch.move(State.PREPARED)
-            self._touch(partition)
-
-        self._ready.persist.after.append(durable)
+        self._ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
     def _settled(self, partition: _Partition, now: float, now_ms: int) -> None:
         """Every request in flight has an outcome: what now?"""
