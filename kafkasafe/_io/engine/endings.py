@@ -275,7 +275,7 @@ class Endings:
             "%s-%d: %s refused: %s; %s",
             topic,
             partition,
-            "1 record" if batch.count == 1 else f"{batch.count} records",
+            counted(batch.count, "record"),
             batch.message,
             "kept nowhere (spool='never')" if path is None else f"kept in {path}",
             lane=lane.name,

@@ -149,6 +149,12 @@ class Ledger:
             parcel.number = self._revived_number = next(self.numbers)
             self.open[parcel.number] = parcel
 
+    def lose(self, error: DataLossError | SpoolCorruptError) -> None:
+        """Raise it once, from the next `send`, `flush` or `close`."""
+        with self.lock:
+            self.losses.append(error)
+            self.waiters.notify_all()
+
     def doubt(self, partitions: Sequence[tuple[str, int]]) -> None:
         """Replace `doubted`."""
         with self.lock:

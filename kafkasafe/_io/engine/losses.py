@@ -106,9 +106,7 @@ class LossWatch:
             last_offset=last_offset,
             records=records,
         )
-        with self._ledger.lock:
-            self._ledger.losses.append(error)
-            self._ledger.waiters.notify_all()
+        self._ledger.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
         """Have callers know whether they wait for an answer about the own lane."""
@@ -119,11 +117,10 @@ class LossWatch:
     def missing(self, lane: Lane, hole: j.Hole) -> None:
         """Something took records out of the spool, and it was not damage that was found when it was opened."""
         topic, partition = lane.journal.address(hole.destination)
-        records = f"{hole.records} record{'' if hole.records == 1 else 's'}"
         message = (
-            f"{topic}-{partition}: {records} of {lane.name} in front of what waits there are neither in the log of the"
-            f" cluster nor in the spool, and no damage explains it: {hole.evidence}. Somebody deleted segments, or"
-            " restored an older copy. What is there is delivered, in order"
+            f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} in front of what waits there are"
+            f" neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}. Somebody"
+            " deleted segments, or restored an older copy. What is there is delivered, in order"
         )
         self._ground.counters["spool_missing_records"] += hole.records
         self._log.error(
@@ -137,10 +134,7 @@ class LossWatch:
         )
         self._ground.emit(events.RecordsMissing(lane.name, topic, partition, hole.records, hole.evidence))
         if self._config.on_corrupt == "raise":
-            error = SpoolCorruptError(f"{message}. Raised once", damage=(message,))
-            with self._ledger.lock:
-                self._ledger.losses.append(error)
-                self._ledger.waiters.notify_all()
+            self._ledger.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """A batch that was sent again is in the log."""
