@@ -53,6 +53,7 @@ MAX_LANES: Final = 1000
 _ENDLESS: Final = 2**62
 MIN_SPOOL_BYTES: Final = 16 * MIB
 _SPOOL_BYTES: Final = 1024 * MIB
+_REJECTED_BYTES: Final = 256 * MIB
 _MEMORY_BYTES: Final = 32 * MIB
 """As Kafka's own producer has it (`buffer.memory`)."""
 _SEGMENT_OVERHEAD: Final = 64 * 1024
@@ -77,7 +78,7 @@ _SPOOL: Final[dict[str, Any]] = {
     "spool_segment_bytes": None,
     "spool_sync": "group",
     "spool_after_ms": 1000,
-    "rejected_max_bytes": 256 * MIB,
+    "rejected_max_bytes": None,
     "retain_acked_bytes": 0,
     "retain_acked_s": 0,
     "on_acked_loss": "heal",
@@ -381,6 +382,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
             f" spool_segment_bytes={max_request + _SEGMENT_OVERHEAD} or more, and spool_max_bytes to at least four"
             " times that"
         )
+    if merged["rejected_max_bytes"] is None:
+        merged["rejected_max_bytes"] = min(_REJECTED_BYTES, spool_max)
     timeout = merged["delivery_timeout_ms"]
     client_id = merged["client_id"] or "kafkasafe"
     if spool == "never":

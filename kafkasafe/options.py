@@ -89,7 +89,7 @@ class ProducerOptions(ConnectionOptions, total=False):
     spool_segment_bytes: int | None
     spool_sync: Literal["group", "each", "os"]
     spool_after_ms: float
-    rejected_max_bytes: int
+    rejected_max_bytes: int | None
     retain_acked_bytes: int
     retain_acked_s: float
     on_acked_loss: Literal["heal", "raise", "event"]

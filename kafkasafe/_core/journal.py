@@ -90,6 +90,9 @@ _PREPARE_AHEAD: Final = 64
 _DIVIDE_BYTES: Final = 1024 * 1024
 """How much is divided at a time: what waited through a long outage does not fit into memory, nor twice on disk."""
 
+_ASIDE_BYTES: Final = 1024 * 1024
+"""How much is put aside at a time: others are delivered in between."""
+
 _REMEMBERED: Final = 64
 """Acknowledged batches of a partition that are remembered at least."""
 
@@ -450,7 +453,7 @@ class Aside:
 
     Attributes:
         destination: Destination number.
-        batches: In the order of the queue; each is in the spool.
+        batches: In the order of the queue; each is in the spool. Not more than is written with one fsync.
     """
 
     destination: int
@@ -687,6 +690,8 @@ class _Partition:
     asked_from: int = -1
     """Where the log is read from for an answer."""
     denial: Denial | None = None
+    rejecting: deque[Batch] = field(default_factory=deque)
+    """What is to be put aside after the portion that is put aside now."""
     explained: bool = False
     """Something of it is known to be missing: damage, what was rejected, skipped or lost. A hole says nothing new."""
     hole: Hole | None = None
@@ -759,6 +764,7 @@ class Journal:
         missing_grace_s: How long a topic may be unknown to the cluster before that is told: it may be new.
         heal: Acknowledged batches that the cluster lost are sent again, as far as the spool still has them.
         heal_recreated: Also into a topic that was deleted and created again.
+        aside_batches: How many batches are put aside at a time, at most.
     """
 
     def __init__(
@@ -772,6 +778,7 @@ class Journal:
         missing_grace_s: float = 60.0,
         heal: bool = True,
         heal_recreated: bool = False,
+        aside_batches: int = 256,
     ) -> None:
         self._durable_first = durable_first
         self._window = window
@@ -783,6 +790,7 @@ class Journal:
         self._missing_grace_s = missing_grace_s
         self._heal = heal
         self._heal_recreated = heal_recreated
+        self._aside_batches = aside_batches
         self._released = 0
         self._partitions: dict[int, _Partition] = {}
         self._numbers: dict[tuple[str, int], int] = {}
@@ -1219,6 +1227,7 @@ class Journal:
         number = self._numbers.get((name, UNCHOSEN))
         if number is not None:
             self._relent(self._partitions[number])
+            self._partitions[number].rejecting.clear()
         if self._topics.get(name) == topic:
             return False
         self._topics[name] = topic
@@ -1856,25 +1865,52 @@ class Journal:
 
     def _put_aside(self, partition: _Partition, batches: Sequence[Batch]) -> None:
         partition.flow = _Flow.REJECTING
-        self._ready.asides.append(Aside(partition.number, tuple(batches)))
+        partition.rejecting = deque(batches)
+        self.next_aside(partition.number)
 
-    def set_aside(self, aside: Aside, kept: int, reason: str = "") -> None:
+    def next_aside(self, destination: int) -> None:
+        """Go on with what `set_aside` left: the next portion."""
+        partition = self._partitions[destination]
+        if partition.flow is not _Flow.REJECTING:
+            return
+        if not partition.rejecting:
+            # The topic came into being meanwhile.
+            partition.flow = _Flow.NEW
+            self._touch(partition)
+            return
+        portion: list[Batch] = []
+        size = 0
+        while partition.rejecting and len(portion) < self._aside_batches:
+            size += partition.rejecting[0].size_bytes
+            if portion and size > _ASIDE_BYTES:
+                break
+            portion.append(partition.rejecting.popleft())
+        self._ready.asides.append(Aside(partition.number, tuple(portion)))
+
+    def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
         """As many of the batches as `kept`, the first ones, are durable in `rejected/`, and are so rejected.
 
         Args:
             aside: What `ready()` gave.
             kept: How many; the others wait, and are tried again after a pause.
             reason: Why not all of them.
+
+        Returns:
+            True: there is more. Call `next_aside`, after what other partitions have to do.
         """
         partition = self._partitions[aside.destination]
         if partition.flow is not _Flow.REJECTING:
-            return
+            return False
         for batch in aside.batches[:kept]:
             self._reject(batch)
         if any(batch.identity is not None for batch in aside.batches[:kept]):
             # What comes now must not continue the sequence of what was rejected.
             self._reidentify(partition)
-        if not kept < len(aside.batches):
+        if kept < len(aside.batches):
+            partition.rejecting.clear()
+        elif partition.rejecting:
+            return True
+        else:
             # What comes now has its own time.
             self._relent(partition, accepted=False)
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
@@ -1886,6 +1922,7 @@ class Journal:
             partition.flow = _Flow.SETTLING
             partition.rested = True
         self._touch(partition)
+        return False
 
     def judged(
         self,

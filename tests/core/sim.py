@@ -613,6 +613,7 @@ class Sim:
             missing_grace_s=10.0,
             heal=o.heals,
             heal_recreated=o.heals_recreated,
+            aside_batches=2,
         )
         self.refusing.clear()
         self.parcels: dict[int, tuple[tuple[int, ...], int]] = {}
@@ -884,7 +885,8 @@ class Sim:
         for batch in aside.batches[:kept]:
             self.put_aside[batch.position] = self.parcels[batch.handle][0]
         self.point()
-        self.journal.set_aside(aside, kept, "the disk is full")
+        if self.journal.set_aside(aside, kept, "the disk is full"):
+            self.mine(self._delay(), lambda: self.journal.next_aside(aside.destination))
 
     def _answered(self, partition: int, code: int) -> None:
         since, last = self.refusing.get(partition, (self.now, self.now))

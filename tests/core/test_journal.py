@@ -1020,6 +1020,62 @@ def test_a_topic_that_was_never_there_is_rejected_after_a_while() -> None:
     assert shell.fates() == [(batch.handle, j.Fate.REJECTED)]
 
 
+def test_what_is_rejected_at_once_is_put_aside_in_portions() -> None:
+    """Others go on between them. A crash between two leaves the rest unfinished, and in order."""
+    shell = Keeps(refused_timeout_s=0.0, aside_batches=2)
+    batches = shell.flowing(1, 1, 1, 1, 1, 1)
+    late = shell.seal(1, 1)
+    for batch in batches[1:]:
+        shell.refuse(batch, 29)
+    shell.turn()
+    sizes = [len(aside.batches) for aside in shell.asides]
+    assert sizes == [2]
+    assert shell.fates()[1:] == [(batch.handle, j.Fate.REJECTED) for batch in batches[1:3]]
+    heir = shell.reborn()
+    assert [batch.position for _, _, batch in heir.journal.batches()] == [
+        batch.position for batch in batches[3:] + late
+    ]
+    for _ in range(3):
+        behind = shell.seal(1)  # is not of what was refused
+        shell.journal.next_aside(1)
+        shell.turn()
+    assert [len(aside.batches) for aside in shell.asides] == [2, 2, 2, 1]
+    assert shell.refusals() == batches[1:] + late
+    assert [batch for _, _, batch in shell.journal.batches()][-1:] == behind
+
+
+def test_a_portion_is_bounded_in_bytes() -> None:
+    shell = Shell(refused_timeout_s=0.0)
+    number = shell.journal.destination("t", j.UNCHOSEN)
+    for size in (600_000, 600_000, 3_000_000, 10):
+        shell.journal.seal(number, count=1, size_bytes=size, max_timestamp=NOW_MS)
+    shell.turn()
+    shell.journal.deny_unchosen("t", 3, "unknown", shell.now)
+    for _ in range(4):
+        shell.turn()
+        shell.journal.next_aside(number)
+    assert [[b.size_bytes for b in aside.batches] for aside in shell.asides] == [
+        [600_000],
+        [600_000],
+        [3_000_000],
+        [10],
+    ]
+
+
+def test_a_topic_that_comes_into_being_between_two_portions_gets_the_rest() -> None:
+    shell = Shell(refused_timeout_s=0.0, aside_batches=1)
+    shell.journal.granted(7, 0)
+    batches = shell.seal(1, 1, 1, partition=j.UNCHOSEN)
+    shell.turn()
+    shell.journal.deny_unchosen("t", 3, "unknown", shell.now)
+    shell.turn()
+    shell.journal.learn_topic("t", TOPIC_ID, 1)
+    shell.journal.next_aside(1)
+    shell.turn()
+    assert shell.refusals() == batches[:1]
+    assert [divide.batch for divide in shell.divides] == batches[1:]
+
+
 def test_a_rejection_that_cannot_be_kept_waits_and_is_tried_again() -> None:
     """No mark, no fate, no word of it before the copy is durable; the sequence goes on where it was."""
     shell = Shell()

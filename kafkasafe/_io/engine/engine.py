@@ -23,6 +23,7 @@ from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import (
     Answered,
+    AsideDue,
     Chore,
     ChoreDue,
     Decided,
@@ -128,6 +129,8 @@ class Engine:
                 inquiry.go_on()
             case RetryDue(lane, destination):
                 lane.journal.retry(destination)
+            case AsideDue(lane, destination):
+                lane.journal.next_aside(destination)
             case MetadataChanged(refreshed):
                 self.topics.on_metadata(refreshed)
             case ProducerIdAnswered(lane, granted):

@@ -15,6 +15,7 @@ from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, Prod
 
 __all__ = [
     "Answered",
+    "AsideDue",
     "Chore",
     "ChoreDue",
     "Decided",
@@ -166,6 +167,14 @@ class RetryDue:
 
 
 @dataclass(frozen=True, slots=True)
+class AsideDue:
+    """Of what a destination rejects, the next portion is put aside."""
+
+    lane: Lane
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteDue:
     """A disk that failed is tried again."""
 
@@ -208,6 +217,7 @@ Message: TypeAlias = (
     | LookedAround
     | ChoreDue
     | RetryDue
+    | AsideDue
     | WriteDue
     | ProducerIdDue
     | EpochCheckDue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
@@ -12,14 +11,10 @@ from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
-from kafkasafe._io.engine.messages import Chore, ChoreDue
+from kafkasafe._io.engine.messages import AsideDue, Chore, ChoreDue
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 __all__ = ["Rejects"]
-
-_PORTION_BYTES: Final = 4 * 1024 * 1024
-_PORTION_BATCHES: Final = 1000
-"""Rejected batches that are written with one fsync."""
 
 
 class Rejects:
@@ -37,21 +32,21 @@ class Rejects:
         if self._config.in_memory:
             # There is no place to keep them: their futures and the dead-letter handler get them.
             lane.kept_in.update((batch.handle, None) for batch in aside.batches)
-            lane.journal.set_aside(aside, len(aside.batches))
+            self._set_aside(lane, aside, len(aside.batches))
             return
         topic, partition = lane.journal.address(aside.destination)
         destination = m.Destination(aside.destination, topic, partition)
         kept, reason = 0, ""
         while kept < len(aside.batches) and not reason:
-            used = sum(each.rejected.size_bytes for each in self._ground.lanes)
+            used = lane.rejected.size_bytes
             size = 0
             portion: list[Refused] = []
             handles = []
             damaged = False
             try:
-                for batch in aside.batches[kept : kept + _PORTION_BATCHES]:
+                for batch in aside.batches[kept:]:
                     size += batch.size_bytes
-                    if used + size > self._config.rejected_max_bytes or (portion and size > _PORTION_BYTES):
+                    if used + size > self._config.rejected_max_bytes:
                         break
                     try:
                         data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
@@ -104,7 +99,12 @@ class Rejects:
                 records=records,
                 code=waiting[0].code,
             )
-        lane.journal.set_aside(aside, kept, reason)
+        self._set_aside(lane, aside, kept, reason)
+
+    def _set_aside(self, lane: Lane, aside: j.Aside, kept: int, reason: str = "") -> None:
+        if lane.journal.set_aside(aside, kept, reason):
+            # Not at once: other partitions, and what callers have handed over, come first.
+            self._ground.timer(0.0, AsideDue(lane, aside.destination))
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
         """A batch is damaged on disk. Whether it is in quarantine/ and is given up; else its partition waits."""
