@@ -62,7 +62,6 @@ _FEW_RECORDS: Final = 16
 """Room in a new chunk; it grows fourfold."""
 _ABSENT: Final[Any] = object()
 """In place of a record that is not there."""
-_NUMBERS: Final = list(range(_MAX_RECORDS))
 _RECORD_OVERHEAD: Final = 16
 """The most that a record without headers and timestamp takes beside its key and value."""
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -126,14 +125,18 @@ class _Chunk:
         count, absent: Once sealed: numbers below this are its records, but for those that are absent.
         parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
         sizes: Of keys and values.
-        callbacks, errbacks: What was added and not looked at yet: record, function, record, function and so on. An
-            object for each would cost the garbage collector more than the records do.
+        firsts: The callbacks that came first to their record, and before the chunk was sealed, by its number; shorter
+            while there are none. `RecordFuture.add_callback` says how.
+        callbacks, errbacks: What else was added and not looked at yet: record, function, record, function and so on.
+            An object for each would cost the garbage collector more than the records do.
         thread: Calls them.
         watched: Any were added.
     """
 
     __slots__ = (
         "__weakref__",
+        "_first_calls",
+        "_first_due",
         "_sorted",
         "_sorted_calls",
         "_taken",
@@ -143,6 +146,7 @@ class _Chunk:
         "due",
         "encoded",
         "errbacks",
+        "firsts",
         "index_in",
         "keys",
         "left",
@@ -176,11 +180,14 @@ class _Chunk:
         self.parcel_of: Indexes | None = None
         self.index_in: Indexes | None = None
         self.sizes: tuple[Sizes, Sizes] = (-1, -1)
+        self.firsts: list[Any] = []
         self.callbacks: list[Any] = []
         self.errbacks: list[Any] = []
         self.thread = thread
         self.watched = False
         self._taken: list[list[bytes | None]] = []
+        self._first_calls: list[Sequence[Any]] = []
+        self._first_due = -1
         self._sorted: dict[int, tuple[Parcel, list[Any], list[Any]]] = {}
         self._sorted_calls = 0
 
@@ -261,46 +268,84 @@ class _Chunk:
             header_size,
         )
 
-    def all_metadata(self, parcel: Parcel, indexes: list[int]) -> Iterator[RecordMetadata]:
-        """The same of many records, which are all in this parcel: without a step in Python for each, as a rule."""
+    def all_metadata(self, parcel: Parcel, indexes: Sequence[int]) -> Iterator[RecordMetadata]:
+        """The same of many records, which are all in this parcel: without a step in Python for each, as a rule.
+
+        Args:
+            parcel: It was acknowledged.
+            indexes: The records' numbers; a range is all of them in order.
+        """
         if self.special or parcel.parent is not None:
             return map(self.metadata, indexes)
-        count, base = len(indexes), parcel.base_offset
-        # All of a chunk in order, as it is when every record has one.
-        dense = self.index_in is None and indexes == _NUMBERS[:count]
-        offsets: Iterable[int] = itertools.repeat(-1)
-        if base >= 0 and dense:
-            offsets = range(base, base + count)
+        base, every = parcel.base_offset, isinstance(indexes, range)
+        offsets: Iterable[int] = itertools.repeat(-1, len(indexes))
+        if base >= 0 and every and self.index_in is None:
+            offsets = range(base, base + len(indexes))
         elif base >= 0:
             at = indexes if self.index_in is None else self.index_in[indexes].tolist()
             offsets = map(base.__add__, at)
-        keys, values = (
-            itertools.repeat(sizes)
-            if isinstance(sizes, int)
-            else sizes
-            if dense
-            else map(sizes.__getitem__, indexes)
-            for sizes in self.sizes
-        )
-        fields = zip(
-            itertools.repeat(parcel.topic, count),
-            itertools.repeat(parcel.partition),
-            itertools.repeat(TopicPartition(parcel.topic, parcel.partition)),
-            offsets,
-            itertools.repeat(self.timestamp_ms if parcel.log_append_time < 0 else parcel.log_append_time),
-            itertools.repeat(None),
-            keys,
-            values,
-            itertools.repeat(-1),
-            strict=False,
-        )
+        place = parcel.topic, parcel.partition, TopicPartition(parcel.topic, parcel.partition)
+        stamp = self.timestamp_ms if parcel.log_append_time < 0 else parcel.log_append_time
+        keys, values = self.sizes
+        fields: Iterable[tuple[Any, ...]]
+        if isinstance(keys, int) and isinstance(values, int):
+            # Only offsets differ, and a product gives the fields that do not without being asked for each again.
+            fields = itertools.product(
+                *((field,) for field in place), offsets, (stamp,), (None,), (keys,), (values,), (-1,)
+            )
+        else:
+            fields = zip(
+                *map(itertools.repeat, place),
+                offsets,
+                itertools.repeat(stamp),
+                itertools.repeat(None),
+                itertools.repeat(keys) if isinstance(keys, int) else map(keys.__getitem__, indexes),
+                itertools.repeat(values) if isinstance(values, int) else map(values.__getitem__, indexes),
+                itertools.repeat(-1),
+                strict=False,
+            )
         return map(tuple.__new__, itertools.repeat(RecordMetadata), fields)
 
-    # Callbacks. Callers add to the two lists, the callback thread alone takes from them.
+    # Callbacks. Callers add to the three lists, the callback thread alone takes from them.
+
+    def put_first(self, index: int, function: Any) -> None:
+        """A record's first callback, for which there is no room yet. Threads may do it at the same time."""
+        firsts = self.firsts  # the callback thread may replace it
+        firsts.extend([None] * (max(len(self.values), index + 1) - len(firsts)))
+        firsts[index] = function
+        self.thread.start()
+
+    def first_calls(self) -> Sequence[Any]:
+        """What was in `firsts` when the chunk, which is sealed, was asked for the first time, by number.
+
+        By any thread, and in the middle of itself. What has been called is there no more, but is not None either.
+        """
+        if not self._first_calls:
+            self._first_calls.append(self.firsts[:])
+        return self._first_calls[0]
+
+    def _take_firsts(self) -> tuple[Sequence[int], Sequence[Any]]:
+        """Records and their functions, once. On the callback thread, when the chunk is sealed."""
+        firsts = self.first_calls()
+        if not isinstance(firsts, list):
+            return (), ()
+        self._first_due = 0
+        firsts = firsts[: self.count]
+        # Functions are let go of when they have been called, though a future may be kept, and with it this.
+        self.firsts = []
+        if _all_there(firsts):
+            self._first_calls[0] = range(len(firsts))
+            return range(len(firsts)), firsts
+        indexes = [i for i, function in enumerate(firsts) if function is not None]
+        self._first_calls[0] = tuple(None if function is None else True for function in firsts)
+        return indexes, [firsts[i] for i in indexes]
 
     def watch(self, parcels: Iterable[Parcel]) -> None:
         """Something was added, and the chunk is sealed: look at it when these are done. Twice does no harm."""
         self.watched = True
+        if self._first_due < 0:
+            firsts = self.first_calls()[: self.count]
+            self._first_due = len(firsts) - (0 if _all_there(firsts) else sum(f is None for f in firsts))
         for parcel in parcels:
             parcel.watcher = self.on_done
             # In this order: the pump sets what is looked at here, then looks for the watcher.
@@ -312,7 +357,9 @@ class _Chunk:
 
     def on_done(self, parcel: Parcel) -> None:
         """A parcel's fate is final. By the pump, with its lock held."""
-        waiting = self._sorted_calls + (len(self.callbacks) + len(self.errbacks)) // 2
+        waiting = (
+            self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
+        )
         # A share of them where there are several parcels: how many fall due is not counted more exactly than that.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.count, 1)
         # Also when none seems to wait: the thread may be sorting them, and have looked at this parcel already.
@@ -323,8 +370,15 @@ class _Chunk:
         parcels = self.parcels or []
         if len(parcels) == 1 and parcels[0].children is None:
             if parcels[0].done:
-                self._call(parcels[0], _take(self.callbacks), _take(self.errbacks), due)
+                indexes, functions = self._take_firsts()
+                if functions:
+                    self._call(parcels[0], indexes, functions, [], due)
+                    due = 0
+                callbacks, errbacks = _take(self.callbacks), _take(self.errbacks)
+                self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
             return
+        indexes, functions = self._take_firsts()
+        self._sort([*itertools.chain.from_iterable(zip(indexes, functions, strict=True))], [])
         self._sort(_take(self.callbacks), _take(self.errbacks))
         for key, (parcel, callbacks, errbacks) in list(self._sorted.items()):
             if not _speaks(parcel):
@@ -333,7 +387,7 @@ class _Chunk:
         done = [key for key, (parcel, _, _) in self._sorted.items() if parcel.done]
         for key in done:
             parcel, callbacks, errbacks = self._sorted.pop(key)
-            self._call(parcel, callbacks, errbacks, due)
+            self._call(parcel, callbacks[::2], callbacks[1::2], errbacks[1::2], due)
             due = 0
         self._sorted_calls = sum(len(calls) + len(more) for _, calls, more in self._sorted.values()) // 2
         if not done:
@@ -371,11 +425,27 @@ class _Chunk:
             for at in group.tolist():
                 yield self.locate(int(indexes[at]))[0], np.array([at])
 
-    def _call(self, parcel: Parcel, callbacks: list[Any], errbacks: list[Any], due: int) -> None:
+    def _call(
+        self,
+        parcel: Parcel,
+        indexes: Sequence[int],
+        callbacks: Sequence[Any],
+        errbacks: Sequence[Any],
+        due: int,
+    ) -> None:
         if parcel.error is None:
-            self.thread.call(callbacks[1::2], self.all_metadata(parcel, callbacks[::2]), due)
+            self.thread.call(callbacks, self.all_metadata(parcel, indexes), due)
         else:
-            self.thread.call(errbacks[1::2], itertools.repeat(parcel.error), due)
+            self.thread.call(errbacks, itertools.repeat(parcel.error), due)
+
+
+def _all_there(firsts: Sequence[Any]) -> bool:
+    """Whether none of these is None. False also where that would take a closer look."""
+    try:
+        # Of a function that is quick. An object of the application's may have a truth of its own, or none.
+        return all(firsts)
+    except Exception:
+        return False
 
 
 def _take(added: list[Any]) -> list[Any]:
@@ -403,14 +473,16 @@ class RecordFuture(FutureRecordMetadata):
     It costs next to nothing until it is asked.
     """
 
-    __slots__ = ("_chunk", "_index", "_producer")
+    __slots__ = ("_chunk", "_first", "_index", "_producer")
 
-    # Not the base class's, whose lock and lists no future needs. `send` sets the three, without the call of a Python
+    # Not the base class's, whose lock and lists no future needs. `send` sets the four, without the call of a Python
     # function for each record.
     __init__ = object.__init__
     _producer: SafeProducer
     _chunk: _Chunk
     _index: int
+    _first: bool
+    """No callback was added yet. Whoever deletes it, which one thread can, adds the first one."""
 
     def _parcel(self) -> Parcel | None:
         return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
@@ -531,7 +603,30 @@ class RecordFuture(FutureRecordMetadata):
         On the producer's own callback thread, or at once if it is already. `flush()`, `get()` and `close()` return
         after it. It does not end a batch.
         """
-        call = functools.partial(f, *args, **kwargs) if args or kwargs else f
+        if args or kwargs:
+            f = functools.partial(f, *args, **kwargs)
+        chunk = self._chunk
+        if chunk.open:
+            # The common case, without a lock, as `_Chunk` does it: put it there, then look whether the chunk is still
+            # open. The place is the record's own, and the first one's who adds anything: deleting succeeds once.
+            try:
+                del self._first
+                chunk.firsts[self._index] = f
+            except AttributeError:
+                return self._add_callback(f)
+            except IndexError:
+                chunk.put_first(self._index, f)
+            if chunk.open:
+                return self
+            firsts = chunk.first_calls()
+            if self._index < len(firsts) and firsts[self._index] is not None:
+                if chunk.parcels is not None:
+                    chunk.watch((chunk.locate(self._index)[0],))
+                return self
+        return self._add_callback(f)
+
+    def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
+        """It is not the record's first, or comes when the chunk is or may be sealed."""
         chunk = self._chunk
         if chunk.parcels is None or not self.is_done:
             calls = chunk.callbacks
@@ -785,7 +880,7 @@ class SafeProducer:
                 chunk.values[index] = value
                 if chunk.open:
                     future: RecordFuture = RecordFuture()
-                    future._producer, future._chunk, future._index = self, chunk, index
+                    future._producer, future._chunk, future._index, future._first = self, chunk, index, True
                     return future
         except LookupError:
             pass
@@ -887,7 +982,7 @@ class SafeProducer:
 
     def _future(self, chunk: _Chunk, index: int) -> RecordFuture:
         future: RecordFuture = RecordFuture()
-        future._producer, future._chunk, future._index = self, chunk, index
+        future._producer, future._chunk, future._index, future._first = self, chunk, index, True
         return future
 
     def _new_lock(self) -> None:
@@ -1098,7 +1193,7 @@ class SafeProducer:
             self._pump.submit(chunk.encoded.parcels)
             chunk.parcels = chunk.encoded.parcels
             chunk.forget()
-        if chunk.callbacks or chunk.errbacks:
+        if chunk.firsts or chunk.callbacks or chunk.errbacks:
             chunk.watch(chunk.parcels)
         if self._chunks.get(chunk.topic) is chunk:
             other = self._chunks.pop(chunk.topic, None)
@@ -1616,7 +1711,7 @@ class SafeProducer:
     def _called(self, chunk: _Chunk | None, deadline: float | None) -> bool:
         """Wait for what is due, of this chunk or at all; False when the time ended first."""
         if chunk is not None:
-            if chunk.callbacks or chunk.errbacks:
+            if chunk.firsts or chunk.callbacks or chunk.errbacks:
                 # Sealed by another thread, which may have got no further.
                 chunk.watch(chunk.parcels or ())
             if not chunk.watched:

@@ -74,6 +74,7 @@ TESTS = {
     "The age of the log": "test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is",
     "The patience of `close()`": "test_close_after_an_idle_time",
     "`send` takes no lock": "test_threads_that_send_to_one_topic",
+    "A record's first callback has": "test_a_signal_handler_in_the_middle_of_add_callback",
     "Others' timestamps are no proof": "test_where_others_write_their_records_tell_the_time",
     "A leader whose log begins after": "test_what_was_removed_proves_nothing",
     "Callbacks are handed over": "test_callbacks_have_run_when_flush_returns",

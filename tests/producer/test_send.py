@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from functools import partial
@@ -154,3 +155,98 @@ def test_a_signal_handler_seals_what_send_is_adding_to(fake_kafka, producers, wh
     log = harness.read_log(fake_kafka.bootstrap_servers, topic)[0]
     assert [record.value for record in log] == [b"0", b"1", b"2", b"3"]
     assert [future.get(0).offset for future in futures] == [1, 2, 3]
+
+
+def interrupted_at(function, step: int, action):
+    """Calls `function` and, in the middle of it and before its bytecode number `step`, `action`: as a signal would.
+
+    Returns:
+        Whether it has so many.
+    """
+    left, done = step, False
+
+    def trace(frame, event, _):
+        nonlocal left, done
+        if frame.f_globals.get("__name__") != "kafkasafe.producer":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if left == 0 and not done:
+                done = True
+                action()
+            left -= 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return done
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("what", ["sealed", "acknowledged", "another"])
+def test_a_signal_handler_in_the_middle_of_add_callback(fake_kafka, producers, alone, partitions, what):
+    """At each of its bytecodes: each callback is called once, whichever way it took."""
+    fake_kafka.create_topic("t", partitions=partitions)
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
+    producer.partitions_for("t")
+
+    def tried(step: int) -> bool:
+        called: list[str] = []
+        note = {
+            name: lambda _, name=name: called.append(name) for name in ("before", "first", "second", "after")
+        }
+        before = producer.send("t", b"1", b"a")
+        if not alone:
+            before.add_callback(note["before"])
+        future = producer.send("t", b"2", b"b")
+        act = {
+            "sealed": lambda: producer._seal_chunk(future._chunk),
+            "acknowledged": lambda: producer.flush(60),
+            "another": lambda: future.add_callback(note["second"]),
+        }[what]
+        more = interrupted_at(lambda: future.add_callback(note["first"]), step, act)
+        after = producer.send("t", b"3", b"c").add_callback(note["after"])
+        producer.flush(60)
+        assert all(done.succeeded() for done in (before, future, after))
+        missing = {"before"} if alone else set()
+        if not more or what != "another":
+            missing.add("second")
+        assert sorted(called) == sorted({*note} - missing), step
+        return more
+
+    assert next(step for step in itertools.count() if not tried(step)) > 20
+
+
+def test_threads_that_add_callbacks_to_the_same_records(fake_kafka, producers, restless):
+    """Each is called once, with the record's own metadata; whether it came first, second, or after the batch was sealed."""
+    fake_kafka.create_topic("t", partitions=2)
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=1, batch_size=5000)
+    producer.partitions_for("t")
+    called: list = []
+    futures: list = []
+    added: list[int] = [0] * 4
+
+    def add(thread: int) -> None:
+        at = 0
+        while at < 4000:
+            if at >= len(futures):
+                continue
+            if (at + thread) % 5:
+                futures[at].add_callback(lambda metadata, at=at: called.append((at, thread, metadata)))
+                added[thread] += 1
+            at += 1
+
+    threads = [threading.Thread(target=add, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    futures.extend(producer.send("t", b"%d" % number, b"k" if number % 3 else None) for number in range(4000))
+    for thread in threads:
+        thread.join(120)
+    producer.flush(60)
+    assert len(called) == len({(number, thread) for number, thread, _ in called}) == sum(added)
+    for number, _, metadata in called:
+        assert metadata == futures[number].get(0)
