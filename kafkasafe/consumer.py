@@ -1585,7 +1585,7 @@ class SafeConsumer(BatchPolling, KafkaConsumer):
             case PartitionNotReady():
                 pass  # counted when it is over
             case HistoryTrimmed():
-                pass  # no loss
+                stats.history_trimmed[topic] += 1
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""

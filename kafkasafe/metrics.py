@@ -459,6 +459,7 @@ def consumer_readings(
         ("skipped_records", stats.skipped_records),
         ("log_divergences", stats.divergences),
         ("diverged_records", stats.diverged_records),
+        ("history_trimmed", stats.history_trimmed),
         ("offset_not_available_seconds", stats.unavailable_s),
         ("partition_not_ready_seconds", stats.not_ready_s),
     )
@@ -493,6 +494,7 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
         ("acked_loss_detected", stats.losses),
         ("acked_lost_records", stats.lost_records),
         ("acked_healed_records", stats.healed_records),
+        ("history_trimmed", stats.history_trimmed),
     ):
         for label, number in by_name.copy().items():
             yield PRODUCER[name], (label,), number

@@ -255,8 +255,12 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "sum by (client_id, detector) (kafkasafe_acked_loss_detected_total[])",
                         "{{client_id}} noticed by {{detector}}",
                     ),
+                    (
+                        "sum(kafkasafe_history_trimmed_total[]) or vector(0)",
+                        "histories that were removed before they could be checked",
+                    ),
                 ),
-                "Acknowledged records that the cluster does not have any more.",
+                "Acknowledged records that the cluster does not have any more, and what nobody can check any more.",
             ),
             Shown(
                 "Last acknowledged offset",

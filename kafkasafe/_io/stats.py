@@ -111,6 +111,14 @@ _RETRIES: Final = (
 )
 """Of both: no family may come twice."""
 
+_TRIMMED: Final = Definition(
+    "history_trimmed",
+    "counter",
+    "Elections after which nothing was left to prove that the log ever had what was acknowledged, or read.",
+    ("topic",),
+)
+"""Of both, too."""
+
 _DEFINITIONS: Final = (
     Definition("records", "counter", "Records by what became of them.", ("topic", "outcome")),
     *_RETRIES,
@@ -137,6 +145,7 @@ _DEFINITIONS: Final = (
     Definition(
         "acked_healed_records", "counter", "Lost acknowledged records that are in the log again.", ("topic",)
     ),
+    _TRIMMED,
     Definition(
         "undecidable_batches", "counter", "Batches of which nobody could know whether they are in the log."
     ),
@@ -235,6 +244,7 @@ _CONSUMER: Final = (
         "log_divergences", "counter", "Times that records which were read were found to be gone.", ("topic",)
     ),
     Definition("diverged_records", "counter", "Offsets that were read and are gone.", ("topic",)),
+    _TRIMMED,
     Definition(
         "offset_not_available_seconds",
         "counter",
@@ -335,6 +345,7 @@ class Stats(RetryStats):
         losses: By detector: how often acknowledged records were found to be gone.
         lost_records: By topic.
         healed_records: By topic.
+        history_trimmed: By topic: how often nothing was left to prove that what was acknowledged was ever there.
         replayed_records: Of earlier lives, found when a lane was opened.
         corrupt: Damaged ranges found then.
         fsync: Durations of writes to the spool, made durable.
@@ -351,6 +362,7 @@ class Stats(RetryStats):
         self.losses: collections.Counter[str] = collections.Counter()
         self.lost_records: collections.Counter[str] = collections.Counter()
         self.healed_records: collections.Counter[str] = collections.Counter()
+        self.history_trimmed: collections.Counter[str] = collections.Counter()
         self.replayed_records = 0
         self.corrupt = 0
         self.fsync = Histogram()
@@ -370,6 +382,7 @@ class ConsumerStats(RetryStats):
         held: By (topic, why): lower end offsets that were not believed.
         divergences: By topic: how often records that were read were found to be gone.
         diverged_records: By topic: how many (offsets).
+        history_trimmed: By topic: how often nothing was left to prove that what was read was ever there.
         unavailable_s: By topic: how long look-ups of the end waited for a leader that was not ready (78, 5).
         not_ready_s: By topic: how long partitions could not be fetched from, those that can be again.
     """
@@ -382,6 +395,7 @@ class ConsumerStats(RetryStats):
         self.held: collections.Counter[tuple[str, str]] = collections.Counter()
         self.divergences: collections.Counter[str] = collections.Counter()
         self.diverged_records: collections.Counter[str] = collections.Counter()
+        self.history_trimmed: collections.Counter[str] = collections.Counter()
         self.unavailable_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.not_ready_s: collections.defaultdict[str, float] = collections.defaultdict(float)
 

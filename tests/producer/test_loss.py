@@ -332,6 +332,9 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
         safe.send(1)
         safe.producer.flush(60)
         harness.until(lambda: reads(6))
+        for client in (reader, safe.producer):
+            found = [reading[1:] for reading in client._readings() if reading[0].name == "history_trimmed"]
+            assert found == [((topic,), 1)]
     (told,) = safe.seen(events.HistoryTrimmed)
     assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)
     told = next(event for event in seen if isinstance(event, events.HistoryTrimmed))

@@ -106,6 +106,7 @@ class EndCheck(Steps):
             f" was elected, and the log begins at {result.offset}"
         )
         self._ground.counters["history_trimmed"] += 1
+        self._ground.stats.history_trimmed[self._topic] += 1
         self._ground.log.seldom(
             logging.INFO,
             "history_trimmed",
