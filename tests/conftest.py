@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# tiers.py is a module beside these tests; pytest's importlib mode adds no path.
+# Modules beside these tests (tiers.py, outside.py, waiting.py); pytest's importlib mode adds no path.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import outside
 import tiers
 
 # A machine that is busy is no failure: how long an example takes says nothing about whether it is right.
@@ -20,6 +21,8 @@ settings.register_profile("kafkasafe", deadline=None, suppress_health_check=[Hea
 settings.load_profile("kafkasafe")
 
 HERE = Path(__file__).parent
+
+outside.note_servers()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -31,6 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     order = {}
     for item in items:
         module = item.path.relative_to(HERE).as_posix()
+        for fixture in getattr(item, "fixturenames", ()):
+            if mark := tiers.OF_FIXTURES.get(fixture):
+                item.add_marker(mark)
         marks = {mark.name for mark in item.iter_markers()}
         fast = tiers.is_fast(module, getattr(item, "originalname", item.name), marks)
         if not fast:
@@ -39,6 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
         order[item] = not fast, group != "spark", not group
     yield
     items.sort(key=order.__getitem__)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """A fast test that is not `real` neither sleeps nor leaves this process."""
+    if tiers.is_real({mark.name for mark in item.iter_markers()}):
+        return (yield)
+    with outside.nothing_outside():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

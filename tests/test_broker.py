@@ -292,6 +292,7 @@ print(jars.resolve(cache_dir=Path(sys.argv[1])))
 """
 
 
+@pytest.mark.real
 def test_processes_that_start_together_resolve_once_and_one_killed_on_the_way_harms_nobody(
     no_programs, tmp_path
 ):

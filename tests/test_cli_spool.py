@@ -569,6 +569,7 @@ def test_doctor_sums_up_what_is_many(capsys, tmp_path):
     assert run(capsys, "doctor", tmp_path / "spool", "--all")[1].count(" at position ") == 12
 
 
+@pytest.mark.real
 def test_a_password_that_others_can_read_is_warned_about(capsys, lane, tmp_path):
     config = tmp_path / "kafka.toml"
     config.write_text('bootstrap_servers = "127.0.0.1:9"\nsasl_plain_password = "hunter2"\n')

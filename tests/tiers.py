@@ -3,13 +3,28 @@
 By rule a test is fast if it is of this process alone. One that starts brokers, kills processes or starts Spark (it has
 the marker `kafka`, `crash` or `spark`) is `full`, unless it is named in `WORTH_IT`: there each promise of the README is
 seen once on real brokers.
+
+A fast test that is not `real` waits for nothing and talks to nothing outside its process (`outside.py`): `time.sleep`
+on its thread raises, and so does a connection to anything that does not listen in this process. A `FakeCluster`'s door
+for clients (`fake_kafka`) does: its sockets are of 127.0.0.1, but nobody else is at the other end. What has a fixture or
+a marker of real brokers is `real` by rule; what must sleep or knock at a closed port has the marker `real`.
 """
 
 from __future__ import annotations
 
-__all__ = ["NOT_WORTH_IT", "WORTH_IT", "group", "is_fast"]
+__all__ = ["NOT_WORTH_IT", "OF_FIXTURES", "WORTH_IT", "group", "is_fast", "is_real"]
 
 REAL = {"kafka", "crash", "spark"}
+
+OF_FIXTURES = {
+    "kafka": "kafka",
+    "kafka_cluster": "kafka",
+    "broker": "kafka",
+    "spark": "spark",
+    "zygote": "crash",
+    "free_port": "real",
+}
+"""Markers that a test has because of a fixture it uses."""
 
 ALL: tuple[str, ...] = ()
 
@@ -61,6 +76,11 @@ def is_fast(module: str, function: str, marks: set[str]) -> bool:
         return False
     named = WORTH_IT.get(module)
     return not marks & REAL or (named is not None and (not named or function in named))
+
+
+def is_real(marks: set[str]) -> bool:
+    """Whether a test may sleep and connect to other processes."""
+    return bool(marks & (REAL | {"real", "full"}))
 
 
 def group(module: str) -> str:

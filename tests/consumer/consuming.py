@@ -9,6 +9,7 @@ import time
 
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from waiting import until
 
 from kafkasafe._core import batch
 from kafkasafe._io.transport import Transport
@@ -52,14 +53,6 @@ def make_offsets_topic(cluster):
         consumer.committed(TopicPartition(new_name(), 0), timeout_ms=120_000)
     finally:
         consumer.close()
-
-
-def until(condition, timeout_s=120.0, what=""):
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
-        time.sleep(0.02)
-    return value
 
 
 def collect(consumer, count, timeout_s=120.0):

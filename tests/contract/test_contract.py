@@ -10,6 +10,7 @@ import uuid
 import pytest
 from kafka.errors import TopicAlreadyExistsError
 from rawclient import Raw, make_batch
+from waiting import until
 
 from kafkasafe._core.batch import encode, iter_headers
 from kafkasafe.testing import FakeCluster, KafkaCluster
@@ -228,13 +229,6 @@ class Side:
 
     def leader_epoch(self, topic):
         return self.metadata(topic).partitions[0].leader_epoch
-
-
-def until(condition, what=""):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @pytest.fixture(

@@ -5,6 +5,7 @@ import uuid
 
 import pytest
 from rawclient import Raw, make_batch
+from waiting import until
 
 from kafkasafe._core.batch import iter_headers
 from kafkasafe.testing import FakeCluster, KafkaCluster
@@ -117,13 +118,6 @@ class Trio:
         )
         producers = answer.topics[0].partitions[0].active_producers
         return {one.producer_id: one.last_sequence for one in producers}.get(pid)
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(

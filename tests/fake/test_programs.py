@@ -9,6 +9,7 @@ from kafka.admin import NewPartitions
 from kafka.errors import KafkaError, MessageSizeTooLargeError, TopicAlreadyExistsError
 from kafka.structs import OffsetAndMetadata
 from rawclient import Raw
+from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.testing import FakeCluster
@@ -47,9 +48,7 @@ def test_an_answer_that_is_lost_makes_no_second_record(fake_kafka, tmp_path):
         fake_kafka.drop_responses()
         before = fake_kafka.requests["Produce"]
         future = producer.send("orders", b"two")
-        deadline = time.monotonic() + PATIENCE_S
-        while fake_kafka.requests["Produce"] == before and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: fake_kafka.requests["Produce"] > before)
         fake_kafka.restore()
         fake_kafka.cut()
         assert future.get(PATIENCE_S).offset == 1
@@ -114,13 +113,6 @@ class Member:
     def close(self):
         self._stop.set()
         self._thread.join(PATIENCE_S)
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("client", [KafkaConsumer, SafeConsumer])

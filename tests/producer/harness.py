@@ -19,6 +19,7 @@ import kafka.errors as kafka_errors
 import lives
 from kafka import KafkaConsumer, TopicPartition
 from lives import record_key, record_value, send
+from waiting import until
 
 from kafkasafe import SafeProducer
 from kafkasafe.testing import jars
@@ -56,13 +57,6 @@ def new_topic(cluster: KafkaCluster, partitions: int = 3, **more) -> str:
     name = f"t-{random.SystemRandom().getrandbits(40):010x}"
     cluster.create_topic(name, partitions, **more)
     return name
-
-
-def until(condition, timeout_s: float = 120.0, what: str = "") -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
-        time.sleep(0.01)
 
 
 def dead_address() -> str:
@@ -193,11 +187,9 @@ def read_log(servers: list[str], topic: str, timeout_s: float = 120.0) -> Log:
         # Its own leaves the socket of a connection that failed to the garbage collector, whose warning is an error.
         kafka_client=_tidy_client,
     )
+    deadline = time.monotonic() + timeout_s
     try:
-        deadline = time.monotonic() + timeout_s
-        while not (found := consumer.partitions_for_topic(topic)):
-            assert time.monotonic() < deadline, f"{topic} is not there"
-            time.sleep(0.05)
+        found = until(lambda: consumer.partitions_for_topic(topic), timeout_s, f"{topic} is not there")
         partitions = [TopicPartition(topic, p) for p in sorted(found)]
         consumer.assign(partitions)
         consumer.seek_to_beginning(*partitions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+
+from waiting import until
 
 from kafkasafe import SafeProducer, SpoolFullError
 from kafkasafe._io.files import OsFiles
@@ -38,10 +39,7 @@ def test_a_disk_that_does_not_say_how_much_room_is_left_holds_up_no_caller(tmp_p
         caller = threading.Thread(target=send, daemon=True)
         caller.start()
         assert done.wait(60), "send() waits for the disk"
-        deadline = time.monotonic() + 120
-        while not askers and time.monotonic() < deadline:
-            time.sleep(0.01)  # the pump asks after a write, at the latest after two seconds
-        assert askers
+        until(lambda: askers)  # the pump asks after a write, at the latest after two seconds
         assert caller not in askers
     finally:
         over.set()
@@ -51,9 +49,11 @@ def test_a_disk_that_does_not_say_how_much_room_is_left_holds_up_no_caller(tmp_p
 def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path, monkeypatch):
     """Between the fsync and the next look at the disk written bytes counted nowhere, and the spool grew too large."""
 
+    busy = threading.Event()
+
     class Slow(OsFiles):
         def free_bytes(self, path):
-            time.sleep(0.02)
+            busy.wait(0.02)
             return super().free_bytes(path)
 
     monkeypatch.setattr("kafkasafe.producer.OsFiles", Slow)

@@ -11,6 +11,7 @@ from typing import Any
 import kafka.errors
 import pytest
 from confluent_kafka import Producer
+from waiting import until
 
 from kafkasafe._core import batch
 from kafkasafe._io.transport import Transport
@@ -66,10 +67,7 @@ def transact(cluster: KafkaCluster, topic: str, value: str, *, commit: bool) -> 
 
 def wait_for_markers(transport: Transport, topic: str, end: int) -> None:
     """They are written a moment after the transaction's end is acknowledged."""
-    deadline = time.monotonic() + 60
-    while ask(transport.list_offset, topic, 0, -1, isolation_level=1).offset < end:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: ask(transport.list_offset, topic, 0, -1, isolation_level=1).offset >= end)
 
 
 def test_records_come_as_they_are_in_the_log_with_what_was_aborted(kafka: KafkaCluster) -> None:

@@ -24,6 +24,7 @@ from kafka.protocol.admin import AlterClientQuotasRequest
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
 from pytest_mock import MockerFixture
+from waiting import until
 
 from kafkasafe._core import batch
 from kafkasafe._io import transport as module
@@ -87,16 +88,6 @@ def opened(servers: Any, **options: Any) -> Iterator[Transport]:
     finally:
         assert transport.close(60.0)
         gc.collect()  # a socket left open shows here
-
-
-def until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 def ask(call: Callable[..., None], *args: Any, retry_for_s: float = TIMEOUT_S) -> Any:

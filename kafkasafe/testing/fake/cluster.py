@@ -206,10 +206,11 @@ class FakeCluster(Control):
 
     def _until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:
         deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
         while True:
             with self._acting():
                 if condition():
                     return
             if time.monotonic() > deadline:
                 raise ClusterError(f"{message} after {timeout_s:g} s")
-            time.sleep(_POLL_S)
+            pause.wait(_POLL_S)

@@ -1,0 +1,78 @@
+"""What fast tests may not do: sleep, and talk to other processes. See `tiers.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["note_servers", "nothing_outside"]
+
+_OURS = tuple(str(Path(__file__).parent.parent / each) + "/" for each in ("tests", "kafkasafe", "examples"))
+_NOBODY_BELOW = 1024
+_OR_REAL = ", or give the test the marker `real` (tests/tiers.py)"
+
+_servers: set[int] = set()
+"""Ports of TCP that something in this process listens on, or did."""
+
+
+def note_servers() -> None:
+    """From now on it is known which servers are of this process."""
+    listen = socket.socket.listen
+
+    def noting(self: socket.socket, *backlog: int) -> None:
+        listen(self, *backlog)
+        if self.family in {socket.AF_INET, socket.AF_INET6}:
+            _servers.add(self.getsockname()[1])
+
+    socket.socket.listen = noting  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def nothing_outside() -> Iterator[None]:
+    """`time.sleep` on this thread, and connections to other processes on this thread or one that it starts, raise.
+
+    kafka-python's consumer may sleep, and Python's `subprocess`: that is their way to wait for a condition. One may knock
+    where nobody can listen, at ports of 127.0.0.1 below 1024.
+    """
+    here = threading.get_ident()
+    # Threads that shared fixtures started, such as Spark's, are no business of this test.
+    others = {thread.ident for thread in threading.enumerate()} - {here}
+    sleep, connect, connect_ex = time.sleep, socket.socket.connect, socket.socket.connect_ex
+    strangers = []
+
+    def slept(seconds: float) -> None:
+        if threading.get_ident() == here and sys._getframe(1).f_code.co_filename.startswith(_OURS):
+            raise AssertionError(f"sleeps: wait for a condition{_OR_REAL}")
+        sleep(seconds)
+
+    def check(self: socket.socket, address: Any) -> None:
+        if self.family not in {socket.AF_INET, socket.AF_INET6} or threading.get_ident() in others:
+            return
+        host, port = address[:2]
+        if port not in _servers and not (host == "127.0.0.1" and port < _NOBODY_BELOW):
+            strangers.append(address)
+            raise AssertionError(f"connects to {address}, which is not of this process{_OR_REAL}")
+
+    def connected(self: socket.socket, address: Any) -> None:
+        check(self, address)
+        connect(self, address)
+
+    def connected_ex(self: socket.socket, address: Any) -> int:
+        check(self, address)
+        return connect_ex(self, address)
+
+    time.sleep = slept
+    socket.socket.connect, socket.socket.connect_ex = connected, connected_ex  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        time.sleep = sleep
+        socket.socket.connect, socket.socket.connect_ex = connect, connect_ex  # type: ignore[method-assign]
+    # A client takes what was raised on its own thread for a connection that failed.
+    assert not strangers, f"connects to {strangers[0]}, which is not of this process{_OR_REAL}"
