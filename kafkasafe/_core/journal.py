@@ -48,6 +48,7 @@ from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 __all__ = [
     "DAMAGED",
+    "TOO_SLOW",
     "TRANSITIONS",
     "UNCHOSEN",
     "WINDOW",
@@ -104,6 +105,11 @@ _MAX_EPOCH: Final = 2**15 - 2
 _MISSING: Final = frozenset({3, 100})
 DAMAGED: Final = -3
 """The code of a batch whose bytes are damaged in the spool: none of Kafka's."""
+
+TOO_SLOW: Final = -4
+"""The code of a batch that timed out too often, and is to be divided: none of Kafka's."""
+_TIMEOUTS: Final = 2
+"""After so many time-outs in a row, and once it is proven that the log does not have it, a batch is divided."""
 
 _DESTINATION_CODES: Final = frozenset({3, 17, 29, 100})
 """What metadata and questions may say of a destination, that may pass."""
@@ -220,6 +226,7 @@ class Batch:
         revived: The cluster lost it after acknowledging it: it is sent again.
         given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
             `marks.Given`); None where no mark is needed, or there.
+        timeouts: How often in a row a request with it timed out.
     """
 
     handle: int
@@ -251,6 +258,7 @@ class Batch:
     heirs: int = 0
     revived: bool = False
     given: tuple[tuple[int, int, int], ...] | None = None
+    timeouts: int = 0
 
     def settle_at(self, position: int) -> None:
         """It is in the spool."""
@@ -1565,7 +1573,9 @@ class Journal:
         self._tell_healed(batch)
         self._touch(partition)
 
-    def lost(self, batch: Batch, *, sent: bool, code: int, message: str, now: float) -> None:
+    def lost(
+        self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
+    ) -> None:
         """No answer came.
 
         Args:
@@ -1574,12 +1584,18 @@ class Journal:
             code: 3, 17 or 29 when the metadata itself says so, else 0.
             message: For people.
             now: Seconds.
+            timed_out: The link is slow, or the broker hangs: the next one that times out may be smaller.
         """
         partition = self._partitions[batch.destination]
         partition.in_flight -= 1
         partition.refresh = True
         if sent:
             partition.dead_at = now + self._request_timeout_s
+        if timed_out and self._is_head(partition, batch):
+            batch.timeouts += 1
+            if batch.timeouts >= _TIMEOUTS and batch.count > 1 and partition.flow is not _Flow.PROBING:
+                batch.condemned, batch.code = True, TOO_SLOW
+                batch.message = f"{batch.timeouts} requests with it timed out"
         lasting = False
         if sent or code not in _DESTINATION_CODES:
             self._unheard(partition)
@@ -2013,6 +2029,10 @@ class Journal:
             # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
             evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
             self._suspect(partition, Cause.SEQUENCE, evidence)
+        if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.dead_at:
+            # Its parts get new ids: it is looked for once more when no request with it can still be appended.
+            self._pause(partition, absent[0].message, at_least_s=partition.dead_at - now)
+            return
         for batch in absent:
             batch.unanswered = partition.asked_at < partition.dead_at
             batch.move(State.REFUSED if batch.condemned and not batch.unanswered else State.PREPARED)
@@ -2746,7 +2766,9 @@ class Journal:
             self._reject_all(partition, head.code, head.message)
             return
         self._relent(partition, accepted=False)
-        if head.count > 1 and (head.overdue or classify_produce(head.code).splittable):
+        if head.count > 1 and (
+            head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
+        ):
             self._ready.divides.append(Divide(head, refused=True))
             partition.flow = _Flow.SETTLING
             return

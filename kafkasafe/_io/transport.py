@@ -20,6 +20,8 @@ Non-obvious:
   out on it: `_Link.pump` holds everything back until the answer to a Metadata request admits the connection.
 - A request counts as sent from the moment its bytes were handed to the connection's write buffer. Before that it
   failed with `sent=False`: the broker cannot have seen it.
+- Its time-out begins when the last of them has left that buffer (`_SocketMixin.mark`): on a slow way the time before
+  that says nothing about the broker. A socket that takes no byte at all for as long has timed out as well.
 - Nothing is sent to a partition's new leader while batches for it are outstanding at the old one: whoever answers
   first would decide the order.
 - Questions about offsets and epochs are gathered (`_Link.ask`): those of one kind that are for one broker and come in
@@ -90,6 +92,7 @@ from kafkasafe.cluster.api import (
     ProducerIdGranted,
     ProducersDescribed,
     ProducerState,
+    Reached,
     RecordsFetched,
     Reply,
     StaleFenceError,
@@ -145,6 +148,7 @@ _MISSING_TOPIC_POLL_MAX_S: Final = 5.0
 _CALM_S: Final = 60.0  # a network thread that lived so long had no lasting reason to crash
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 _LOG_EVERY_S: Final = 30.0
+_NEVER_MS: Final = 1e12
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -184,6 +188,21 @@ class _SocketMixin:
     _write_buffer: collections.deque[Any]
     last_read: float
     last_write: float
+    _written = 0
+    _marks: collections.deque[tuple[int, _Call]] | None = None
+
+    def mark(self, call: _Call) -> None:
+        """Notes in `written_at` of a call when the last byte is written of all that was given to be written."""
+        if self._marks is None:
+            self._marks = collections.deque()
+        self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
+
+    def _wrote(self, size: int) -> None:
+        self.last_write = time.monotonic()
+        self._written += size
+        marks = self._marks
+        while marks and marks[0][0] <= self._written:
+            marks.popleft()[1].written_at = self.last_write
 
     async def _read_from_sock(self) -> None:
         while self._read and not self._closed:
@@ -262,7 +281,7 @@ class _SocketMixin:
                 if error is not None:
                     self.abort(error=error)  # type: ignore[attr-defined]
                     return
-                self.last_write = time.monotonic()
+                self._wrote(sent)
                 sensors = self._protocol._sensors if self._protocol else None
                 if sensors:
                     sensors.bytes_sent.record(sent)
@@ -556,7 +575,7 @@ class _Frame:
 class _Call:
     """One request to one broker and its single outcome."""
 
-    __slots__ = ("deadline", "done", "targets", "timeout_s")
+    __slots__ = ("deadline", "done", "targets", "timeout_s", "timer", "written_at")
 
     identifies = False
     """Its answer says which cluster the broker belongs to."""
@@ -566,6 +585,9 @@ class _Call:
         self.deadline = time.monotonic() + timeout_s
         self.targets = targets
         self.done = False
+        self.timer: Any = None
+        self.written_at = 0.0
+        """When its last byte was given to the socket; 0 while some of it was not."""
 
     def frame(self, versions: Any) -> _Frame | None:
         """The request for a broker of these versions, None if nothing is left to send. Raises what prevents it."""
@@ -783,6 +805,26 @@ class _QuestionsCall(_Call):
         return bool(self.questions)
 
 
+class _ReachCall(_Call):
+    """No request at all: it only waits for the connection."""
+
+    __slots__ = ("node_id", "reply")
+
+    def __init__(self, node_id: int, reply: Reply[Reached], timeout_s: float, target: TopicPartition) -> None:
+        super().__init__(timeout_s, (target,))
+        self.node_id = node_id
+        self.reply = reply
+
+    def frame(self, versions: Any) -> None:  # noqa: ARG002
+        self.done = True
+        _safely(self.reply, Reached(self.node_id))
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:
+        if not self.done:
+            self.done = True
+            _safely(self.reply, Failure(error, sent))
+
+
 class _MetadataCall(_KafkaCall):
     """A Metadata request."""
 
@@ -809,6 +851,7 @@ class _ProduceCall(_Call):
         targets = tuple((request.topic, request.partition) for request, _ in requests)
         # The broker must be able to say that its replicas were too slow before the connection is given up.
         super().__init__(max(hub._request_timeout_s, timeout_ms / 1000 + 1), targets)
+        self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self.hub = hub
         self.requests = [request for request, _ in requests]
         # Views keep a bytearray from being resized, so they are let go of as soon as they can be.
@@ -1092,10 +1135,13 @@ class _Link:
             frame = call.frame(conn.broker_version_data)
             if frame is None:
                 return
-            future = conn.send_request(frame, request_timeout_ms=call.timeout_s * 1000)
-            if frame.encoded and frame.rest and conn.transport is not None:
-                conn.transport.writelines(frame.rest)
-                frame.rest.clear()
+            # kafka-python counts from now on, not from when it was written.
+            future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
+            if frame.encoded and conn.transport is not None:
+                if frame.rest:
+                    conn.transport.writelines(frame.rest)
+                    frame.rest.clear()
+                conn.transport.mark(call)
         except kafka_errors.IncompatibleBrokerVersion as error:
             call.fail(_unsupported(error), sent=False)
             return
@@ -1103,11 +1149,18 @@ class _Link:
             call.fail(error, sent=frame is not None and frame.encoded)
             return
         self.in_flight[call] = now
+        call.timer = self.hub._net.call_at(now + call.timeout_s, lambda: self._overdue(conn, call, now))
         self.identifying = self.identifying or call.identifies
         self.hub._watch_silence()
 
-        def done(response: Any) -> None:
+        def ended() -> None:
             self.in_flight.pop(call, None)
+            if call.timer is not None:
+                self.hub._net.cancel(call.timer)
+                call.timer = None
+
+        def done(response: Any) -> None:
+            ended()
             if call.identifies:
                 stranger = self.hub._stranger(response.cluster_id)
                 if stranger is not None:
@@ -1119,12 +1172,28 @@ class _Link:
             call.succeed(response, frame)
 
         def failed(error: BaseException) -> None:
-            self.in_flight.pop(call, None)
+            ended()
             if isinstance(error, kafka_errors.Cancelled):
                 error = kafka_errors.KafkaConnectionError("The connection was closed")
             call.fail(error, sent=frame.encoded)
 
         future._add_cb_eb(done, failed)
+
+    def _overdue(self, conn: Any, call: _Call, began: float) -> None:
+        call.timer = None
+        if call not in self.in_flight or conn.closed or conn.transport is None:
+            return
+        now = time.monotonic()
+        due = (call.written_at or max(began, conn.transport.last_write)) + call.timeout_s
+        if due > now:
+            call.timer = self.hub._net.call_at(due, lambda: self._overdue(conn, call, began))
+            return
+        what = "answer" if call.written_at else "take the request"
+        conn.close(
+            kafka_errors.RequestTimedOutError(
+                f"Node {self.node_id} did not {what} within {call.timeout_s:.1f} s"
+            )
+        )
 
     def _connect(self) -> None:
         manager = self.hub._manager
@@ -1205,9 +1274,11 @@ class _Link:
         """Seconds since the node should have said something, 0 if it owes nothing."""
         if not self.in_flight or self.conn is None or self.conn.transport is None:
             return 0.0
-        oldest = next(iter(self.in_flight.values()))
+        call, since = next(iter(self.in_flight.items()))
+        # As long as it takes what is written, it has nothing to say.
+        since = max(since, call.written_at or self.conn.transport.last_write)
         heard: float = self.conn.transport.last_read
-        return max(0.0, now - max(oldest, heard))
+        return max(0.0, now - max(since, heard))
 
     def hang_up(self, error: BaseException | None = None) -> None:
         """Closes the connection at once; unsent bytes are dropped."""
@@ -1644,6 +1715,17 @@ class Transport:
             ),
             fail,
         )
+
+    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
+        """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
+
+        def fail(error: BaseException) -> None:
+            _safely(reply, Failure(error, sent=False))
+
+        def submit(leader: int) -> None:
+            self._link(leader).submit(_ReachCall(leader, reply, self._request_timeout_s, (topic, partition)))
+
+        self._to_leader(topic, partition, submit, fail)
 
     def ask(
         self,

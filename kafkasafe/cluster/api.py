@@ -20,8 +20,9 @@ The rules, for callers and for whoever implements it:
   from any thread; they show the latest whole answer.
 - *Time-outs*: each request has one, `request_timeout_ms` of the options (`produce`: or its own `timeout_ms` and a
   second, where that is longer). It bounds how long a request waits for a connection (`Failure`, not sent), and then how
-  long an answer is waited for from when its bytes were handed to a connection (`Failure`, sent). A request whose leader
-  is not known waits for the next answer about metadata; where that names no leader, it is a `Failure`, not sent.
+  long an answer is waited for from when the last of its bytes was written to the socket (`Failure`, sent), or, while
+  they cannot all be written, since the last one that could. A request whose leader is not known waits for the next
+  answer about metadata; where that names no leader, it is a `Failure`, not sent.
 - *Leaders are the cluster's business*: it finds the leader of a partition, watches each topic that is asked about, and
   asks for metadata by itself where an answer says that they are out of date. It does not repeat a request that may have
   reached a broker.
@@ -61,6 +62,7 @@ __all__ = [
     "ProducerIdGranted",
     "ProducerState",
     "ProducersDescribed",
+    "Reached",
     "RecordsFetched",
     "Reply",
     "StaleFenceError",
@@ -199,6 +201,8 @@ class ProduceRequest(Generic[Token]):
         fence: The newest `fence` that was received for this partition, 0 before the first reply; None for no
             check. The batch is refused (`Failure` with `StaleFenceError`, not sent) if another batch of the partition
             has failed since then and the caller, who does not know it yet, would let this one overtake it.
+        patience_s: How much longer than the time-out its answer may take, in seconds: it may lie in buffers on a slow
+            way long after it was written.
     """
 
     token: Token
@@ -206,6 +210,7 @@ class ProduceRequest(Generic[Token]):
     partition: int
     data: Buffer
     fence: int | None = None
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,13 @@ class ProduceReply:
     error_message: str | None = None
     leader_hint: tuple[int, int] | None = None
     fence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A partition's leader can be written to at once; `node` is its id."""
+
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +522,18 @@ class Cluster(Protocol):
 
         Raises:
             ValueError: `acks` is neither -1 nor 1. Nothing was accepted.
+        """
+
+    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
+        """Makes a connection to the leader, if there is none, without a request.
+
+        So that bytes need not be at hand before they can be written. Where a produce request would fail without being
+        sent, so does this, for the same reasons and after the same time.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            reply: Gets `Reached` when a request would be written at once, or `Failure` (not sent).
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------

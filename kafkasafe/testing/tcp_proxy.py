@@ -26,6 +26,7 @@ from typing import Final
 from kafkasafe.testing.relay import CONNECT_TIMEOUT_S, Relay, connect
 
 _CHUNK_BYTES: Final = 64 * 1024
+_SLOW_CHUNK_BYTES: Final = 4 * 1024
 _MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
 )  # for each direction of a connection; then the sender has to wait
@@ -100,6 +101,9 @@ class TcpProxy(Relay[_Connection]):
         self._stalled = False
         self._request_delay_s = 0.0
         self._response_delay_s = 0.0
+        self._bytes_per_s = 0.0
+        self._buffer_bytes = _MAX_BUFFERED_BYTES
+        self._free_at = 0.0  # when what came so far is through
         self._cut_after: int | None = None
         self._accepted = 0
         self._request_bytes = 0
@@ -148,6 +152,21 @@ class TcpProxy(Relay[_Connection]):
 
         self._do(run)
 
+    def slow_down(self, request_bytes_per_s: float, *, buffer_bytes: int = 256 * 1024) -> None:
+        """Lets only so many bytes of requests through in a second, of all connections together, as a slow uplink does.
+
+        Args:
+            request_bytes_per_s: 0: as many as come.
+            buffer_bytes: How many of each connection lie on the way; then the client has to wait with writing.
+        """
+
+        def run() -> None:
+            self._bytes_per_s = request_bytes_per_s
+            self._buffer_bytes = buffer_bytes if request_bytes_per_s else _MAX_BUFFERED_BYTES
+            self._free_at = 0.0
+
+        self._do(run)
+
     def cut(self) -> int:
         """Resets all connections (new ones are accepted). Returns how many there were."""
         return self._do(self._cut)
@@ -174,6 +193,7 @@ class TcpProxy(Relay[_Connection]):
         def run() -> None:
             self._stalled = False
             self._request_delay_s = self._response_delay_s = 0.0
+            self._bytes_per_s, self._buffer_bytes = 0.0, _MAX_BUFFERED_BYTES
             self._cut_after = None
             self._set_drop(requests=False, responses=False)
 
@@ -218,7 +238,9 @@ class TcpProxy(Relay[_Connection]):
             for pipe in connection.pipes:
                 if self._stalled:
                     continue
-                if not pipe.ended and pipe.buffered < _MAX_BUFFERED_BYTES:
+                if not pipe.ended and pipe.buffered < (
+                    self._buffer_bytes if pipe.to_target else _MAX_BUFFERED_BYTES
+                ):
                     masks[pipe.source] |= selectors.EVENT_READ
                 if pipe.queue:
                     due = pipe.queue[0][0]
@@ -249,7 +271,7 @@ class TcpProxy(Relay[_Connection]):
 
     def _read(self, connection: _Connection, pipe: _Pipe) -> None:
         try:
-            data = pipe.source.recv(_CHUNK_BYTES)
+            data = pipe.source.recv(_SLOW_CHUNK_BYTES if self._bytes_per_s else _CHUNK_BYTES)
         except BlockingIOError:
             return
         if not data:
@@ -277,6 +299,10 @@ class TcpProxy(Relay[_Connection]):
                 self._cut()
                 return
             self._cut_after -= len(data)
+        if pipe.to_target and self._bytes_per_s:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
+            delay_s += self._free_at - now
         # A piece never overtakes an earlier one, whatever the delay was then.
         due = max(time.monotonic() + delay_s, pipe.queue[-1][0] if pipe.queue else 0.0)
         pipe.queue.append((due if delay_s or pipe.queue else 0.0, memoryview(data)))

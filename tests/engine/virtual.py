@@ -46,8 +46,9 @@ class StormyCluster(VirtualCluster):
         self.stragglers: random.Random | None = None
         super().__init__(brokers, version=version, config=config)
 
-    def ask(self, pipe, name, version, message, on_answer) -> None:
+    def ask(self, pipe, name, version, message, on_answer) -> float:
         """See `VirtualCluster`."""
+        taken_s, through_s = self.way(pipe, name, message)
         what = _request(name, message)
         if what:
             self.say(f"-> {what}")
@@ -68,7 +69,8 @@ class StormyCluster(VirtualCluster):
             on_answer(fields)
 
         answered.swallowed = what if name == "Produce" else ""
-        self.time.call_later(self.latency_s, arrive)
+        self.time.call_later(self.latency_s + through_s, arrive)
+        return taken_s
 
     def _deliver(self, pipe, name, answer, on_answer) -> None:
         what = getattr(on_answer, "swallowed", "")
@@ -358,6 +360,8 @@ def describe(message) -> str:
         case msg.RetryDue(lane, destination):
             topic, partition = lane.journal.address(destination)
             return f"RetryDue {topic}-{partition}"
+        case msg.LinkAnswered(_, topic, partition, answer):
+            return f"<- Link {topic}-{partition}: {_reply(answer)}" if isinstance(answer, api.Failure) else ""
         case msg.ChoreDue():
             return ""
     return type(message).__name__

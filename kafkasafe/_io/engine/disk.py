@@ -11,6 +11,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId
+from kafkasafe._core.uplink import MEMORY_BYTES
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import BACKLOG_BYTES, Ledger
@@ -20,7 +21,7 @@ from kafkasafe.errors import SpoolError, SpoolWriteError
 
 __all__ = ["DiskWriter"]
 
-_MEMORY_BYTES: Final = 64 * 1024 * 1024
+_MEMORY_BYTES: Final = MEMORY_BYTES // 2
 """Bytes of durable, unfinished batches that are kept in memory; others are read back when they are sent."""
 SPILL_EVERY_S: Final = 0.05
 
@@ -33,7 +34,8 @@ class DiskWriter:
         self._log = ground.log
         self._config = ground.config
         self._ledger = ledger
-        self._memory = 0
+        self.memory = 0
+        """Bytes of durable, unfinished batches that are in memory, those apart that were read back."""
 
     def persist(self, lane: Lane, persist: j.Persist) -> None:
         """Write one group and make it durable, now, or as soon as the disk takes it."""
@@ -124,9 +126,9 @@ class DiskWriter:
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         # In memory nothing is safe by that, and the journal's copy is no reason to forget the bytes.
         if parcels and not self._config.in_memory:
-            self._memory += sum(parcel.size_bytes for parcel in parcels)
+            self.memory += sum(parcel.size_bytes for parcel in parcels)
             self._ledger.made_durable(parcels)
-            if self._memory > _MEMORY_BYTES:
+            if self.memory > _MEMORY_BYTES:
                 for parcel in parcels:
                     self.drop(parcel)
 
@@ -145,7 +147,7 @@ class DiskWriter:
         """Forget the bytes; the spool has them."""
         if parcel.data is not None:
             if parcel.durable:
-                self._memory -= parcel.size_bytes
+                self.memory -= parcel.size_bytes
             parcel.data = None
 
     def bytes_of(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:

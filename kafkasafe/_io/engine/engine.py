@@ -31,6 +31,7 @@ from kafkasafe._io.engine.messages import (
     FoundDamaged,
     HomeReached,
     InquiryDue,
+    LinkAnswered,
     LookedAround,
     Message,
     MetadataChanged,
@@ -123,6 +124,8 @@ class Engine:
                 self.intake.take(parcels)
             case Produced(sent, reply):
                 self._sender.produced(sent, reply)
+            case LinkAnswered():
+                self._sender.link_answered(message)
             case Answered(inquiry, step, answer):
                 inquiry.resume(step, answer)
             case InquiryDue(inquiry):
@@ -133,6 +136,7 @@ class Engine:
                 lane.journal.next_aside(destination)
             case MetadataChanged(refreshed):
                 self.topics.on_metadata(refreshed)
+                self._sender.let_out()
             case ProducerIdAnswered(lane, granted):
                 self._sender.granted(lane, granted)
             case ProducerIdDue(lane):

@@ -182,7 +182,7 @@ class Intake:
             bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
             children = [
                 (self._reencode(parent, columns, indexes, partition), indexes)
-                for indexes in pieces(parent.count, bad)
+                for indexes in pieces(parent.count, bad, halves=divide.batch.code != j.TOO_SLOW)
             ]
             self._log.seldom(
                 logging.INFO,

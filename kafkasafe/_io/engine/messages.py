@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from kafkasafe._core import journal as j
+from kafkasafe._core.uplink import Ticket
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.siblings import LeftBehind
-from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, ProducerIdGranted
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, ProducerIdGranted, Reached
 
 __all__ = [
     "Answered",
@@ -24,6 +25,7 @@ __all__ = [
     "HomeReached",
     "Inquiry",
     "InquiryDue",
+    "LinkAnswered",
     "LookedAround",
     "Message",
     "MetadataChanged",
@@ -90,11 +92,22 @@ class HomeReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch on its way. `leader_epoch` is the one of the time of sending."""
+    """A batch on its way. `leader_epoch` is the one of the time of sending; without a ticket it did not get out."""
 
     lane: Lane
     batch: j.Batch
     leader_epoch: int
+    ticket: Ticket | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAnswered:
+    """Whether a broker can be written to for which batches are held; `node` is -1 where no leader was known."""
+
+    node: int
+    topic: str
+    partition: int
+    answer: Reached | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +224,7 @@ Message: TypeAlias = (
     | StrangerMet
     | HomeReached
     | Produced
+    | LinkAnswered
     | FoundDamaged
     | ProducerIdAnswered
     | Answered

@@ -107,8 +107,10 @@ def leaves(parcel: Parcel) -> list[Parcel]:
     return [leaf for child, _ in parcel.children for leaf in leaves(child)]
 
 
-def pieces(count: int, bad: set[int]) -> list[Indexes]:
-    """How a refused batch is divided: runs of good and of named bad records, or halves where none is named."""
+def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
+    """How a refused batch is divided: runs of good and of named bad records, or equal parts where none is named."""
+    if (not bad or len(bad) == count) and not halves:
+        return np.array_split(np.arange(count), min(4, count))
     if not bad or len(bad) == count:
         half = count // 2
         return [np.arange(half), np.arange(half, count)]

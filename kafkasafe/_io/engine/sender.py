@@ -7,6 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+import kafka.errors as kafka_errors
+
 from kafkasafe import events
 from kafkasafe._core import journal as j
 from kafkasafe._core.clocks import Clocks
@@ -21,12 +23,14 @@ from kafkasafe._io.engine.messages import (
     FoundDamaged,
     Inquiry,
     InquiryDue,
+    LinkAnswered,
     Produced,
     ProducerIdAnswered,
     ProducerIdDue,
     RetryDue,
     Sent,
 )
+from kafkasafe._io.engine.outlet import Outlet
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe.cluster import api as t
 from kafkasafe.errors import SpoolCorruptError, SpoolError
@@ -52,6 +56,7 @@ class Sender:
         self._disk = disk
         self._rejects = rejects
         self._losses = losses
+        self._outlet = Outlet(ground, disk)
         self._clocks = Clocks(ground.now(), ground.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
@@ -59,42 +64,72 @@ class Sender:
         """By partition, the name of the last error."""
 
     def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
-        """Send batches, in order; the reply comes as `Produced`."""
-        requests = []
-        unread: dict[int, SpoolError] = {}
+        """Send batches, in order, as soon as there is room for them on their way; the reply comes as `Produced`."""
         for batch in batches:
-            topic, partition = lane.journal.address(batch.destination)
-            parcel = lane.parcels[batch.handle]
+            self._outlet.hold(lane.journal.address(batch.destination), lane, batch)
+        self._let_out()
+
+    def let_out(self) -> None:
+        """The metadata say something new: what is held may have another way."""
+        self._outlet.find_leaders()
+        self._let_out()
+
+    def link_answered(self, message: LinkAnswered) -> None:
+        """A leader can be written to, or not: then what is held for it fails."""
+        failure = message.answer
+        for address in self._outlet.reached(message):
+            if isinstance(failure, t.Failure):
+                self._fail_held(address, failure)
+        self._let_out()
+
+    def _fail_held(self, address: tuple[str, int], failure: t.Failure) -> None:
+        for lane, batch in self._outlet.take_back(address):
+            self.produced(Sent(lane, batch, -1), failure)
+
+    def _let_out(self) -> None:
+        """Give the cluster what there is room for, with its bytes."""
+        if self._ground.stranger is not None:
+            return
+        requests = []
+        for (topic, partition), (lane, batch), node in self._outlet.due():
+            parcel = lane.parcels.get(batch.handle)
+            if parcel is None or lane not in self._ground.lanes:
+                continue  # its lane was closed
+            read = parcel.data is None
             try:
-                if batch.destination in unread:
-                    raise unread[batch.destination]  # nothing overtakes
                 data = self._disk.bytes_of(lane, parcel, batch)
             except SpoolCorruptError as error:
-                unread[batch.destination] = SpoolError(f"a batch before it is damaged on disk: {error}")
                 if self._rejects.damaged(lane, batch, error):
                     self._ground.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
+                # Nothing overtakes it.
+                damaged = SpoolError(f"a batch before it is damaged on disk: {error}")
+                for other, later in self._outlet.take_back((topic, partition)):
+                    self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
                 continue
             except SpoolError as error:
                 # Too many open files, a disk that does not answer: tried again, like a leader that does not.
-                unread[batch.destination] = error
                 self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
+                for other, later in self._outlet.take_back((topic, partition)):
+                    self._on_produced(Sent(other, later, -1), t.Failure(error, sent=False))
                 continue
             if self._ledger.damage:
                 self._ledger.damage.pop((topic, partition), None)  # it can be read again
             parcel.loose = True
             self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)
-            epoch = self._ground.leader_epoch(topic, partition)
-            requests.append(t.ProduceRequest(Sent(lane, batch, epoch), topic, partition, data, fence))
+            ticket, patience_s = self._outlet.sent(node, len(data), read=read, timeouts=batch.timeouts)
+            sent = Sent(lane, batch, self._ground.leader_epoch(topic, partition), ticket)
+            requests.append(t.ProduceRequest(sent, topic, partition, data, fence, patience_s))
             self._ground.counters["batches_sent"] += 1
             if batch.tries > 1:
                 self._ground.counters["batches_resent"] += 1
                 self._ground.stats.retries["produce", self.reasons.get((topic, partition), "unknown")] += 1
-        self._ground.cluster.produce(
-            requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
-        )
+        if requests:
+            self._ground.cluster.produce(
+                requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
+            )
 
     def _on_produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         """On the network thread."""
@@ -102,17 +137,41 @@ class Sender:
 
     def produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         """What became of a batch that was sent."""
+        self._produced(sent, reply)
+        if sent.ticket is None:
+            return
+        if isinstance(reply, t.Failure) or reply.error_code:
+            # As the fence does for those that are further on: nothing overtakes what failed.
+            address = sent.lane.journal.address(sent.batch.destination)
+            error = t.StaleFenceError("an earlier batch of the partition failed")
+            self._fail_held(address, t.Failure(error, sent=False))
+        self._let_out()
+
+    def _produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         lane, batch, epoch = sent.lane, sent.batch, sent.leader_epoch
         address = lane.journal.address(batch.destination)
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
         now = self._ground.now()
+        timed_out = isinstance(reply, t.Failure) and isinstance(
+            reply.error, kafka_errors.RequestTimedOutError
+        )
+        if sent.ticket is not None:
+            failure = reply if isinstance(reply, t.Failure) else None
+            self._outlet.answered(sent.ticket, failure, timed_out=timed_out)
         if isinstance(reply, t.Failure):
             if reply.sent:
                 self.in_trouble(*address)
             self._ground.counters["produce_failures"] += 1
             self._count_error(address, type(reply.error).__name__)
             code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
-            lane.journal.lost(batch, sent=reply.sent, code=code or 0, message=text(reply.error), now=now)
+            lane.journal.lost(
+                batch,
+                sent=reply.sent,
+                code=code or 0,
+                message=text(reply.error),
+                now=now,
+                timed_out=timed_out,
+            )
         elif reply.error_code:
             self.in_trouble(*address)
             self._ground.counters[f"produce_error_{reply.error_code}"] += 1

@@ -42,6 +42,22 @@ class Pipe:
     muted_until_ms: int = 0
 
 
+@dataclass(slots=True)
+class _Way:
+    """To one broker."""
+
+    bytes_per_s: float = 0.0
+    buffer_bytes: int = 0
+    free_s: float = 0.0
+
+    def pass_through(self, now_s: float, size: int) -> tuple[float, float]:
+        if not self.bytes_per_s:
+            return 0.0, 0.0
+        self.free_s = max(self.free_s, now_s) + size / self.bytes_per_s
+        through_s = self.free_s - now_s
+        return max(0.0, through_s - self.buffer_bytes / self.bytes_per_s), through_s
+
+
 class VirtualCluster(Control):
     """A fake cluster whose clients live in the same virtual time.
 
@@ -84,6 +100,7 @@ class VirtualCluster(Control):
         self._pipes: list[Pipe] = []
         self._timer: Timer | None = None
         self._timer_ms = -1
+        self._ways = {node: _Way() for node in self.brokers}
 
     # -- its clients -------------------------------------------------------------------------------------------------
 
@@ -122,12 +139,24 @@ class VirtualCluster(Control):
         """Answers arrive so much later."""
         self._weather(node, response_delay_ms=int(response_s * 1000))
 
+    def slow_down(self, bytes_per_s: float = 0.0, *, buffer_bytes: int = 0, node: int | None = None) -> None:
+        """What clients write takes its time: so many bytes of batches get through in a second, 0 for all at once.
+
+        Args:
+            bytes_per_s: To each broker, by all connections together.
+            buffer_bytes: So many are taken from the writer at once and lie on the way, as in sockets and routers.
+            node: The broker, None for all.
+        """
+        for one in self._nodes(node):
+            self._ways[one] = _Way(bytes_per_s, buffer_bytes)
+
     def refuse(self, on: bool = True, *, node: int | None = None) -> None:
         """New connections are refused; those that there are stay."""
         self._weather(node, refuse=on)
 
     def restore(self) -> None:
         """The network works again. What was dropped is gone."""
+        self.slow_down()
         self._weather(
             None, drop_responses=False, drop_requests=False, stall=False, refuse=False, response_delay_ms=0
         )
@@ -180,15 +209,29 @@ class VirtualCluster(Control):
 
     def ask(
         self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
-    ) -> None:
-        """Writes a request to a connection; `on_answer` is called when its answer arrives, if it does."""
+    ) -> float:
+        """Writes a request to a connection; `on_answer` is called when its answer arrives, if it does.
+
+        Returns:
+            After how many seconds the connection has taken the last of its bytes.
+        """
+        taken_s, through_s = self.way(pipe, name, message)
 
         def arrive() -> None:
             if pipe.open and not self.weather[pipe.node].drop_requests:
                 pipe.requests.append((name, version, message, on_answer))
                 self._settle()
 
-        self.time.call_later(self.latency_s, arrive)
+        self.time.call_later(self.latency_s + through_s, arrive)
+        return taken_s
+
+    def way(self, pipe: Pipe, name: str, message: Any) -> tuple[float, float]:
+        """Seconds until a connection has taken a request, and until it is through."""
+        way = self._ways[pipe.node]
+        size = 0
+        if name == "Produce":
+            size = sum(len(part.records) for topic in message.topic_data for part in topic.partition_data)
+        return way.pass_through(self.time.monotonic(), size)
 
     # -- the brokers -------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from kafkasafe.cluster.api import (
     ProducerIdGranted,
     ProducersDescribed,
     ProducerState,
+    Reached,
     RecordsFetched,
     Reply,
     StaleFenceError,
@@ -232,7 +233,7 @@ class VirtualClient(Metadata):
             succeed,
             fail,
             self._time.monotonic() + timeout_s,
-            timeout_s,
+            timeout_s + max(request.patience_s for request in group),
             targets,
         )
         self._submit(link, call)
@@ -262,6 +263,33 @@ class VirtualClient(Metadata):
             self._want_metadata()
         if moved:
             self._drop_moved()
+
+    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
+        """See `Cluster`."""
+
+        def fail(error: BaseException, sent: bool = False) -> None:
+            safely(reply, Failure(error, sent))
+
+        def route(final: bool) -> None:
+            leader = self._leader(topic, partition)
+            if isinstance(leader, int):
+
+                def reached() -> None:
+                    safely(reply, Reached(leader))
+
+                deadline_s = self._time.monotonic() + self._timeout_s
+                call = Call(
+                    "", 0, reached, lambda _: None, fail, deadline_s, self._timeout_s, ((topic, partition),)
+                )
+                self._submit(self._link(leader), call)
+                return
+            self._watch(topic)
+            if leader is None and not final:
+                self._parked.append((route, fail))
+                return
+            fail(leader or code_error(5, f"Nothing is known of {topic} yet"))
+
+        self._do(lambda: route(False), fail)
 
     # -- questions to a partition's leader ---------------------------------------------------------------------------
 

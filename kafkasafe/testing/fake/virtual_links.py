@@ -336,7 +336,10 @@ class Links:
                     link.in_flight.remove(call)
                 call.answer(fields)
 
-        self._cluster.ask(pipe, call.name, call.version, message, answered)
+        taken_s = self._cluster.ask(pipe, call.name, call.version, message, answered)
+        if taken_s and not call.done and call.timer is not None:
+            call.timer.cancel()
+            call.timer = self._time.call_later(taken_s + call.timeout_s, lambda: self._overdue(link, call))
 
     def _overdue(self, link: Link, call: Call) -> None:
         if call in link.in_flight:

@@ -1,0 +1,135 @@
+"""The way to the brokers: slow links, and many partitions without one, in virtual time."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+from virtual import World
+
+from kafkasafe._core.uplink import MEMORY_BYTES
+from kafkasafe._io.engine.outlet import Outlet
+from kafkasafe._io.spool import Spool
+
+
+def put_on_disk(world, life, partitions, batches, size):
+    """So much waits for each partition, and none of it is in memory."""
+    parcels = [
+        life.send("orders", number, [b"x" * size]) for _ in range(batches) for number in range(partitions)
+    ]
+    world.run(1.0)
+    assert all(parcel.durable for parcel in parcels)
+    for parcel in parcels:
+        life.engine.disk.drop(parcel)
+    return parcels
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Positions of the batches that were read from disk."""
+    found, read = [], Spool.read
+
+    def counted(self, position):
+        found.append(position)
+        return read(self, position)
+
+    monkeypatch.setattr(Spool, "read", counted)
+    return found
+
+
+def begun(world, partitions, **options):
+    world.centre.create_topic("orders", partitions)
+    life = world.start(spool_max_bytes=256 << 20, **options)
+    first = [life.send("orders", number, [b"first"]) for number in range(partitions)]
+    assert world.run(60, lambda: all(parcel.done for parcel in first))
+    return life
+
+
+def test_an_outage_reads_nothing_from_disk(reads):
+    world = World()
+    life = begun(world, 100)
+    world.set_outage(True)
+    parcels = put_on_disk(world, life, 100, 3, 1000)
+    world.run(30.0)
+    assert reads == []
+    world.set_outage(False)
+    assert world.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert len(reads) == len(parcels), "each is read once"
+
+
+def test_what_is_read_back_stays_within_one_budget(monkeypatch):
+    world = World()
+    life = begun(world, 40)
+    world.set_outage(True)
+    parcels = put_on_disk(world, life, 40, 3, 900_000)
+    most, sent = 0, Outlet.sent
+
+    def watched(self, *args, **options):
+        nonlocal most
+        result = sent(self, *args, **options)
+        most = max(most, self.memory_bytes)
+        return result
+
+    monkeypatch.setattr(Outlet, "sent", watched)
+    # Nobody answers for a while: everything that may be out is.
+    world.cluster.delay(0.5)
+    world.set_outage(False)
+    assert world.run(600, lambda: all(parcel.done for parcel in parcels))
+    assert 10_000_000 < most <= MEMORY_BYTES
+
+
+@pytest.mark.parametrize("buffer_bytes", [0, 16 << 20])
+def test_a_slow_uplink_delivers_and_sends_hardly_anything_twice(buffer_bytes):
+    """3 MB in batches of 1 MB at 0.15 MB/s, with a time-out of 3 s: one batch takes 7 s."""
+    world = World()
+    life = begun(world, 1, request_timeout_ms=3000)
+    world.cluster.slow_down(150_000, buffer_bytes=buffer_bytes)
+    parcels = [life.send("orders", 0, [b"x" * 1000] * 1000) for _ in range(3)]
+    began = world.time.monotonic()
+    assert world.run(600, lambda: all(parcel.done for parcel in parcels))
+    took_s = world.time.monotonic() - began
+    assert [parcel.error for parcel in parcels] == [None] * 3
+    assert len(world.log("orders", 0)) == 3001
+    sent = life.ground.counters["batches_sent"]
+    if buffer_bytes == 0:
+        # Written slowly, and answered: nothing timed out.
+        assert (sent, life.ground.counters["produce_failures"]) == (4, 0)
+        assert took_s < 30
+    else:
+        assert took_s < 90
+
+
+def test_a_batch_that_times_out_again_and_again_is_divided():
+    world = World()
+    life = begun(world, 1, request_timeout_ms=1000)
+    # One batch takes 14 s, its quarters 3.5 s; all of it seems written at once.
+    world.cluster.slow_down(70_000, buffer_bytes=16 << 20)
+    parcel = life.send("orders", 0, [b"%04d" % i + b"x" * 996 for i in range(1000)])
+    assert world.run(600, lambda: parcel.done)
+    assert parcel.children is not None
+    assert parcel.error is None
+    assert [value[:4] for value in world.log("orders", 0)[1:]] == [b"%04d" % i for i in range(1000)]
+
+
+def test_a_hung_broker_divides_nothing():
+    world = World()
+    life = begun(world, 1, request_timeout_ms=1000)
+    world.cluster.stall()
+    parcel = life.send("orders", 0, [b"x"] * 10)
+    world.run(30.0)
+    world.cluster.restore()
+    assert world.run(60, lambda: parcel.done)
+    assert (parcel.error, parcel.children) == (None, None)
+
+
+def test_partitions_take_turns():
+    world = World()
+    life = begun(world, 10)
+    world.cluster.slow_down(150_000)
+    order = []
+    for _ in range(3):
+        for number in range(10):
+            parcel = life.send("orders", number, [b"x" * 200_000])
+            parcel.watcher = lambda parcel: order.append(parcel.partition)
+    assert world.run(600, lambda: len(order) == 30)
+    assert collections.Counter(order[:10]) == collections.Counter(range(10))
