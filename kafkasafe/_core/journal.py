@@ -712,11 +712,17 @@ class _Partition:
     forgotten_offset: int = -1
     """What was acknowledged before this offset, and in front of `acked`, is not remembered."""
     suspicion: _Suspicion | None = None
-    check: EpochCheck | None = None
-    """Under way, or to be made; what is answered after a survey says nothing new."""
-    check_due: bool = False
+    checks: list[EpochCheck] = field(default_factory=list)
+    """To be made, one by one, each for a leader that came. What is answered after a survey says nothing new."""
+    check_asked: bool = False
+    """The first of them is under way."""
     rescan_from: int = -1
     """The log was seen to end before what was acknowledged: a batch in doubt may be anywhere behind this."""
+
+    def forget_checks(self) -> None:
+        """There is nothing to be asked any more."""
+        self.checks.clear()
+        self.check_asked = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -859,7 +865,7 @@ class Journal:
 
     def _doubt_or_not(self, partition: _Partition) -> None:
         """After each change of its `suspicion` or `check`. What may have to be sent again stays in the spool."""
-        if partition.suspicion is None and partition.check is None:
+        if partition.suspicion is None and not partition.checks:
             self._doubted.pop(partition.number, None)
         elif partition.number not in self._doubted:
             spooled = (batch.position for batch in (*partition.acked, *partition.queue))
@@ -1095,7 +1101,8 @@ class Journal:
                     for done in known.acked:
                         if done.position in places:
                             done.base_offset = done.place = places[done.position]
-                    known.suspicion = known.check = None
+                    known.suspicion = None
+                    known.forget_checks()
                     self._doubt_or_not(known)
                     self._revive(known, positions, given_up, end_offset)
                     known.explained = known.explained or bool(positions or given_up)
@@ -1178,6 +1185,8 @@ class Journal:
         pause_s = alive_s(quiet, clock, self._request_timeout_s)
         self._former_dead_at = now + pause_s
         for partition in self._partitions.values():
+            # Earlier lives had answers about the leaders before.
+            del partition.checks[:-1]
             if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0:
                 partition.flow = _Flow.FLOWING
             elif self._blind_before < 0:
@@ -1254,13 +1263,14 @@ class Journal:
         for partition in self._partitions.values():
             partition.producer_id = partition.producer_epoch = -1
             partition.confirmed_id, partition.confirmed_until = (-1, -1), 0.0
-            partition.check_due = partition.renew = False
+            partition.renew = False
             partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
             partition.leader_epoch = -1
             partition.topic_id = m.NO_TOPIC_ID
             partition.forgotten_offset = -1
             partition.last_acked_id = None
-            partition.suspicion = partition.check = None
+            partition.suspicion = None
+            partition.forget_checks()
             self._doubt_or_not(partition)
             partition.acked.clear()
             partition.flow = _Flow.NEW
@@ -1286,9 +1296,9 @@ class Journal:
             partition.topic_id = m.NO_TOPIC_ID
             partition.forgotten_offset = -1
             # There is no log to look at.
-            partition.suspicion = partition.check = None
+            partition.suspicion = None
+            partition.forget_checks()
             self._doubt_or_not(partition)
-            partition.check_due = False
             partition.acked.clear()
             partition.flow = _Flow.NEW
             self._ready.persist.marks.append(self._state_mark(partition))
@@ -1510,10 +1520,10 @@ class Journal:
     def _leads(self, partition: _Partition, leader_epoch: int) -> None:
         """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
         if 0 <= partition.leader_epoch != leader_epoch and partition.last_acked_offset >= 0:
-            partition.check = EpochCheck(
-                partition.number, partition.leader_epoch, partition.last_acked_offset
+            # Also while one about an earlier leader has no answer: what that one acknowledged may be gone as well.
+            partition.checks.append(
+                EpochCheck(partition.number, partition.leader_epoch, partition.last_acked_offset)
             )
-            partition.check_due = True
             self._doubt_or_not(partition)
             self._touch(partition)
         partition.leader_epoch = leader_epoch
@@ -2074,7 +2084,7 @@ class Journal:
             check: What the suspicion is about, when it is not about the last acknowledgement.
         """
         partition = self._partitions[destination]
-        if check is not None and check is not partition.check:
+        if check is not None and check not in partition.checks[:1]:
             return
         self._suspect(partition, cause, evidence, from_offset=from_offset, check=check)
         if partition.flow is _Flow.FLOWING:
@@ -2085,9 +2095,11 @@ class Journal:
     def checked(self, check: EpochCheck) -> None:
         """The log of the leader before did not end before what that one acknowledged."""
         partition = self._partitions[check.destination]
-        if check is partition.check:
-            partition.check = None
-            self._doubt_or_not(partition)
+        if check in partition.checks[:1]:
+            del partition.checks[0]
+            partition.check_asked = False
+            self._touch(partition)
+        self._doubt_or_not(partition)
 
     def _suspect(
         self,
@@ -2237,7 +2249,8 @@ class Journal:
             # A request with it, older than the one that was acknowledged, may still be appended in its place.
             self._pause(partition, suspicion.evidence, at_least_s=late - partition.asked_at)
             return
-        partition.suspicion = partition.check = None
+        partition.suspicion = None
+        partition.forget_checks()
         self._doubt_or_not(partition)
         if leader_epoch >= 0:
             partition.leader_epoch = leader_epoch
@@ -2598,9 +2611,9 @@ class Journal:
                     if size >= _DIVIDE_BYTES:
                         break
             return
-        if partition.check_due and partition.check is not None:
-            self._ready.checks.append(partition.check)
-        partition.check_due = False
+        if partition.checks and not partition.check_asked:
+            partition.check_asked = True
+            self._ready.checks.append(partition.checks[0])
         self._prepare(partition)
         if partition.flow is _Flow.SETTLING and not partition.in_flight:
             self._settled(partition, now, now_ms)

@@ -345,7 +345,8 @@ class ForgetsSuspicion(j.Journal):
 
     def recovered(self, now: float) -> None:
         for partition in self._partitions.values():
-            partition.suspicion = partition.check = None
+            partition.suspicion = None
+            partition.checks.clear()
         super().recovered(now)
 
 

@@ -577,6 +577,37 @@ def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
     assert shell.journal.release_position == other.position
 
 
+def test_a_second_leader_before_the_answer_about_the_first_takes_nothing_from_that_question() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5, 1)
+    shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    shell.journal.acked(batches[2], 35, leader_epoch=5, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    assert shell.checks == [j.EpochCheck(1, 3, 4)]  # one after the other
+    shell.journal.checked(shell.checks[0])
+    assert shell.journal.doubted == [1]
+    shell.turn()
+    assert shell.checks == [j.EpochCheck(1, 3, 4), j.EpochCheck(1, 4, 34)]
+    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=shell.checks[0])
+    assert not shell.surveys, "that one is answered"
+    shell.journal.checked(shell.checks[1])
+    assert shell.journal.doubted == []
+
+
+def test_what_the_leader_before_the_last_one_acknowledged_is_found_missing() -> None:
+    shell = Shell()
+    batches = shell.flowing(5, 5, 1)
+    for batch, offset, epoch in ((batches[1], 30, 4), (batches[2], 35, 5)):
+        shell.journal.acked(batch, offset, leader_epoch=epoch, now=shell.now, now_ms=NOW_MS)
+        shell.turn()
+    check = shell.checks[0]
+    shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=check)
+    shell.turn()
+    (survey,) = shell.surveys
+    assert (survey.leader_epoch, survey.from_offset) == (3, 2)
+
+
 def test_an_owner_that_ends_in_doubt_writes_down_when_its_requests_are_dead() -> None:
     """The next life looks again, and puts back what is lost when nothing can arrive any more."""
     shell = Shell()
