@@ -47,6 +47,7 @@ from kafkasafe.events import (
     PartitionReady,
     PositionReset,
     RecordsMissing,
+    RetentionGaveWay,
     SourceDataLost,
     SpoolLeftBehind,
     SpoolRecovered,
@@ -120,6 +121,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "WrongClusterError",
     # of the package
     "__version__",
+    "RetentionGaveWay",
 ]
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "PartitionReady",
     "PositionReset",
     "RecordsMissing",
+    "RetentionGaveWay",
     "SourceDataLost",
     "SpoolLeftBehind",
     "SpoolRecovered",
@@ -207,6 +208,25 @@ class LaneAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionGaveWay:
+    """Delivered records that `retain_acked_*` kept were deleted, for what waits: a loss of them cannot be healed.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition.
+        first_offset: Of the first of them.
+        last_offset: Of the last of them (inclusive).
+        records: How many.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpoolLeftBehind:
     """Records wait in another directory beside the default one, and no process delivers them.
 
@@ -267,6 +287,7 @@ Event = (
     | RecordsMissing
     | SpoolRecovered
     | LaneAdopted
+    | RetentionGaveWay
     | SpoolLeftBehind
     | SpoolWriteFailed
     | TopicRefused

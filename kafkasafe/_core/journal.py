@@ -57,6 +57,7 @@ __all__ = [
     "Ask",
     "Batch",
     "Clock",
+    "Delivered",
     "Denial",
     "Denied",
     "Divide",
@@ -430,6 +431,25 @@ class Healed:
     records: int
     first_offset: int
     last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Acknowledged records of one partition.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition.
+        first_offset: Of the first of them.
+        last_offset: Of the last of them (inclusive).
+        records: How many.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -2163,6 +2183,19 @@ class Journal:
     def topic_id(self, destination: int) -> bytes:
         """Id of the topic that a destination's offsets belong to."""
         return self._partitions[destination].topic_id
+
+    def delivered_before(self, position: int) -> list[Delivered]:
+        """What was delivered and is in front of this position, where the spool still had it when it last released."""
+        found = []
+        for partition in self._partitions.values():
+            going = [batch for batch in partition.acked if self._released <= batch.position < position]
+            if going:
+                records = sum(batch.count for batch in going)
+                places = [batch.place for batch in going], [batch.place + batch.count - 1 for batch in going]
+                found.append(
+                    Delivered(partition.topic, partition.partition, min(places[0]), max(places[1]), records)
+                )
+        return found
 
     def released(self, before_position: int) -> None:
         """The spool deleted everything before this position: it cannot be sent again."""

@@ -278,13 +278,21 @@ class Spool:
         """Position of the first record that is still there."""
         return self._segments[0].first_position if self._segments else self.next_position
 
-    def release(self, before_position: int, retain_bytes: int = 0, retain_since_ms: int = 1 << 62) -> int:
+    def release(
+        self,
+        before_position: int,
+        retain_bytes: int = 0,
+        retain_since_ms: int = 1 << 62,
+        *,
+        at_most_bytes: int = 1 << 62,
+    ) -> int:
         """Delete segments, from the front, of which everything is done; never the last one.
 
         Args:
             before_position: Everything before it is done.
             retain_bytes: How much of what is done is kept all the same.
             retain_since_ms: What was written then or later (ms since the epoch) is kept all the same.
+            at_most_bytes: So much is enough; a segment that is begun goes as a whole.
 
         Returns:
             Bytes freed.
@@ -299,10 +307,12 @@ class Spool:
             for segment, following in zip(self._segments, self._segments[1:], strict=False)
             if following.first_position <= bound
         ]
-        kept = sum(segment.size_bytes for segment in done)
+        total = kept = sum(segment.size_bytes for segment in done)
         freed = 0
         going = 0
         for segment in done:
+            if total - kept >= at_most_bytes:
+                break
             kept -= segment.size_bytes
             if kept < retain_bytes or segment.written_ms >= retain_since_ms:
                 break

@@ -161,7 +161,7 @@ _DEFINITIONS: Final = (
     Definition(
         "spool_bytes",
         "gauge",
-        "Bytes in the spool, of all lanes this process owns; with spool='never' those that wait in memory.",
+        "Bytes in the spool of this producer, without adopted lanes; with spool='never' those that wait in memory.",
     ),
     Definition("spool_capacity_bytes", "gauge", "Largest size of the spool."),
     Definition(

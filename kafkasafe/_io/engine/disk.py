@@ -166,16 +166,18 @@ class DiskWriter:
         return data
 
     def release(self, lane: Lane) -> None:
-        """Delete segments of which everything is done, as far as `retain_acked_*` allow."""
+        """Delete segments of which everything is done, as far as `retain_acked_*` and the room allow."""
         position = lane.journal.release_position
-        if position == lane.released_at:
+        excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
+        if (position, excess > 0) == lane.released_at:
             return
-        lane.released_at = position
-        retain = self._config.retain_acked_bytes
-        if self._ledger.used > self._config.spool_max_bytes // 2:
-            retain = 0
+        lane.released_at = position, excess > 0
         try:
-            freed = lane.spool.release(position, retain, self.retain_since_ms())
+            freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
+            lane.journal.released(lane.spool.first_position)
+            if excess > freed:
+                # Also while nothing is delivered: what waits needs the room more than what is delivered.
+                freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             self._log.seldom(
                 logging.WARNING,
@@ -192,17 +194,55 @@ class DiskWriter:
             lane.journal.released(lane.spool.first_position)
             self.publish_used()
 
+    def _give_way(self, lane: Lane, position: int, excess: int) -> int:
+        """Delete what only `retain_acked_*` keep, the oldest first; how many bytes."""
+        freed = lane.spool.release(position, at_most_bytes=excess)
+        gone = lane.journal.delivered_before(lane.spool.first_position)
+        records = sum(each.records for each in gone)
+        if not records:
+            return freed
+        first = gone[0]
+        self._log.seldom(
+            logging.WARNING,
+            "retention_gave_way",
+            lane.name,
+            "%s: more than half full, so %d delivered records that retain_acked_bytes or retain_acked_s kept were"
+            " deleted (%d bytes): should the cluster lose them, they cannot be sent again. Of %d partitions; the first:"
+            " %s-%d, offsets %d to %d",
+            lane.name,
+            records,
+            freed,
+            len(gone),
+            first.topic,
+            first.partition,
+            first.first_offset,
+            first.last_offset,
+            lane=lane.name,
+            records=records,
+            bytes=freed,
+        )
+        for each in gone:
+            self._ground.emit(
+                events.RetentionGaveWay(
+                    each.topic, each.partition, each.first_offset, each.last_offset, each.records
+                )
+            )
+        return freed
+
     def retain_since_ms(self) -> int:
         """What was acknowledged since then is kept, ms since the epoch."""
         retain_s = self._config.retain_acked_s
-        if not retain_s or self._ledger.used > self._config.spool_max_bytes // 2:
+        if not retain_s:
             return 1 << 62
         return self._ground.clock.wall_ms() - int(retain_s * 1000)
 
     def publish_used(self) -> None:
-        """How much room the lanes take, and what is left of the disk: callers who wait for room look again."""
+        """How much room the own lane takes, and what is left of the disk: callers who wait for room look again.
+
+        An adopted lane was counted by its owner, and gets no new records.
+        """
         ledger = self._ledger
-        used = sum(lane.spool.used_bytes for lane in self._ground.lanes)
+        used = self._ground.own.spool.used_bytes
         more_room = self._measure()
         if used != ledger.used or more_room:
             with ledger.lock:

@@ -31,7 +31,8 @@ class Lane:
     """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
-    released_at: int = -1
+    released_at: tuple[int, bool] = (-1, False)
+    """When it was last looked what can be deleted: the release position, and whether it was more than half full."""
     epochs: dict[int, int] = field(default_factory=dict)
     """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
     unproven: dict[int, int] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class Ledger:
         self.backlog = 0
         """Bytes in them."""
         self.used = 0
-        """Bytes that all lanes take on disk."""
+        """Bytes that the own lane takes on disk."""
         self.free: float = float("inf")
         """Bytes left on the disk when that was last measured; infinite where it cannot be: writing will tell."""
         self.failure: BaseException | None = None
