@@ -74,7 +74,7 @@ from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._core.batch import iter_headers
-from kafkasafe._io import at_once
+from kafkasafe._io import at_once, requests
 from kafkasafe._io.backoff import Backoff
 from kafkasafe.cluster.api import (
     NO_TOPIC_ID,
@@ -100,6 +100,7 @@ from kafkasafe.cluster.api import (
     TopicsListed,
     in_words,
 )
+from kafkasafe.cluster.coordinators import Coordinated, Node, Question, highest_produce, lowest_produce
 from kafkasafe.errors import ForkedProcessError, WrongClusterError
 from kafkasafe.logs import EventLog, apart, limit_foreign, own_threads
 
@@ -112,7 +113,6 @@ TopicPartition: TypeAlias = tuple[str, int]
 _MAX_PRODUCE: Final = 12
 _MAX_FETCH: Final = 12
 # Oldest versions that carry RecordBatch v2 (brokers from 0.11).
-_MIN_PRODUCE: Final = 3
 # Versions of ListOffsets from which on a broker knows these (KIP-734, 405, 1005); older ones take them for a time.
 _LIST_OFFSETS: Final = {-3: 7, -4: 8, -5: 9}
 _MAX_LIST_OFFSETS: Final = 10
@@ -834,9 +834,11 @@ class _MetadataCall(_KafkaCall):
 
 
 class _ProduceCall(_Call):
-    """A Produce request: at most one batch for each partition."""
+    """A Produce request: at most one batch for each partition, all of one transaction or of none."""
 
-    __slots__ = ("acks", "hub", "reply", "requests", "timeout_ms", "transactional_id", "views")
+    __slots__ = (
+        "acks", "hub", "reply", "requests", "timeout_ms", "transaction", "transactional_id", "views",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -859,13 +861,18 @@ class _ProduceCall(_Call):
         self.acks = acks
         self.timeout_ms = timeout_ms
         self.reply = reply
-        self.transactional_id = transactional_id
+        self.transaction = requests[0][0].transaction
+        self.transactional_id = (
+            transactional_id if self.transaction is None else self.transaction.transactional_id
+        )
         for target in targets:
             hub._enter(target, node_id)
 
     def frame(self, versions: Any) -> _Frame | None:
         version = versions.api_version(
-            KafkaProduceRequest, min_version=_MIN_PRODUCE, max_version=_MAX_PRODUCE
+            KafkaProduceRequest,
+            min_version=lowest_produce(self.transaction),
+            max_version=highest_produce(self.transaction, _MAX_PRODUCE),
         )
         fences = self.hub._fences
         fresh: list[ProduceRequest[Any]] = []
@@ -1345,7 +1352,7 @@ class _Attempt:
     over: bool = False
 
 
-class Transport:
+class Transport(Coordinated):
     """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply.
 
     Replies are called on the network thread and must only put the result somewhere: whatever they do there, no
@@ -1361,6 +1368,7 @@ class Transport:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__()
         settings: dict[str, Any] = {
             key: value for key, value in options.items() if key in _MANAGER_OPTIONS | _LOOP_OPTIONS
         }
@@ -1761,6 +1769,12 @@ class Transport:
                 self._link(node[0]).submit(make())
 
         self._post(run, lambda error: _safely(reply, Failure(error, sent=False)))
+
+    def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
+        request = requests.made(question.name, question.fields)
+        self.ask(
+            request, question.parse, reply, node=node, minimum=question.minimum, maximum=question.maximum
+        )
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
         """Asks the leader which producers it remembers (KIP-664).
@@ -2694,7 +2708,7 @@ class _Endpoint:
 
 
 class _Group:
-    """Splits the batches for one leader into requests: one batch for each partition, bounded bytes."""
+    """Splits the batches for one leader into requests: one batch for each partition, one transaction, bounded bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self.frames: list[list[tuple[ProduceRequest[Any], memoryview]]] = []
@@ -2704,7 +2718,8 @@ class _Group:
 
     def add(self, request: ProduceRequest[Any], data: memoryview) -> None:
         target = request.topic, request.partition
-        if not self.frames or target in self._partitions or self._bytes + len(data) > self._max_bytes:
+        full = target in self._partitions or self._bytes + len(data) > self._max_bytes
+        if not self.frames or full or self.frames[-1][0][0].transaction != request.transaction:
             self.frames.append([])
             self._bytes = 0
             self._partitions = set()

@@ -37,6 +37,7 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 import kafka.errors as kafka_errors
 
 from kafkasafe._core.batch import BatchHeader
+from kafkasafe.cluster.transactions import TransactionIdentity, Transactions
 
 __all__ = [
     "EARLIEST",
@@ -203,6 +204,7 @@ class ProduceRequest(Generic[Token]):
             has failed since then and the caller, who does not know it yet, would let this one overtake it.
         patience_s: How much longer than the time-out its answer may take, in seconds: it may lie in buffers on a slow
             way long after it was written.
+        transaction: That the batch belongs to, None for none. The batch is stamped with its id and epoch.
     """
 
     token: Token
@@ -211,6 +213,7 @@ class ProduceRequest(Generic[Token]):
     data: Buffer
     fence: int | None = None
     patience_s: float = 0.0
+    transaction: TransactionIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,8 +385,11 @@ class Clock(Protocol):
         """16 bytes: readings of `monotonic` with another one have nothing to do with each other. Zeros: not known."""
 
 
-class Cluster(Protocol):
-    """A Kafka cluster, as a client sees it. See the module for what is true of all methods."""
+class Cluster(Transactions, Protocol):
+    """A Kafka cluster, as a client sees it. See the module for what is true of all methods.
+
+    The requests of transactions are in `kafkasafe.cluster.transactions`.
+    """
 
     # -- its life ------------------------------------------------------------------------------------------------
 

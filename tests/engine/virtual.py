@@ -112,6 +112,21 @@ def _request(name: str, message) -> str:
         case "OffsetForLeaderEpoch":
             topic = message.topics[0]
             return f"{name} {topic.topic}-{topic.partitions[0].partition} {topic.partitions[0].leader_epoch}"
+        case "InitProducerId" if message.transactional_id is not None:
+            return f"{name} {message.transactional_id}"
+        case "AddPartitionsToTxn":
+            places = [f"{topic.name}-{n}" for topic in message.v3_and_below_topics for n in topic.partitions]
+            return f"{name} {message.v3_and_below_transactional_id} {' '.join(places)}"
+        case "AddOffsetsToTxn" | "TxnOffsetCommit":
+            return f"{name} {message.transactional_id} {message.group_id}"
+        case "EndTxn":
+            how = "commit" if message.committed else "abort"
+            who = f"{message.producer_id}/{message.producer_epoch}"
+            return f"{name} {message.transactional_id} {who} {how}"
+        case "DescribeTransactions":
+            return f"{name} {message.transactional_ids[0]}"
+        case "OffsetFetch":
+            return f"{name} {message.group_id}"
     return ""
 
 

@@ -18,7 +18,7 @@ from kafkasafe.testing.fake.checks import RefusedError
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
 
-__all__ = ["Group", "GroupState", "Groups", "Member", "Offset"]
+__all__ = ["Group", "GroupState", "Groups", "Member", "Offset", "coordinator", "numbered"]
 
 ILLEGAL_GENERATION: Final = 22
 INCONSISTENT_GROUP_PROTOCOL: Final = 23
@@ -389,5 +389,9 @@ def coordinator(centre: Centre, key: str, partitions: str) -> int:
     able = [node for node in centre.brokers if centre.able(node)]
     if not able:
         return -1
-    number = sum(key.encode()) % int(centre.settings[partitions])
-    return able[number % len(able)]
+    return able[numbered(centre, key, partitions) % len(able)]
+
+
+def numbered(centre: Centre, key: str, partitions: str) -> int:
+    """Which of the internal topic's partitions a key belongs to; `partitions` is the setting with their number."""
+    return sum(key.encode()) % int(centre.settings[partitions])

@@ -111,6 +111,16 @@ _CURRENT: Final = Profile(
             "producer.id.expiration.ms": "86400000",
         }
     ),
+    features=MappingProxyType(
+        {
+            "eligible.leader.replicas.version": 1,
+            "group.version": 1,
+            "metadata.version": 30,
+            "share.version": 1,
+            "streams.version": 1,
+            "transaction.version": 2,
+        }
+    ),
 )
 
 _OLD: Final = Profile(

@@ -1,6 +1,7 @@
 """Transactions: who has one open, on which partitions, and how it ends. Pure.
 
-As a coordinator of Kafka does it, without the time in between: the markers are in the logs when EndTxn is answered.
+As a coordinator of Kafka does it: EndTxn is answered when the end is decided, the markers are in the logs a little
+later, and until then requests for the next transaction are answered 51.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kafkasafe._core.batch import CorruptBatchError, read_header
 from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.groups import Group, Offset, coordinator
+from kafkasafe.testing.fake.groups import Group, Offset, coordinator, numbered
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.asking import Ask, Fields
@@ -22,15 +23,20 @@ if TYPE_CHECKING:
 __all__ = ["Transactions", "TxnState"]
 
 NOT_COORDINATOR: Final = 16
+ILLEGAL_GENERATION: Final = 22
 INVALID_PRODUCER_EPOCH: Final = 47
 INVALID_TXN_STATE: Final = 48
 INVALID_PRODUCER_ID_MAPPING: Final = 49
 INVALID_TRANSACTION_TIMEOUT: Final = 50
+CONCURRENT_TRANSACTIONS: Final = 51
 PRODUCER_FENCED: Final = 90
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
 _LAST_EPOCH: Final = 2**15 - 2
 _FENCED_BY_NAME: Final = {"EndTxn": 2, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "InitProducerId": 4}
+_MARKERS_TAKE_MS: Final = 2
 _SECOND_PROTOCOL: Final = {"EndTxn": 5, "Produce": 12, "TxnOffsetCommit": 5}
 
 
@@ -39,6 +45,8 @@ class TxnState(enum.Enum):
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
+    COMMITTING = "PrepareCommit"
+    ABORTING = "PrepareAbort"
     COMMITTED = "CompleteCommit"
     ABORTED = "CompleteAbort"
 
@@ -54,31 +62,54 @@ class _Transaction:
     groups: set[str] = field(default_factory=set)
     previous: tuple[int, int] | None = None
     """(producer id, epoch) that ended the latest transaction with protocol 2: EndTxn with it is a repetition."""
+    kept: tuple[int, int] | None = None
+    """(producer id, epoch) that the latest InitProducerId named, or that was ended: named again it is a repetition."""
+    second: bool = False
+    """The open transaction was begun with protocol 2."""
+    complete_ms: int = -1
+    """When the markers of an end that is decided are written."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether an end is decided and not yet carried out."""
+        return self.state in {TxnState.COMMITTING, TxnState.ABORTING}
 
 
 class Transactions:
-    """All transactional ids of a cluster."""
+    """All transactional ids of a cluster.
+
+    Attributes:
+        markers_take_ms: From the decision of a transaction's end to its markers.
+    """
 
     def __init__(self, centre: Centre, groups: Groups) -> None:
         self._centre = centre
         self._groups = groups
         self._known: dict[str, _Transaction] = {}
+        self._epochs_of_offsets: dict[tuple[int, int], int] = {}
+        self.markers_take_ms = _MARKERS_TAKE_MS
 
     def coordinator(self, transactional_id: str) -> int:
         """Node id of its coordinator, -1 if there is none."""
         return coordinator(self._centre, transactional_id, "transaction.state.log.num.partitions")
 
     def advance(self, now_ms: int) -> None:
-        """Aborts what has been open for too long, and fences its producer."""
+        """Writes the markers that are due. Aborts what has been open for too long, and fences its producer."""
         for known in self._known.values():
             if known.state is TxnState.ONGOING and now_ms - known.began_ms >= known.timeout_ms:
+                ended = known.producer_id, known.epoch
                 known.epoch += 1
                 self._end(known, commit=False, now_ms=now_ms)
+                known.previous = known.kept = ended if known.second else None
+            if known.ending and now_ms >= known.complete_ms:
+                self._complete(known, now_ms)
 
     def next_due_ms(self) -> int | None:
         """When `advance` has something to do next."""
-        open_ones = [one for one in self._known.values() if one.state is TxnState.ONGOING]
-        return min((one.began_ms + one.timeout_ms for one in open_ones), default=None)
+        known = self._known.values()
+        due = [one.began_ms + one.timeout_ms for one in known if one.state is TxnState.ONGOING]
+        due += [one.complete_ms for one in known if one.ending]
+        return min(due, default=None)
 
     # -- Requests ----------------------------------------------------------------------------------------------------
 
@@ -96,19 +127,24 @@ class Transactions:
                 known = self._known[name] = _Transaction(
                     self._centre.new_producer_id(), -1, message.transaction_timeout_ms
                 )
-            elif ask.version >= 3 and message.producer_epoch >= 0:
-                self._check_identity(
-                    ask, "InitProducerId", known, message.producer_id, message.producer_epoch
-                )
+            self._settled(known)
+            named = (message.producer_id, message.producer_epoch) if ask.version >= 3 else (-1, -1)
+            if named[1] >= 0:
+                if known.kept == named and known.state is not TxnState.ONGOING:
+                    known.timeout_ms, known.state = message.transaction_timeout_ms, TxnState.EMPTY
+                    return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
+                self._check_identity(ask, "InitProducerId", known, *named)
             if known.state is TxnState.ONGOING:
                 known.epoch += 1
                 self._end(known, commit=False, now_ms=ask.now_ms)
+                self._settled(known)
             if known.epoch >= _LAST_EPOCH:
                 known.producer_id, known.epoch = self._centre.new_producer_id(), -1
             known.epoch += 1
             known.timeout_ms = message.transaction_timeout_ms
             known.state = TxnState.EMPTY
             known.previous = None
+            known.kept = named if named[1] >= 0 else None
         except RefusedError as refused:
             return {"error_code": refused.code, "producer_id": -1, "producer_epoch": -1}
         return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
@@ -117,7 +153,7 @@ class Transactions:
         """Whether a transaction's batch may be appended; with protocol 2 this adds the partition.
 
         Raises:
-            RefusedError: 47 or 48.
+            RefusedError: 47, 48 or 51.
         """
         try:
             header = read_header(data)
@@ -131,18 +167,25 @@ class Transactions:
         if header.producer_epoch < known.epoch and self._centre.profile.verifies_transactions:
             raise RefusedError(INVALID_PRODUCER_EPOCH)
         if version >= _SECOND_PROTOCOL["Produce"] and header.producer_epoch == known.epoch:
-            self._open(known, self._centre.now_ms)
+            self._settled(known)
+            self._open(known, self._centre.now_ms, second=True)
             known.partitions.add((topic, number))
         verified = known.state is TxnState.ONGOING and (topic, number) in known.partitions
         if self._centre.profile.verifies_transactions and not verified:
             raise RefusedError(INVALID_TXN_STATE)
 
     @staticmethod
-    def _open(known: _Transaction, now_ms: int) -> None:
+    def _settled(known: _Transaction) -> None:
+        if known.ending:
+            raise RefusedError(CONCURRENT_TRANSACTIONS)
+
+    @staticmethod
+    def _open(known: _Transaction, now_ms: int, *, second: bool = False) -> None:
         if known.state is not TxnState.ONGOING:
             known.state = TxnState.ONGOING
             known.began_ms = now_ms
             known.previous = None
+            known.second = second
 
     def add_partitions(self, ask: Ask) -> Fields:
         """AddPartitionsToTxn, as clients send it (up to version 3)."""
@@ -159,6 +202,7 @@ class Transactions:
                 message.v3_and_below_producer_id,
                 message.v3_and_below_producer_epoch,
             )
+            self._settled(known)
         except RefusedError as refused:
             code = refused.code
         codes = {place: code or self._code_of(place) for place in wanted}
@@ -196,28 +240,52 @@ class Transactions:
             known = self._mine(
                 ask, "AddOffsetsToTxn", message.transactional_id, message.producer_id, message.producer_epoch
             )
+            self._settled(known)
         except RefusedError as refused:
             return {"error_code": refused.code}
         self._open(known, ask.now_ms)
-        known.groups.add(message.group_id)
+        self._add_group(known, message.group_id)
         return {"error_code": 0}
+
+    def _add_group(self, known: _Transaction, name: str) -> None:
+        known.groups.add(name)
+        number = numbered(self._centre, name, "offsets.topic.num.partitions")
+        known.partitions.add((OFFSETS_TOPIC, number))
 
     def offset_put(self, ask: Ask) -> Callable[[Group, Any, Offset], None]:
         """Keeps one offset until the transaction of a TxnOffsetCommit ends."""
         message = ask.message
 
         def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
-            known = self._known.get(message.transactional_id)
-            if known is None or known.producer_id != message.producer_id:
-                raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
-            if message.producer_epoch != known.epoch:
-                raise RefusedError(INVALID_PRODUCER_EPOCH)
-            if ask.version >= _SECOND_PROTOCOL["TxnOffsetCommit"]:
-                self._open(known, ask.now_ms)
-                known.groups.add(group.name)
+            if self._centre.profile.verifies_transactions:
+                self._check_offset(ask, group)
+            self._check_log_of_offsets(ask, group)
             group.pending.setdefault(message.producer_id, {})[where] = offset
 
         return put
+
+    def _check_log_of_offsets(self, ask: Ask, group: Group) -> None:
+        """All that old brokers check: the log that keeps the offsets has seen no newer epoch."""
+        message = ask.message
+        number = numbered(self._centre, group.name, "offsets.topic.num.partitions")
+        newest = self._epochs_of_offsets.get((number, message.producer_id), -1)
+        if message.producer_epoch < newest:
+            raise RefusedError(INVALID_PRODUCER_EPOCH)
+        self._epochs_of_offsets[number, message.producer_id] = message.producer_epoch
+
+    def _check_offset(self, ask: Ask, group: Group) -> None:
+        message = ask.message
+        known = self._known.get(message.transactional_id)
+        if known is None or known.producer_id != message.producer_id:
+            raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
+        if message.producer_epoch != known.epoch:
+            raise RefusedError(INVALID_PRODUCER_EPOCH)
+        if ask.version >= _SECOND_PROTOCOL["TxnOffsetCommit"]:
+            self._settled(known)
+            self._open(known, ask.now_ms, second=True)
+            self._add_group(known, group.name)
+        elif known.state is not TxnState.ONGOING or group.name not in known.groups:
+            raise RefusedError(INVALID_TXN_STATE)
 
     def end(self, ask: Ask) -> Fields:
         """EndTxn; version 5 gives a new epoch (KIP-890) and knows a repetition by the old one."""
@@ -230,7 +298,10 @@ class Transactions:
             self._check(ask, name)
             known = self._known.get(name)
             identity = message.producer_id, message.producer_epoch
+            if known is not None and (known.producer_id, known.epoch) == identity:
+                self._settled(known)
             if known is not None and second and known.previous == identity:
+                self._settled(known)
                 if known.state is not result:
                     raise RefusedError(INVALID_TXN_STATE)
                 return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
@@ -239,13 +310,14 @@ class Transactions:
                 if second:
                     known.epoch += 1
                 self._end(known, commit=bool(message.committed), now_ms=ask.now_ms)
-                known.previous = identity if second else None
+                known.previous = known.kept = identity if second else None
             elif known.state is not result and not (second and not message.committed):
                 raise RefusedError(INVALID_TXN_STATE)
             elif second and known.state is not result:
                 # Aborting nothing is allowed, for whoever does not know whether there was something.
                 known.epoch += 1
-                known.state, known.previous = TxnState.ABORTED, identity
+                self._end(known, commit=False, now_ms=ask.now_ms)
+                known.previous = known.kept = identity
         except RefusedError as refused:
             return none | {"error_code": refused.code}
         if not second:
@@ -306,6 +378,13 @@ class Transactions:
             raise RefusedError(PRODUCER_FENCED if newer else INVALID_PRODUCER_EPOCH)
 
     def _end(self, known: _Transaction, *, commit: bool, now_ms: int) -> None:
+        known.state = TxnState.COMMITTING if commit else TxnState.ABORTING
+        known.complete_ms = now_ms + self.markers_take_ms
+        if not self.markers_take_ms:
+            self._complete(known, now_ms)
+
+    def _complete(self, known: _Transaction, now_ms: int) -> None:
+        commit = known.state is TxnState.COMMITTING
         for place in sorted(known.partitions):
             try:
                 partition = self._centre.partition(*place)
@@ -334,6 +413,8 @@ def _offset_commit(ask: Ask) -> Fields:
 
     def check() -> Group:
         if ask.version >= 3 and message.generation_id >= 0:
+            if ask.centre.profile.verifies_transactions and ask.groups.known(message.group_id) is None:
+                raise RefusedError(ILLEGAL_GENERATION)
             return ask.groups.check_commit(
                 message.group_id, message.member_id, message.generation_id, ask.now_ms
             )

@@ -7,9 +7,9 @@ the next metadata, nothing goes to a new leader while something is outstanding a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace as Message
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import kafka.errors as kafka_errors
 
@@ -31,6 +31,7 @@ from kafkasafe.cluster.api import (
     StaleFenceError,
     TopicsListed,
 )
+from kafkasafe.cluster.coordinators import Coordinated, Node, Question, highest_produce
 from kafkasafe.testing.fake.asking import Fields
 from kafkasafe.testing.fake.virtual_links import (
     STALE_METADATA,
@@ -38,17 +39,43 @@ from kafkasafe.testing.fake.virtual_links import (
     Link,
     TopicPartition,
     code_error,
+    namespace,
     safely,
 )
 from kafkasafe.testing.fake.virtual_metadata import Metadata
+
+if TYPE_CHECKING:
+    from kafkasafe.testing.fake.virtual import VirtualCluster
 
 __all__ = ["VirtualClient"]
 
 _LIST_OFFSETS: Final = {-3: 7, -4: 8, -5: 9}
 
 
-class VirtualClient(Metadata):
+class VirtualClient(Coordinated, Metadata):
     """See the module; the methods are explained in `kafkasafe.cluster.api.Cluster`."""
+
+    def __init__(self, cluster: VirtualCluster, options: Mapping[str, Any]) -> None:
+        Coordinated.__init__(self)
+        Metadata.__init__(self, cluster, options)
+
+    def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
+        def succeed(fields: Fields) -> None:
+            safely(reply, question.parse(namespace(fields)))
+
+        def fail(error: BaseException, sent: bool = False) -> None:
+            safely(reply, Failure(error, sent))
+
+        message = namespace(question.fields)
+        least, most = question.minimum, question.maximum
+        if node is None:
+            self._ask_any(question.name, message, succeed, reply, least=least, most=most)
+            return
+
+        def run() -> None:
+            self._call(self._link(node[0]), question.name, message, succeed, fail, least=least, most=most)
+
+        self._do(run, fail)
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """See `Cluster`."""
@@ -63,7 +90,16 @@ class VirtualClient(Metadata):
         message = Message(topics=None, allow_auto_topic_creation=False)
         self._ask_any("Metadata", message, succeed, reply)
 
-    def _ask_any(self, name: str, message: Any, succeed: Callable[[Fields], None], reply: Reply[Any]) -> None:
+    def _ask_any(
+        self,
+        name: str,
+        message: Any,
+        succeed: Callable[[Fields], None],
+        reply: Reply[Any],
+        *,
+        least: int = 0,
+        most: int = 32767,
+    ) -> None:
         def fail(error: BaseException, sent: bool = False) -> None:
             safely(reply, Failure(error, sent))
 
@@ -76,7 +112,7 @@ class VirtualClient(Metadata):
             links = ready or [self._link(one.node_id) for one in self._brokers]
             now = self._time.monotonic()
             link = min(links, key=lambda one: (one.suspect_until_s > now, len(one.in_flight), one.node))
-            self._call(link, name, message, succeed, fail)
+            self._call(link, name, message, succeed, fail, least=least, most=most)
 
         self._do(lambda: route(False), fail)
 
@@ -154,12 +190,13 @@ class VirtualClient(Metadata):
             )
 
     def _group(self, groups: list[list[ProduceRequest[Any]]], request: ProduceRequest[Any]) -> None:
-        """One batch for each partition in a request, and bounded bytes."""
+        """One batch for each partition in a request, one transaction, and bounded bytes."""
         if groups:
             last = groups[-1]
             size = sum(len(one.data) for one in last) + len(request.data)
             same = any((one.topic, one.partition) == (request.topic, request.partition) for one in last)
-            if not same and size <= self._max_request_bytes:
+            alike = last[0].transaction == request.transaction
+            if alike and not same and size <= self._max_request_bytes:
                 last.append(request)
                 return
         groups.append([request])
@@ -190,6 +227,8 @@ class VirtualClient(Metadata):
         reply: ProduceCallback[Any],
     ) -> None:
         targets = tuple((request.topic, request.partition) for request in group)
+        transaction = group[0].transaction
+        name = None if transaction is None else transaction.transactional_id
         for target in targets:
             self._pending[target] = link.node, self._pending.get(target, (link.node, 0))[1] + 1
 
@@ -208,7 +247,7 @@ class VirtualClient(Metadata):
                 )
                 for request in group
             ]
-            made = Message(transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=rows)
+            made = Message(transactional_id=name, acks=acks, timeout_ms=timeout_ms, topic_data=rows)
             return made if rows else None
 
         def succeed(fields: Fields) -> None:
@@ -228,7 +267,7 @@ class VirtualClient(Metadata):
         timeout_s = max(self._timeout_s, timeout_ms / 1000 + 1)
         call = Call(
             "Produce",
-            self._version("Produce"),
+            self._version("Produce", 0, highest_produce(transaction, 12)),
             message,
             succeed,
             fail,

@@ -25,7 +25,16 @@ from kafkasafe.testing.fake.virtual_time import Timer
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import Pipe, VirtualCluster
 
-__all__ = ["STALE_METADATA", "Call", "Links", "TopicPartition", "closed_error", "code_error", "safely"]
+__all__ = [
+    "STALE_METADATA",
+    "Call",
+    "Links",
+    "TopicPartition",
+    "closed_error",
+    "code_error",
+    "namespace",
+    "safely",
+]
 
 log = EventLog("network")
 
@@ -379,11 +388,11 @@ class Links:
             call.give_up(error, sent=False)
         self._want_metadata()
 
-    def _version(self, name: str, least: int = 0) -> int:
+    def _version(self, name: str, least: int = 0, most: int = 32767) -> int:
         oldest, newest = self._cluster.speaks(name)
         if newest < max(least, oldest):
             raise kafka_errors.UnsupportedVersionError(f"The broker speaks {name} up to v{newest}")
-        return min(newest, _NEWEST[name])
+        return min(newest, most, _NEWEST.get(name, most))
 
     def _call(
         self,
@@ -394,10 +403,11 @@ class Links:
         fail: Callable[[BaseException, bool], None],
         *,
         least: int = 0,
+        most: int = 32767,
         targets: tuple[TopicPartition, ...] = (),
     ) -> None:
         try:
-            version = self._version(name, least)
+            version = self._version(name, least, most)
         except kafka_errors.UnsupportedVersionError as error:
             fail(error, False)
             return
@@ -418,6 +428,13 @@ def code_error(code: int, message: str) -> BaseException:
     """kafka-python's error for a code."""
     error: BaseException = kafka_errors.for_code(code)(message)
     return error
+
+
+def namespace(value: Any) -> Any:
+    """Plain data with attributes: dicts become namespaces, at any depth."""
+    if isinstance(value, Mapping):
+        return Message(**{name: namespace(one) for name, one in value.items()})
+    return [namespace(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def safely(reply: Callable[..., None], *args: Any) -> None:

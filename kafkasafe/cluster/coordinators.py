@@ -1,0 +1,378 @@
+"""The requests of `kafkasafe.cluster.transactions` as data, and what their answers mean: the same for every `Cluster`.
+
+A request is a name and fields as Kafka's protocol names them. `Coordinated._ask_coordinator` makes bytes of that and
+gives back something with the answer's fields as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.api import Failure, Reply
+from kafkasafe.cluster.transactions import (
+    NO_MEMBER,
+    GroupMember,
+    OffsetCommitted,
+    OffsetsCommitted,
+    OffsetToCommit,
+    PartitionsAdded,
+    TopicPartition,
+    TransactionAnswer,
+    TransactionDescribed,
+    TransactionEnded,
+    TransactionIdentity,
+    TransactionsInitialized,
+)
+
+__all__ = ["Coordinated", "Node", "Question", "highest_produce", "lowest_produce"]
+
+Node: TypeAlias = tuple[int, str, int]
+"""(node id, host, port)"""
+
+GROUP: Final = 0
+TRANSACTION: Final = 1
+
+_COORDINATOR_LOADING: Final = 14
+_NOT_ATTEMPTED: Final = 55
+_MOVED: Final = frozenset({15, 16})
+_FEATURE: Final = "transaction.version"
+_PROTOCOL_2: Final = 2
+_LAST_PRODUCE_1: Final = 11
+_FIRST_PRODUCE_2: Final = 12
+
+
+def lowest_produce(identity: TransactionIdentity | None) -> int:
+    """Oldest version of Produce that does what the protocol of the batch's transaction says."""
+    return _FIRST_PRODUCE_2 if identity is not None and identity.protocol >= _PROTOCOL_2 else 3
+
+
+def highest_produce(identity: TransactionIdentity | None, newest: int) -> int:
+    """Newest version of Produce that does what the protocol of the batch's transaction says."""
+    first = identity is not None and identity.protocol < _PROTOCOL_2
+    return min(newest, _LAST_PRODUCE_1) if first else newest
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request.
+
+    Attributes:
+        name: Kafka's name of it.
+        fields: Its fields; dicts and lists of them for structs.
+        parse: Makes the result of the answer, whose fields are attributes.
+        minimum: Oldest version that will do.
+        maximum: Newest version that means this.
+    """
+
+    name: str
+    fields: Mapping[str, Any]
+    parse: Callable[[Any], Any]
+    minimum: int = 0
+    maximum: int = 32767
+
+
+class Coordinated:
+    """`Transactions` for a cluster that can ask a certain broker, or any."""
+
+    def __init__(self) -> None:
+        # Read and written by several threads, one whole value at a time.
+        self._coordinators: dict[tuple[int, str], Node] = {}
+
+    def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
+        """Asks one broker, or any: one reply, with what `Question.parse` made or a `Failure`."""
+        raise NotImplementedError
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    def _coordinator(self, kind: int, key: str, reply: Callable[[Node | int | Failure], None]) -> None:
+        """`reply` gets the broker, an error code of the search, or why there was no answer."""
+        known = self._coordinators.get((kind, key))
+        if known is not None:
+            reply(known)
+            return
+
+        def parse(response: Any) -> Node | int:
+            row = response.coordinators[0] if getattr(response, "coordinators", None) else response
+            return int(row.error_code) or (row.node_id, row.host, row.port)
+
+        def found(answer: Node | int | Failure) -> None:
+            if isinstance(answer, tuple):
+                self._coordinators[kind, key] = answer
+            # What was wanted of the coordinator was not sent, even if the search was.
+            reply(Failure(answer.error, sent=False) if isinstance(answer, Failure) else answer)
+
+        fields = {"key": key, "key_type": kind, "coordinator_keys": [key]}
+        self._ask_coordinator(None, Question("FindCoordinator", fields, parse, 1, 4), found)
+
+    def _through(
+        self,
+        kind: int,
+        key: str,
+        question: Question,
+        reply: Reply[Any],
+        of_code: Callable[[int], Any],
+    ) -> None:
+        """Asks the coordinator of a key, and forgets where it is when it may have moved."""
+
+        def answered(answer: Any) -> None:
+            if isinstance(answer, Failure) or answer.error_code in _MOVED:
+                self._coordinators.pop((kind, key), None)
+            reply(answer)
+
+        def found(node: Node | int | Failure) -> None:
+            if isinstance(node, Failure):
+                reply(node)
+            elif isinstance(node, int):
+                reply(of_code(node))
+            else:
+                self._ask_coordinator(node, question, answered)
+
+        self._coordinator(kind, key, found)
+
+    # -- the transaction ---------------------------------------------------------------------------------------------
+
+    def init_transactional_id(
+        self,
+        transactional_id: str,
+        transaction_timeout_ms: int,
+        reply: Reply[TransactionsInitialized],
+        *,
+        keep: TransactionIdentity | None = None,
+    ) -> None:
+        """See `Transactions`."""
+
+        def level(response: Any) -> TransactionAnswer:
+            features = getattr(response, "finalized_features", None) or ()
+            levels = {feature.name: feature.max_version_level for feature in features}
+            protocols.append(2 if levels.get(_FEATURE, 0) >= _PROTOCOL_2 else 1)
+            return TransactionAnswer(response.error_code)
+
+        protocols: list[int] = []
+
+        def parse(response: Any) -> TransactionsInitialized:
+            if response.error_code:
+                return TransactionsInitialized(response.error_code)
+            if response.producer_id < 0 or response.producer_epoch < 0:
+                return TransactionsInitialized(_COORDINATOR_LOADING)
+            identity = TransactionIdentity(
+                transactional_id, response.producer_id, response.producer_epoch, protocols[-1]
+            )
+            return TransactionsInitialized(0, identity)
+
+        init = Question(
+            "InitProducerId",
+            {
+                "transactional_id": transactional_id,
+                "transaction_timeout_ms": transaction_timeout_ms,
+                "producer_id": -1 if keep is None else keep.producer_id,
+                "producer_epoch": -1 if keep is None else keep.epoch,
+            },
+            parse,
+            0 if keep is None else 3,
+            5,
+        )
+
+        def asked(answer: TransactionAnswer | Failure) -> None:
+            if isinstance(answer, Failure):
+                reply(Failure(answer.error, sent=False))
+            elif answer.error_code:
+                reply(TransactionsInitialized(answer.error_code))
+            else:
+                self._through(TRANSACTION, transactional_id, init, reply, TransactionsInitialized)
+
+        versions = Question(
+            "ApiVersions",
+            {"client_software_name": "kafkasafe", "client_software_version": "1"},
+            level,
+        )
+        self._through(TRANSACTION, transactional_id, versions, asked, TransactionAnswer)
+
+    def add_partitions_to_transaction(
+        self,
+        identity: TransactionIdentity,
+        partitions: Sequence[TopicPartition],
+        reply: Reply[PartitionsAdded],
+    ) -> None:
+        """See `Transactions`."""
+        topics = [{"name": name, "partitions": numbers} for name, numbers in _by_topic(partitions).items()]
+
+        def parse(response: Any) -> PartitionsAdded:
+            codes = {
+                (topic.name, row.partition_index): row.partition_error_code
+                for topic in response.results_by_topic_v3_and_below
+                for row in topic.results_by_partition
+            }
+            first = sorted(filter(None, codes.values()), key=lambda code: code == _NOT_ATTEMPTED)
+            missing = [place for place in partitions if place not in codes]
+            if missing:
+                raise kafka_errors.KafkaProtocolError(f"AddPartitionsToTxn left {missing[0]} out")
+            return PartitionsAdded(first[0] if first else 0, codes)
+
+        fields = {
+            "v3_and_below_transactional_id": identity.transactional_id,
+            "v3_and_below_producer_id": identity.producer_id,
+            "v3_and_below_producer_epoch": identity.epoch,
+            "v3_and_below_topics": topics,
+        }
+        question = Question("AddPartitionsToTxn", fields, parse, 0, 3)
+        self._through(TRANSACTION, identity.transactional_id, question, reply, PartitionsAdded)
+
+    def add_offsets_to_transaction(
+        self, identity: TransactionIdentity, group: str, reply: Reply[TransactionAnswer]
+    ) -> None:
+        """See `Transactions`."""
+        question = Question(
+            "AddOffsetsToTxn",
+            _signed(identity) | {"group_id": group},
+            lambda response: TransactionAnswer(response.error_code),
+            0,
+            3,
+        )
+        self._through(TRANSACTION, identity.transactional_id, question, reply, TransactionAnswer)
+
+    def commit_offsets_in_transaction(
+        self,
+        identity: TransactionIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, OffsetToCommit],
+        reply: Reply[OffsetsCommitted],
+        *,
+        member: GroupMember = NO_MEMBER,
+    ) -> None:
+        """See `Transactions`."""
+
+        def row(topic: str, number: int) -> dict[str, Any]:
+            wanted = offsets[topic, number]
+            return {
+                "partition_index": number,
+                "committed_offset": wanted.offset,
+                "committed_leader_epoch": wanted.leader_epoch,
+                "committed_metadata": wanted.metadata,
+            }
+
+        def parse(response: Any) -> OffsetsCommitted:
+            codes = {
+                (topic.name, answer.partition_index): answer.error_code
+                for topic in response.topics
+                for answer in topic.partitions
+            }
+            missing = [place for place in offsets if place not in codes]
+            if missing:
+                raise kafka_errors.KafkaProtocolError(f"TxnOffsetCommit left {missing[0]} out")
+            return OffsetsCommitted(next(filter(None, codes.values()), 0), codes)
+
+        fields = _signed(identity) | {
+            "group_id": group,
+            "generation_id": member.generation_id,
+            "member_id": member.member_id,
+            "group_instance_id": member.group_instance_id,
+            "topics": [
+                {"name": topic, "partitions": [row(topic, number) for number in numbers]}
+                for topic, numbers in _by_topic(offsets).items()
+            ],
+        }
+        second = identity.protocol >= _PROTOCOL_2
+        question = Question("TxnOffsetCommit", fields, parse, 5 if second else 0, 5 if second else 4)
+        self._through(GROUP, group, question, reply, OffsetsCommitted)
+
+    def committed_offset(
+        self,
+        group: str,
+        topic: str,
+        partition: int,
+        reply: Reply[OffsetCommitted],
+        *,
+        require_stable: bool = True,
+    ) -> None:
+        """See `Transactions`."""
+
+        def parse(response: Any) -> OffsetCommitted:
+            answer = response.groups[0] if getattr(response, "groups", None) else response
+            if answer.error_code:
+                return OffsetCommitted(answer.error_code)
+            found = answer.topics[0].partitions[0]
+            epoch = getattr(found, "committed_leader_epoch", None)
+            return OffsetCommitted(
+                found.error_code,
+                found.committed_offset,
+                found.metadata or "",
+                -1 if epoch is None else epoch,
+            )
+
+        fields = {
+            "group_id": group,
+            "topics": [{"name": topic, "partition_indexes": [partition]}],
+            "groups": [
+                {
+                    "group_id": group,
+                    "member_id": None,
+                    "member_epoch": -1,
+                    "topics": [{"name": topic, "partition_indexes": [partition]}],
+                }
+            ],
+            "require_stable": require_stable,
+        }
+        # v7 is the first that can wait for open transactions (KIP-447, Kafka 2.5).
+        question = Question("OffsetFetch", fields, parse, 7 if require_stable else 2, 9)
+        self._through(GROUP, group, question, reply, OffsetCommitted)
+
+    def end_transaction(
+        self, identity: TransactionIdentity, commit: bool, reply: Reply[TransactionEnded]
+    ) -> None:
+        """See `Transactions`."""
+        second = identity.protocol >= _PROTOCOL_2
+
+        def parse(response: Any) -> TransactionEnded:
+            if response.error_code:
+                return TransactionEnded(response.error_code)
+            if not second:
+                return TransactionEnded(0, identity)
+            following = TransactionIdentity(
+                identity.transactional_id, response.producer_id, response.producer_epoch, identity.protocol
+            )
+            return TransactionEnded(0, following)
+
+        fields = _signed(identity) | {"committed": commit}
+        # A later version with protocol 1, or an earlier one with protocol 2, would leave both sides with other epochs.
+        question = Question("EndTxn", fields, parse, 5 if second else 0, 5 if second else 4)
+        self._through(TRANSACTION, identity.transactional_id, question, reply, TransactionEnded)
+
+    def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:
+        """See `Transactions`."""
+
+        def parse(response: Any) -> TransactionDescribed:
+            row = response.transaction_states[0]
+            if row.error_code:
+                return TransactionDescribed(row.error_code)
+            places = frozenset((topic.topic, number) for topic in row.topics for number in topic.partitions)
+            return TransactionDescribed(
+                0,
+                row.transaction_state,
+                row.producer_id,
+                row.producer_epoch,
+                row.transaction_timeout_ms,
+                row.transaction_start_time_ms,
+                places,
+            )
+
+        question = Question("DescribeTransactions", {"transactional_ids": [transactional_id]}, parse)
+        self._through(TRANSACTION, transactional_id, question, reply, TransactionDescribed)
+
+
+def _signed(identity: TransactionIdentity) -> dict[str, Any]:
+    return {
+        "transactional_id": identity.transactional_id,
+        "producer_id": identity.producer_id,
+        "producer_epoch": identity.epoch,
+    }
+
+
+def _by_topic(places: Sequence[TopicPartition] | Mapping[TopicPartition, Any]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in places:
+        topics.setdefault(topic, []).append(partition)
+    return topics

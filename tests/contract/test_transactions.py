@@ -1,0 +1,388 @@
+"""Transactions by the protocol `Cluster`: each case through the fake's two doors and on real brokers, current and 2.8.
+
+Where they differ the fake is wrong.
+"""
+
+import itertools
+import queue
+import threading
+import time
+import uuid
+
+import pytest
+from rawclient import make_batch
+
+from kafkasafe._core.batch import iter_headers
+from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.api import LATEST, Failure, ProduceRequest
+from kafkasafe.cluster.transactions import GroupMember, OffsetToCommit, TransactionIdentity
+from kafkasafe.testing import FakeCluster, KafkaCluster
+from kafkasafe.testing.fake.virtual import VirtualCluster
+
+CURRENT, OLD = "4.3.0", "2.8.2"
+AGAIN = {3, 5, 14, 15, 16, 19, 51}
+PATIENCE_S = 60
+ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+
+_numbers = itertools.count(1)
+
+
+class Door:
+    """A cluster with one broker, a client, and its answers."""
+
+    def __init__(self, kind, version):
+        self.virtual = kind == "virtual"
+        self.protocol = 2 if version == CURRENT else 1
+        if self.virtual:
+            self.cluster = VirtualCluster(version=version)
+            self.client = self.cluster.connect({"bootstrap_servers": self.cluster.bootstrap_servers})
+        else:
+            self.cluster = (
+                FakeCluster(version=version)
+                if kind == "fake"
+                else KafkaCluster(brokers=1, version=version, config=ABORTS)
+            )
+            self.cluster.__enter__()
+            self.client = Transport({"bootstrap_servers": self.cluster.bootstrap_servers})
+        self.fake = kind != "real"
+        self.client.start()
+
+    def close(self):
+        assert self.client.close(60)
+        if not self.virtual:
+            self.cluster.close()
+
+    def once(self, call, *arguments, **more):
+        found = queue.SimpleQueue()
+        call(*arguments, found.put, **more)
+        if self.virtual:
+            assert self.cluster.time.run_while(found.empty)
+        return found.get(timeout=PATIENCE_S)
+
+    def pause(self, seconds=0.05):
+        if self.virtual:
+            self.cluster.time.run_for(seconds)
+        else:
+            threading.Event().wait(seconds)
+
+    def ask(self, call, *arguments, **more):
+        """The first answer that is no request to try again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            answer = self.once(call, *arguments, **more)
+            failed = isinstance(answer, Failure)
+            if (failed and answer.unsupported) or (not failed and answer.error_code not in AGAIN):
+                return answer
+            assert time.monotonic() < deadline, answer
+            self.pause()
+
+    def until(self, condition):
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            self.pause()
+
+    def topic(self, partitions=1):
+        name = f"t{next(_numbers)}-{uuid.uuid4().hex[:6]}"
+        self.cluster.create_topic(name, partitions)
+        return name
+
+    def init(self, name=None, timeout_ms=60_000, **more):
+        name = name or f"txn-{uuid.uuid4().hex[:8]}"
+        answer = self.ask(self.client.init_transactional_id, name, timeout_ms, **more)
+        assert answer.error_code == 0, answer
+        assert answer.identity.protocol == self.protocol
+        return answer.identity
+
+    @property
+    def now_ms(self):
+        return self.cluster.now_ms() if self.fake else time.time_ns() // 1_000_000
+
+    def request(self, identity, topic, seq=0, partition=0):
+        data = make_batch(
+            b"x",
+            pid=identity.producer_id,
+            epoch=identity.epoch,
+            seq=seq,
+            now_ms=self.now_ms,
+            transactional=True,
+        )
+        return ProduceRequest(next(_numbers), topic, partition, data, transaction=identity)
+
+    def add(self, identity, topic, partition=0):
+        if self.protocol == 1:
+            answer = self.ask(self.client.add_partitions_to_transaction, identity, [(topic, partition)])
+            assert answer.error_code == 0
+
+    def produce(self, identity, topic, seq=0):
+        """The code; the partition has been added."""
+
+        def call(reply):
+            request = self.request(identity, topic, seq)
+            self.client.produce([request], -1, 30_000, lambda _, answer: reply(answer))
+
+        return self.ask(call).error_code
+
+    def write(self, identity, topic, seq=0):
+        self.add(identity, topic)
+        assert self.produce(identity, topic, seq) == 0
+
+    def end(self, identity, commit=True):
+        return self.ask(self.client.end_transaction, identity, commit)
+
+    def committed(self, topic):
+        """Where a reader of committed transactions finds the end of the log."""
+        return self.ask(self.client.list_offset, topic, 0, LATEST, isolation_level=1).offset
+
+    def kinds(self, topic):
+        """Which batches the log has: r(ecords), c(ommit), a(bort)."""
+        read = self.ask(self.client.fetch_records, topic, 0, 0, 1 << 20)
+        aborted = {
+            first
+            for _, first in self.ask(
+                self.client.fetch_records, topic, 0, 0, 1 << 20, isolation_level=1
+            ).aborted
+        }
+        words = ""
+        for _, header in iter_headers(read.records):
+            if not header.is_control:
+                words += "a" if header.base_offset in aborted else "r"
+            else:
+                words += "."
+        return words
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("fake", CURRENT), id="fake-4.3"),
+        pytest.param(("fake", OLD), id="fake-2.8"),
+        pytest.param(("virtual", CURRENT), id="virtual-4.3"),
+        pytest.param(("virtual", OLD), id="virtual-2.8"),
+        pytest.param(("real", CURRENT), id="kafka-4.3", marks=pytest.mark.kafka),
+        pytest.param(("real", OLD), id="kafka-2.8", marks=pytest.mark.kafka),
+    ],
+)
+def door(request):
+    made = Door(*request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_is_seen_when_it_is_committed(door, commit):
+    topic, identity = door.topic(), door.init()
+    door.write(identity, topic)
+    assert door.committed(topic) == 0
+    assert door.end(identity, commit).error_code == 0
+    door.until(lambda: door.committed(topic) == 2)
+    assert door.kinds(topic) == ("r." if commit else "a.")
+
+
+def test_the_same_end_again_is_answered_as_the_first_was(door):
+    topic, identity = door.topic(), door.init()
+    door.write(identity, topic)
+    first = door.end(identity)
+    assert door.end(identity) == first
+    assert door.end(identity, commit=False).error_code == 48
+    bumped = identity.epoch + door.protocol - 1
+    assert first.identity == TransactionIdentity(
+        identity.transactional_id, identity.producer_id, bumped, door.protocol
+    )
+    assert door.kinds(topic) == "r."
+
+
+def test_an_end_that_arrives_late_ends_the_next_transaction_of_protocol_1_only(door):
+    topic, first = door.topic(), door.init()
+    door.write(first, topic)
+    second = door.end(first).identity
+    door.write(second, topic, seq=2 - door.protocol)
+    late = door.end(first)
+    door.until(lambda: door.committed(topic) >= 2)
+    if door.protocol == 1:
+        assert late.error_code == 0
+        door.until(lambda: door.committed(topic) == 4)
+        assert door.end(second, commit=False).error_code == 48
+    else:
+        assert late.error_code == 90
+        assert door.committed(topic) == 2
+        assert door.end(second, commit=False).error_code == 0
+        door.until(lambda: door.committed(topic) == 4)
+    assert door.kinds(topic) == ("r.r." if door.protocol == 1 else "r.a.")
+
+
+def test_who_takes_over_aborts_and_fences(door):
+    topic, old = door.topic(), door.init()
+    door.write(old, topic)
+    waiting = door.once(door.client.init_transactional_id, old.transactional_id, 60_000)
+    assert waiting.error_code == 51
+    new = door.init(old.transactional_id)
+    assert (new.producer_id, new.epoch) == (old.producer_id, old.epoch + 2)
+    door.until(lambda: door.committed(topic) == 2)
+    assert door.kinds(topic) == "a."
+    assert door.produce(old, topic, 1) == 47
+    assert {door.end(old, commit).error_code for commit in (True, False)} == {90}
+    added = door.ask(door.client.add_partitions_to_transaction, old, [(topic, 0)])
+    assert (added.error_code, added.error_codes) == (90, {(topic, 0): 90})
+    assert door.ask(door.client.add_offsets_to_transaction, old, "g").error_code == 90
+    kept = door.ask(door.client.init_transactional_id, old.transactional_id, 60_000, keep=old)
+    assert (kept.error_code, kept.identity) == (90, None)
+    assert door.init(old.transactional_id).epoch == new.epoch + 1
+
+
+def test_a_successor_may_ask_twice(door):
+    first = door.init()
+    second = door.init(first.transactional_id, keep=first)
+    assert (second.producer_id, second.epoch) == (first.producer_id, first.epoch + 1)
+    assert door.init(first.transactional_id, keep=first) == second
+    assert door.init(first.transactional_id, keep=second).epoch == second.epoch + 1
+
+
+def test_after_its_time_a_transaction_is_aborted(door):
+    topic, identity = door.topic(), door.init(timeout_ms=1000)
+    door.write(identity, topic)
+    door.until(lambda: door.committed(topic) == 2)
+    assert door.kinds(topic) == "a."
+    assert door.end(identity).error_code == (48 if door.protocol == 2 else 90)
+    aborted = door.end(identity, commit=False)
+    if door.protocol == 2:
+        assert (aborted.error_code, aborted.identity.epoch) == (0, identity.epoch + 1)
+    else:
+        assert aborted.error_code == 90
+    assert door.produce(identity, topic, 1) == 47
+    answer = door.ask(door.client.init_transactional_id, identity.transactional_id, 1000, keep=identity)
+    assert answer.error_code == (0 if door.protocol == 2 else 90)
+
+
+def test_an_end_of_nothing(door):
+    identity = door.init()
+    if door.protocol == 2:
+        aborted = door.end(identity, commit=False)
+        assert (aborted.error_code, aborted.identity.epoch) == (0, identity.epoch + 1)
+        assert door.end(aborted.identity).error_code == 48
+    else:
+        assert {door.end(identity, commit).error_code for commit in (True, False)} == {48}
+    nobody = TransactionIdentity(f"nobody-{uuid.uuid4().hex}", 5, 0, door.protocol)
+    assert door.end(nobody).error_code == 49
+
+
+def test_a_time_out_that_the_brokers_do_not_allow(door):
+    for timeout_ms in (0, 900_001):
+        answer = door.ask(door.client.init_transactional_id, "too-long", timeout_ms)
+        assert (answer.error_code, answer.identity) == (50, None)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_marker_in_a_group_counts_when_it_is_committed(door, commit):
+    topic, group, identity = door.topic(), f"g-{uuid.uuid4().hex[:8]}", door.init()
+    where = group, topic, 0
+    read = door.client.committed_offset
+    assert (door.ask(read, *where).error_code, door.ask(read, *where).offset) == (0, -1)
+    if door.protocol == 1:
+        assert door.ask(door.client.add_offsets_to_transaction, identity, group).error_code == 0
+    marker = {(topic, 0): OffsetToCommit(7, "batch 7", 3)}
+    written = door.ask(door.client.commit_offsets_in_transaction, identity, group, marker)
+    assert (written.error_code, written.error_codes) == (0, {(topic, 0): 0})
+    assert door.ask(read, *where).error_code == 88
+    assert door.ask(read, *where, require_stable=False).offset == -1
+    assert door.end(identity, commit).error_code == 0
+    door.until(lambda: door.ask(read, *where).error_code == 0)
+    found = door.ask(read, *where)
+    assert (found.offset, found.metadata, found.leader_epoch) == (
+        (7, "batch 7", 3) if commit else (-1, "", -1)
+    )
+
+
+def test_a_group_refuses_offsets_of_others_than_its_members(door):
+    topic, stale = door.topic(), door.init()
+    identity = door.init(stale.transactional_id)
+    commit, offsets = door.client.commit_offsets_in_transaction, {(topic, 0): OffsetToCommit(1)}
+
+    def code(group, **more):
+        if door.protocol == 1:
+            assert door.ask(door.client.add_offsets_to_transaction, identity, group).error_code == 0
+        answer = door.ask(commit, identity, group, offsets, **more)
+        assert answer.error_codes == {(topic, 0): answer.error_code}
+        return answer.error_code
+
+    new, known = (f"g-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    assert code(known) == 0
+    assert code(known, member=GroupMember("nobody", 3)) == 25
+    assert code(new, member=GroupMember("nobody", 3)) == (22 if door.protocol == 2 else 25)
+    assert door.ask(commit, stale, known, offsets).error_code == 47
+
+
+def test_old_brokers_take_offsets_of_a_fenced_producer_where_they_have_not_seen_the_newer_one(door):
+    topic, stale = door.topic(), door.init()
+    door.init(stale.transactional_id)
+    offsets = {(topic, 0): OffsetToCommit(1)}
+    answer = door.ask(door.client.commit_offsets_in_transaction, stale, f"g-{uuid.uuid4().hex[:8]}", offsets)
+    assert answer.error_code == (47 if door.protocol == 2 else 0)
+
+
+def test_a_partition_that_is_not_there_keeps_the_others_out(door):
+    topic, identity = door.topic(), door.init()
+    wanted = [(topic, 0), (topic, 7)]
+    answer = door.once(door.client.add_partitions_to_transaction, identity, wanted)
+    assert (answer.error_code, answer.error_codes) == (3, {(topic, 0): 55, (topic, 7): 3})
+
+
+def test_batches_of_two_transactions_and_of_none_in_one_call(door):
+    topic, first, second = door.topic(3), door.init(), door.init()
+    for partition, identity in enumerate((first, second)):
+        door.add(identity, topic, partition)
+    plain = make_batch(b"x", now_ms=door.now_ms)
+
+    def call(reply):
+        requests = [
+            door.request(first, topic, partition=0),
+            door.request(second, topic, partition=1),
+            ProduceRequest(0, topic, 2, plain),
+        ]
+        answers = []
+
+        def answered(_, answer):
+            answers.append(answer)
+            if len(answers) == len(requests):
+                reply(max(answers, key=lambda one: getattr(one, "error_code", 99)))
+
+        door.client.produce(requests, -1, 30_000, answered)
+
+    answer = door.once(call)
+    assert getattr(answer, "error_code", answer) == 0
+    assert door.end(first).error_code == door.end(second, commit=False).error_code == 0
+    door.until(lambda: door.committed(topic) == 2)
+
+
+def test_what_the_coordinator_tells(door):
+    topic, identity = door.topic(), door.init()
+
+    def told(name=identity.transactional_id):
+        return door.ask(door.client.describe_transaction, name)
+
+    if door.protocol == 1:
+        assert told().unsupported
+        return
+    assert (told().error_code, told().state, told().partitions) == (0, "Empty", frozenset())
+    assert told("nobody-knows-this").error_code == 105
+    door.write(identity, topic)
+    found = told()
+    assert (found.state, found.producer_id, found.epoch) == ("Ongoing", identity.producer_id, identity.epoch)
+    assert (found.partitions, found.timeout_ms) == ({(topic, 0)}, 60_000)
+    assert abs(found.started_ms - door.now_ms) < 60_000
+    door.end(identity)
+    door.until(lambda: told().state == "CompleteCommit")
+    assert told().partitions == frozenset()
+
+
+def test_a_coordinator_that_was_killed_is_found_again(door):
+    topic, identity = door.topic(), door.init()
+    door.write(identity, topic)
+    door.cluster.kill(1)
+    lost = door.once(door.client.end_transaction, identity, True)
+    assert isinstance(lost, Failure)
+    door.cluster.start(1)
+    first = door.end(identity)
+    assert first.error_code == 0
+    assert door.end(identity) == first
+    door.until(lambda: door.committed(topic) == 2)
