@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,31 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for name, (count, seconds) in spent.items():
         if count:
             terminalreporter.write_line(f"{name} tier: {count} tests, {seconds:.0f} s")
+
+
+EITHER = {"some_kafka", "some_cluster", "some_broker", "some_wire"}
+"""Fixtures of a Kafka in memory. With the marker `also_real` a test is run on a real one as well, with `kafka` only there."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for name in EITHER & {*metafunc.fixturenames}:
+        marked = metafunc.definition.get_closest_marker
+        places = [] if marked("kafka") else [pytest.param("fake")]
+        if not places or marked("also_real"):
+            places.append(pytest.param("real", marks=pytest.mark.kafka))
+        metafunc.parametrize(name, places, indirect=True)
+
+
+@pytest.fixture
+def some_kafka(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One broker, in memory; the session's real one in the other run of a test that is `also_real`."""
+    if request.param == "real":
+        yield request.getfixturevalue("kafka")
+        return
+    from kafkasafe.testing import FakeCluster
+
+    with FakeCluster() as cluster:
+        yield cluster
 
 
 class _Complete:

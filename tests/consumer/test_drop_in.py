@@ -1,4 +1,4 @@
-"""What a program written for KafkaConsumer finds: the same methods, values and errors, on a real broker."""
+"""What a program written for KafkaConsumer finds: the same methods, values and errors."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ConfigError
 from kafkasafe.events import PositionReset
 
-pytestmark = pytest.mark.kafka
-
 
 @pytest.fixture
-def consumers(kafka):
-    with Consumers(kafka) as opened:
+def consumers(some_kafka):
+    with Consumers(some_kafka) as opened:
         yield opened
 
 
 class TestAssigned:
-    def test_reads_what_kafkaconsumer_reads(self, kafka, consumers):
-        topic = new_topic(kafka, 2)
-        consuming.produce(kafka, topic, [b"%d" % n for n in range(50)], 0, compression_type="gzip")
-        consuming.produce(kafka, topic, [b"%d" % n for n in range(30)], 1)
+    @pytest.mark.also_real
+    def test_reads_what_kafkaconsumer_reads(self, some_kafka, consumers):
+        topic = new_topic(some_kafka, 2)
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(50)], 0, compression_type="gzip")
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(30)], 1)
         ours = consumers.assigned(topic, 0, 1, auto_offset_reset="earliest", max_poll_records=7)
         plain = KafkaConsumer(
-            bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest", enable_auto_commit=False
+            bootstrap_servers=some_kafka.bootstrap_servers,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
         )
         plain.assign(ours.assignment())
         try:
@@ -38,17 +39,17 @@ class TestAssigned:
         finally:
             plain.close()
 
-    def test_iterates_and_ends_after_consumer_timeout(self, kafka, consumers):
-        topic = new_topic(kafka)
-        consuming.produce(kafka, topic, [b"%d" % n for n in range(20)])
+    def test_iterates_and_ends_after_consumer_timeout(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(20)])
         consumer = consumers.assigned(topic, auto_offset_reset="earliest", consumer_timeout_ms=1500)
         assert [int(record.value) for record in consumer] == list(range(20))
         assert consumer.position(TopicPartition(topic, 0)) == 20
 
-    def test_seek_pause_resume_position_highwater(self, kafka, consumers):
-        topic, tp = new_topic(kafka, 2), None
-        consuming.produce(kafka, topic, [b"%d" % n for n in range(10)], 0)
-        consuming.produce(kafka, topic, [b"%d" % n for n in range(10)], 1)
+    def test_seek_pause_resume_position_highwater(self, some_kafka, consumers):
+        topic, tp = new_topic(some_kafka, 2), None
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(10)], 0)
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(10)], 1)
         consumer = consumers.assigned(topic, 0, 1, auto_offset_reset="earliest")
         tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
         collect(consumer, 20)
@@ -69,9 +70,10 @@ class TestAssigned:
         with pytest.raises(ValueError):
             consumer.seek(TopicPartition(topic, 7), 1)
 
-    def test_offsets(self, kafka, consumers):
-        topic = new_topic(kafka, 2)
-        consuming.produce(kafka, topic, [b"x"] * 5, 0)
+    @pytest.mark.also_real
+    def test_offsets(self, some_kafka, consumers):
+        topic = new_topic(some_kafka, 2)
+        consuming.produce(some_kafka, topic, [b"x"] * 5, 0)
         first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
         consumer = consumers()
         assert consumer.end_offsets([first, second]) == {first: 5, second: 0}
@@ -86,9 +88,9 @@ class TestAssigned:
         with pytest.raises(ValueError):
             consumer.offsets_for_times({first: -1})
 
-    def test_one_missing_partition_does_not_hide_the_others(self, kafka, consumers):
-        topic = new_topic(kafka)
-        consuming.produce(kafka, topic, [b"x"] * 3)
+    def test_one_missing_partition_does_not_hide_the_others(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
+        consuming.produce(some_kafka, topic, [b"x"] * 3)
         there, missing = TopicPartition(topic, 0), TopicPartition(topic, 9)
         consumer = consumers()
         answered = consumer.end_offsets([there, missing], timeout_ms=1000, partial=True)
@@ -99,10 +101,11 @@ class TestAssigned:
 
 
 class TestInAGroup:
-    def test_commits_and_resumes(self, kafka, consumers):
-        topic = new_topic(kafka)
+    @pytest.mark.also_real
+    def test_commits_and_resumes(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
         tp = TopicPartition(topic, 0)
-        consuming.produce(kafka, topic, [b"%d" % n for n in range(30)])
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(30)])
         options = {
             "group_id": topic,
             "auto_offset_reset": "earliest",
@@ -124,9 +127,9 @@ class TestInAGroup:
         until(lambda: two.poll(20) is not None and done.is_set())  # poll calls it
         assert two.committed(tp) > 15
 
-    def test_auto_commit(self, kafka, consumers):
-        topic = new_topic(kafka)
-        consuming.produce(kafka, topic, [b"%d" % n for n in range(10)])
+    def test_auto_commit(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(10)])
         one = consumers(topic, group_id=topic, auto_offset_reset="earliest")
         collect(one, 10)
         one.close()
@@ -134,10 +137,10 @@ class TestInAGroup:
         assert until(lambda: two.poll(500) or two.assignment()) is not None
         assert two.position(TopicPartition(topic, 0)) == 10
 
-    def test_a_rebalance_hands_partitions_over(self, kafka, consumers):
-        topic = new_topic(kafka, 2)
+    def test_a_rebalance_hands_partitions_over(self, some_kafka, consumers):
+        topic = new_topic(some_kafka, 2)
         for number in (0, 1):
-            consuming.produce(kafka, topic, [b"%d" % n for n in range(10)], number)
+            consuming.produce(some_kafka, topic, [b"%d" % n for n in range(10)], number)
         revoked = []
 
         class Listener(ConsumerRebalanceListener):
@@ -166,7 +169,7 @@ class TestInAGroup:
         until(both)
         assert len(revoked) == 2
         for number in (0, 1):
-            consuming.produce(kafka, topic, [b"new"] * 3, number)
+            consuming.produce(some_kafka, topic, [b"new"] * 3, number)
         assert [record.value for record in collect(one, 3)] == [b"new"] * 3
         assert [record.value for record in collect(two, 3)] == [b"new"] * 3
 
@@ -196,9 +199,9 @@ class TestOptions:
 
 
 class TestResets:
-    def test_none_committed_and_latest_says_what_is_skipped(self, kafka, consumers):
-        topic = new_topic(kafka)
-        consuming.produce(kafka, topic, [b"x"] * 8)
+    def test_none_committed_and_latest_says_what_is_skipped(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
+        consuming.produce(some_kafka, topic, [b"x"] * 8)
         consumer = consumers(topic, group_id=topic)
         until(lambda: consumer.poll(500) or consumers.of(PositionReset))
         assert consumers.of(PositionReset) == [
@@ -210,16 +213,16 @@ class TestResets:
     @pytest.mark.parametrize(
         ("policy", "position", "skipped"), [("earliest", 12, (3, 11)), ("latest", 20, (3, 19))]
     )
-    def test_retention_overtakes_a_paused_consumer(self, kafka, consumers, policy, position, skipped):
-        topic = new_topic(kafka)
+    def test_retention_overtakes_a_paused_consumer(self, some_kafka, consumers, policy, position, skipped):
+        topic = new_topic(some_kafka)
         tp = TopicPartition(topic, 0)
-        consuming.produce(kafka, topic, [b"x"] * 20)
+        consuming.produce(some_kafka, topic, [b"x"] * 20)
         consumer = consumers.assigned(topic, auto_offset_reset=policy, max_poll_records=3)
         consumer.seek(tp, 0)
         collect(consumer, 3)
         consumer.pause(tp)
         consumer.poll(100)
-        with kafka.admin() as admin:
+        with some_kafka.admin() as admin:
             admin.delete_records({tp: 12})
         consumer._fetcher._paused_partition_records.clear()  # what was fetched before would still be handed out
         consumer._fetcher._next_partition_records = None
@@ -229,10 +232,11 @@ class TestResets:
             PositionReset(topic, 0, "retention", policy, 3, position, skipped)
         ]
 
-    def test_retention_overtakes_a_group_that_was_away(self, kafka, consumers):
-        topic = new_topic(kafka)
+    @pytest.mark.also_real
+    def test_retention_overtakes_a_group_that_was_away(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
         tp = TopicPartition(topic, 0)
-        consuming.produce(kafka, topic, [b"x"] * 10)
+        consuming.produce(some_kafka, topic, [b"x"] * 10)
         options = {
             "group_id": topic,
             "auto_offset_reset": "earliest",
@@ -243,16 +247,16 @@ class TestResets:
         collect(one, 4)
         one.commit()
         one.close()
-        with kafka.admin() as admin:
+        with some_kafka.admin() as admin:
             admin.delete_records({tp: 7})
         two = consumers(topic, **options)
         assert collect(two, 3)[0].offset == 7
         assert PositionReset(topic, 0, "retention", "earliest", 4, 7, (4, 6)) in consumers.events
 
-    def test_retention_overtakes_a_paused_member_and_a_rebalance(self, kafka, consumers):
-        topic = new_topic(kafka)
+    def test_retention_overtakes_a_paused_member_and_a_rebalance(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
         tp = TopicPartition(topic, 0)
-        consuming.produce(kafka, topic, [b"x"] * 20)
+        consuming.produce(some_kafka, topic, [b"x"] * 20)
         options = {
             "group_id": topic,
             "auto_offset_reset": "earliest",
@@ -264,7 +268,7 @@ class TestResets:
         collect(one, 3)
         one.commit()
         one.pause(tp)
-        with kafka.admin() as admin:
+        with some_kafka.admin() as admin:
             admin.delete_records({tp: 12})
         told = []
         two = consumers(topic, on_event=told.append, **options)
@@ -276,11 +280,11 @@ class TestResets:
         assert 1 <= len(resets) <= 2
         assert set(resets) == {PositionReset(topic, 0, "retention", "earliest", 3, 12, (3, 11))}
 
-    def test_members_that_are_polled_in_turns_come_to_an_end(self, kafka, consumers):
-        """The answer to who waits for the others comes between two polls; kafka-python would ask to join anew."""
+    def test_members_that_are_polled_in_turns_come_to_an_end(self, some_kafka, consumers):
+        """The answer to who waits for the others comes between two polls; some_kafka-python would ask to join anew."""
         for _ in range(4):
-            topic = new_topic(kafka)
-            consuming.produce(kafka, topic, [b"x"])
+            topic = new_topic(some_kafka)
+            consuming.produce(some_kafka, topic, [b"x"])
             one, two = (
                 consumers(topic, group_id=topic, heartbeat_interval_ms=300, auto_offset_reset="earliest")
                 for _ in "12"
@@ -296,11 +300,11 @@ class TestResets:
                 generation
             ] * 2
 
-    def test_without_a_policy_it_is_an_error_until_a_seek(self, kafka, consumers):
-        topic = new_topic(kafka)
+    def test_without_a_policy_it_is_an_error_until_a_seek(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
         tp = TopicPartition(topic, 0)
-        consuming.produce(kafka, topic, [b"x"] * 10)
-        with kafka.admin() as admin:
+        consuming.produce(some_kafka, topic, [b"x"] * 10)
+        with some_kafka.admin() as admin:
             admin.delete_records({tp: 5})
         consumer = consumers.assigned(topic, auto_offset_reset="none")
         consumer.seek(tp, 2)
@@ -310,9 +314,10 @@ class TestResets:
         consumer.seek(tp, 5)
         assert collect(consumer, 5)[0].offset == 5
 
-    def test_a_position_beyond_the_end(self, kafka, consumers):
-        topic = new_topic(kafka)
-        consuming.produce(kafka, topic, [b"x"] * 10)
+    @pytest.mark.also_real
+    def test_a_position_beyond_the_end(self, some_kafka, consumers):
+        topic = new_topic(some_kafka)
+        consuming.produce(some_kafka, topic, [b"x"] * 10)
         consumer = consumers.assigned(topic, auto_offset_reset="latest")
         consumer.seek(TopicPartition(topic, 0), 50)
         until(lambda: consumer.poll(500) or consumers.of(PositionReset))

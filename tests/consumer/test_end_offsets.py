@@ -14,9 +14,8 @@ from kafka import TopicPartition
 from kafkasafe.cluster.api import Failure
 from kafkasafe.events import OffsetLowered, PositionReset
 from kafkasafe.offsets import EndOffsetTracker
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
-
-pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +31,20 @@ def cluster():
 
 
 @pytest.fixture
-def consumers(cluster):
-    with Consumers(cluster) as opened:
+def some_cluster(request):
+    """Three brokers, in memory; the real ones in the other run of a test that is `also_real`."""
+    if request.param == "real":
+        yield request.getfixturevalue("cluster")
+        return
+    with FakeCluster(brokers=3) as running:
+        yield running
+
+
+@pytest.fixture
+def consumers(some_cluster):
+    with Consumers(some_cluster) as opened:
         yield opened
-    cluster.heal()
+    some_cluster.heal()
 
 
 @pytest.fixture
@@ -57,12 +66,12 @@ def asked(mocker):
     return watch
 
 
-def test_an_answer_is_in_the_file_before_it_is_returned(cluster, consumers, tmp_path):
+def test_an_answer_is_in_the_file_before_it_is_returned(some_cluster, consumers, tmp_path):
     """After a kill -9 nobody calls close()."""
-    topic, path = new_topic(cluster), tmp_path / "ends.json"
+    topic, path = new_topic(some_cluster), tmp_path / "ends.json"
     tp = TopicPartition(topic, 0)
     consumer = consumers(offsets_path=path)
-    with Writer(cluster) as writer:
+    with Writer(some_cluster) as writer:
         writer.write(topic, 3)
         assert consumer.end_offsets([tp]) == {tp: 3}
         assert EndOffsetTracker(path).end_offset(topic, 0) == 3
@@ -71,9 +80,10 @@ def test_an_answer_is_in_the_file_before_it_is_returned(cluster, consumers, tmp_
     assert EndOffsetTracker(path).end_offset(topic, 0) == 4
 
 
-def test_a_leader_that_moves_under_load(cluster, consumers, asked, tmp_path):
+@pytest.mark.also_real
+def test_a_leader_that_moves_under_load(some_cluster, consumers, asked, tmp_path):
     """And a restart meanwhile, which remembers."""
-    topic = new_topic(cluster, assignments={0: [1, 2, 3]})
+    topic = new_topic(some_cluster, assignments={0: [1, 2, 3]})
     tp = TopicPartition(topic, 0)
     current = [consumers(offsets_path=tmp_path / "ends.json")]
     calls = asked(current[0])
@@ -81,12 +91,12 @@ def test_a_leader_that_moves_under_load(cluster, consumers, asked, tmp_path):
     seen, good, failures = [], [], []
 
     def write():
-        with Writer(cluster) as writer:
+        with Writer(some_cluster) as writer:
             while not stop.is_set():
                 writer.write(topic, 1)
 
     def probe():
-        with Raw(cluster) as raw:
+        with Raw(some_cluster) as raw:
             while not stop.is_set():
                 answer = raw.ask(topic)
                 if not isinstance(answer, Failure) and answer.error_code == 0:
@@ -110,8 +120,8 @@ def test_a_leader_that_moves_under_load(cluster, consumers, asked, tmp_path):
         try:
             until(lambda: len(seen) > 5)
             for to in (2, 3, 1):
-                cluster.move_leader(topic, to=to)
-                epoch = cluster.partition_state(topic).leader_epoch
+                some_cluster.move_leader(topic, to=to)
+                epoch = some_cluster.partition_state(topic).leader_epoch
                 first = until(lambda epoch=epoch: next((at for at, of in good if of >= epoch), None))
                 answered = until(lambda first=first: next((at for _, at in seen if at > first), None))
                 moved.append((first, answered))
@@ -134,6 +144,7 @@ def test_a_leader_that_moves_under_load(cluster, consumers, asked, tmp_path):
     assert busiest <= 25  # the test itself asks up to 20 times a second
 
 
+@pytest.mark.kafka
 def test_a_new_leader_that_catches_up(cluster, consumers, asked):
     """facts: the window in which the new leader's high watermark is below what consumers have seen (78)."""
     topic = new_topic(cluster, assignments={0: [1, 2, 3]}, config={"min.insync.replicas": 1})

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 import pytest
 
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
@@ -34,6 +35,16 @@ def broker(proxied):
     yield proxied
     proxied.proxy.restore()
     proxied.cluster.heal()
+
+
+@pytest.fixture
+def some_broker(request):
+    """A broker whose network can be spoilt, in memory; the proxied one in the other run of a test that is `also_real`."""
+    if request.param == "real":
+        yield request.getfixturevalue("broker")
+        return
+    with FakeCluster() as cluster:
+        yield harness.Proxied(cluster, cluster)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from lives import record_key, record_value, send
 from waiting import until
 
 from kafkasafe import SafeProducer
-from kafkasafe.testing import jars
+from kafkasafe.testing import FakeCluster, jars
 from kafkasafe.testing.broker import KafkaCluster, _tidy_client
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
@@ -152,8 +152,8 @@ class Producers:
 
 @dataclass
 class Proxied:
-    cluster: KafkaCluster
-    proxy: TcpProxy
+    cluster: KafkaCluster | FakeCluster
+    proxy: TcpProxy | FakeCluster
 
     @property
     def servers(self) -> list[str]:

@@ -154,12 +154,12 @@ def damage(segment: Path, which: int = 10) -> None:
     segment.write_bytes(content)
 
 
-def test_a_damaged_segment(kafka, producers):
+def test_a_damaged_segment(some_kafka, producers):
     segment = records_wait(producers)
     damage(segment)
     before = segment.read_bytes()
     with pytest.raises(SpoolCorruptError) as caught:
-        producers(kafka.bootstrap_servers)
+        producers(some_kafka.bootstrap_servers)
     text = str(caught.value)
     assert segment.name in text
     assert "Nothing was deleted or changed, everything else in it is safe" in text
@@ -167,13 +167,13 @@ def test_a_damaged_segment(kafka, producers):
     assert len(caught.value.damage) == 1
     assert segment.read_bytes() == before
     # The lane was let go: it can be repaired. And what is not damaged is delivered, the damaged copied aside.
-    kafka.create_topic("waiting", 1)
+    some_kafka.create_topic("waiting", 1)
     try:
-        with producers(kafka.bootstrap_servers, on_corrupt="quarantine") as producer:
+        with producers(some_kafka.bootstrap_servers, on_corrupt="quarantine") as producer:
             producer.flush(60)
-        numbers = harness.numbers_of(harness.read_log(kafka.bootstrap_servers, "waiting")[0])
+        numbers = harness.numbers_of(harness.read_log(some_kafka.bootstrap_servers, "waiting")[0])
     finally:
-        kafka.delete_topic("waiting")
+        some_kafka.delete_topic("waiting")
     assert numbers == [number for number in range(30) if number != 10]
     (aside,) = (producers.spool / "lane-000" / "quarantine").iterdir()
     assert harness.record_value(10)[4:] in aside.read_bytes()

@@ -15,13 +15,11 @@ from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.errors import DeliveryTimeoutError, RejectedError
 
-pytestmark = pytest.mark.kafka
-
 
 @pytest.mark.parametrize(("partitions", "keyed"), [(1, False), (4, True)])
-def test_callbacks_have_run_when_flush_returns(kafka, producers, partitions, keyed):
-    topic = harness.new_topic(kafka, partitions)
-    producer = producers(kafka.bootstrap_servers)
+def test_callbacks_have_run_when_flush_returns(some_kafka, producers, partitions, keyed):
+    topic = harness.new_topic(some_kafka, partitions)
+    producer = producers(some_kafka.bootstrap_servers)
     # The first round is sealed before the topic is known, and divided later.
     for number in range(5):
         called: list = []
@@ -37,9 +35,10 @@ def test_callbacks_have_run_when_flush_returns(kafka, producers, partitions, key
     assert producer.metrics()["kafkasafe"]["batches_sent"] < 200
 
 
-def test_callbacks_have_run_when_get_returns(kafka, producers):
-    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 5000})
-    producer = producers(kafka.bootstrap_servers)
+@pytest.mark.also_real
+def test_callbacks_have_run_when_get_returns(some_kafka, producers):
+    topic = harness.new_topic(some_kafka, 1, config={"max.message.bytes": 5000})
+    producer = producers(some_kafka.bootstrap_servers)
     for number in range(60):
         called: list = []
         future = producer.send(topic, b"x").add_callback(called.append)
@@ -60,12 +59,13 @@ def test_callbacks_have_run_when_get_returns(kafka, producers):
     assert called[2:] == [bad.exception]
 
 
-def test_the_errback_of_a_timeout_has_run_when_flush_returns(broker, producers):
-    topic = harness.new_topic(broker.cluster, 3)
-    producer = producers(broker.cluster.bootstrap_servers, delivery_timeout_ms=1000)
+@pytest.mark.also_real
+def test_the_errback_of_a_timeout_has_run_when_flush_returns(some_broker, producers):
+    topic = harness.new_topic(some_broker.cluster, 3)
+    producer = producers(some_broker.cluster.bootstrap_servers, delivery_timeout_ms=1000)
     # Divided at first contact: the fate of what was divided is that of its parts.
     futures = [producer.send(topic, b"x", b"%d" % i) for i in range(30)]
-    broker.proxy.refuse()
+    some_broker.proxy.refuse()
     called: list = []
     for future in futures:
         future.add_both(called.append)
@@ -78,9 +78,9 @@ def test_the_errback_of_a_timeout_has_run_when_flush_returns(broker, producers):
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
-def test_what_a_callback_raises_costs_the_others_nothing(kafka, producers, caplog, raised):
-    topic = harness.new_topic(kafka, 1)
-    producer = producers(kafka.bootstrap_servers)
+def test_what_a_callback_raises_costs_the_others_nothing(some_kafka, producers, caplog, raised):
+    topic = harness.new_topic(some_kafka, 1)
+    producer = producers(some_kafka.bootstrap_servers)
     called: list = []
 
     def callback(metadata):
@@ -100,10 +100,10 @@ def test_what_a_callback_raises_costs_the_others_nothing(kafka, producers, caplo
     ]
 
 
-def test_waiting_in_a_callback(kafka, producers):
+def test_waiting_in_a_callback(some_kafka, producers):
     """Whoever waits for callbacks in one would wait for itself."""
-    topic = harness.new_topic(kafka, 1)
-    producer = producers(kafka.bootstrap_servers)
+    topic = harness.new_topic(some_kafka, 1)
+    producer = producers(some_kafka.bootstrap_servers)
     called: list = []
 
     def callback(metadata):
@@ -124,11 +124,12 @@ def test_waiting_in_a_callback(kafka, producers):
     assert called[2:] == [future.get(0)] * 2
 
 
-def test_slow_callbacks_hold_up_send_and_are_all_called(kafka, producers, monkeypatch, caplog):
+@pytest.mark.real
+def test_slow_callbacks_hold_up_send_and_are_all_called(some_kafka, producers, monkeypatch, caplog):
     monkeypatch.setattr("kafkasafe._io.callbacks._DUE_LIMIT", 1000)
     monkeypatch.setattr("kafkasafe._io.callbacks._DUE_MOST", 4000)
-    topic = harness.new_topic(kafka, 1)
-    producer = producers(kafka.bootstrap_servers, batch_size=20_000, max_block_ms=3000)
+    topic = harness.new_topic(some_kafka, 1)
+    producer = producers(some_kafka.bootstrap_servers, batch_size=20_000, max_block_ms=3000)
     go_on = threading.Event()
     called: list = []
 
@@ -161,10 +162,11 @@ def test_slow_callbacks_hold_up_send_and_are_all_called(kafka, producers, monkey
     assert called == list(range(accepted))
 
 
-def test_slow_callbacks_that_come_to_an_end_only_slow_send_down(kafka, producers, monkeypatch):
+@pytest.mark.real
+def test_slow_callbacks_that_come_to_an_end_only_slow_send_down(some_kafka, producers, monkeypatch):
     monkeypatch.setattr("kafkasafe._io.callbacks._DUE_LIMIT", 500)
-    topic = harness.new_topic(kafka, 1)
-    producer = producers(kafka.bootstrap_servers, batch_size=20_000)
+    topic = harness.new_topic(some_kafka, 1)
+    producer = producers(some_kafka.bootstrap_servers, batch_size=20_000)
     called: list = []
     most = 0
 
@@ -183,8 +185,8 @@ def test_slow_callbacks_that_come_to_an_end_only_slow_send_down(kafka, producers
 
 
 @pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError])
-def test_what_a_hook_raises_does_not_end_the_producer(kafka, producers, raised):
-    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 5000})
+def test_what_a_hook_raises_does_not_end_the_producer(some_kafka, producers, raised):
+    topic = harness.new_topic(some_kafka, 1, config={"max.message.bytes": 5000})
     letters: list = []
     events: list = []
 
@@ -196,7 +198,7 @@ def test_what_a_hook_raises_does_not_end_the_producer(kafka, producers, raised):
         events.append(event)
         raise raised
 
-    producer = producers(kafka.bootstrap_servers, dead_letter=dead_letter, on_event=on_event)
+    producer = producers(some_kafka.bootstrap_servers, dead_letter=dead_letter, on_event=on_event)
     with pytest.raises(RejectedError):
         producer.send(topic, b"x" * 20_000).get(60)
     assert producer.send(topic, b"x").get(60).offset == 0
@@ -228,9 +230,18 @@ if sys.argv[4] == "late":
 """
 
 
+@pytest.mark.also_real
 @pytest.mark.parametrize("when", ["end", "late"])
-def test_callbacks_run_at_the_end_of_the_process(kafka, tmp_path, when):
-    topic = harness.new_topic(kafka, 1)
-    command = [sys.executable, "-c", SCRIPT, ",".join(kafka.bootstrap_servers), str(tmp_path), topic, when]
+def test_callbacks_run_at_the_end_of_the_process(some_kafka, tmp_path, when):
+    topic = harness.new_topic(some_kafka, 1)
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        ",".join(some_kafka.bootstrap_servers),
+        str(tmp_path),
+        topic,
+        when,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["0", "1"], done.stderr

@@ -14,18 +14,16 @@ from typer.testing import CliRunner
 from kafkasafe import SafeProducer, cli, events, logs
 from kafkasafe.errors import ConfigError
 
-pytestmark = pytest.mark.kafka
-
 
 @pytest.fixture
-def lives(broker, tmp_path, monkeypatch):
+def lives(some_broker, tmp_path, monkeypatch):
     """Opens producers without spool_dir; closes what a failed test leaves open."""
     monkeypatch.delenv("KAFKASAFE_SPOOL_DIR", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     opened: list[SafeProducer] = []
 
     def life(servers=None, **options) -> SafeProducer:
-        opened.append(SafeProducer(bootstrap_servers=servers or broker.servers, **options))
+        opened.append(SafeProducer(bootstrap_servers=servers or some_broker.servers, **options))
         return opened[-1]
 
     yield life
@@ -54,14 +52,15 @@ def localhost(broker) -> list[str]:
     return [f"localhost:{broker.servers[0].rpartition(':')[2]}"]
 
 
-def test_another_spelling_of_the_address_delivers_what_the_former_left(broker, lives):
-    topic = harness.new_topic(broker.cluster, 1)
-    former = left_behind(broker, lives, topic)
+@pytest.mark.also_real
+def test_another_spelling_of_the_address_delivers_what_the_former_left(some_broker, lives):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    former = left_behind(some_broker, lives, topic)
     seen: list = []
-    again = lives(localhost(broker), on_event=seen.append)
+    again = lives(localhost(some_broker), on_event=seen.append)
     assert Path(again.spool_dir) != former
-    harness.until(lambda: broker.end_offset(topic) == 21, 120, "the other directory's records")
-    values = [record.value for record in harness.read_log(broker.servers, topic)[0]]
+    harness.until(lambda: some_broker.end_offset(topic) == 21, 120, "the other directory's records")
+    values = [record.value for record in harness.read_log(some_broker.servers, topic)[0]]
     assert values == [b"first", *(b"%d" % number for number in range(20))]
     (adopted,) = [event for event in seen if isinstance(event, events.LaneAdopted)]
     assert (adopted.lane, adopted.records) == (f"{former.name}/lane-000", 20)
@@ -69,14 +68,18 @@ def test_another_spelling_of_the_address_delivers_what_the_former_left(broker, l
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(broker, lives, caplog, known):
+def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
+    some_broker, lives, caplog, known
+):
     """Of another client id, or of a cluster that was never reached."""
-    topic = harness.new_topic(broker.cluster, 1)
-    former = left_behind(broker, lives, topic, known=known, client_id="shop-7f9c" if known else "kafkasafe")
-    before = broker.end_offset(topic)
+    topic = harness.new_topic(some_broker.cluster, 1)
+    former = left_behind(
+        some_broker, lives, topic, known=known, client_id="shop-7f9c" if known else "kafkasafe"
+    )
+    before = some_broker.end_offset(topic)
     seen: list = []
     with caplog.at_level(logging.WARNING, "kafkasafe"):
-        producer = lives(localhost(broker), on_event=seen.append)
+        producer = lives(localhost(some_broker), on_event=seen.append)
         harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
     (event,) = [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
     assert (event.directory, event.records) == (str(former), 20)
@@ -88,26 +91,26 @@ def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
         lambda: ("spool_left_behind_records", 20) in [(d.name, n) for d, _, n in producer._readings()], 60
     )
     producer.send(topic, b"own").get(60)
-    assert broker.end_offset(topic) == before + 1
+    assert some_broker.end_offset(topic) == before + 1
     producer.close()
     # As the message says.
     result = CliRunner().invoke(cli.app, [*shlex.split(event.command)[1:], "--timeout", "60s"])
     assert result.exit_code == 0, result.output
-    assert broker.end_offset(topic) == before + 21
+    assert some_broker.end_offset(topic) == before + 21
 
 
-def test_what_waits_for_another_cluster_is_left_alone(broker, lives):
-    topic = harness.new_topic(broker.cluster, 1)
-    former = left_behind(broker, lives, topic)
+def test_what_waits_for_another_cluster_is_left_alone(some_broker, lives):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    former = left_behind(some_broker, lives, topic)
     (former / "CLUSTER").write_text("of-another-one\n")
-    other = left_behind(broker, lives, topic, client_id="other")
+    other = left_behind(some_broker, lives, topic, client_id="other")
     seen: list = []
-    producer = lives(localhost(broker), on_event=seen.append)
+    producer = lives(localhost(some_broker), on_event=seen.append)
     # It looks at all of them before it reports one.
     harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
     assert [e.directory for e in seen if isinstance(e, events.SpoolLeftBehind)] == [str(other)]
     producer.send(topic, b"own").get(60)
-    assert broker.end_offset(topic) == 3
+    assert some_broker.end_offset(topic) == 3
 
 
 def test_a_home_that_cannot_be_determined_is_named(monkeypatch, mocker):

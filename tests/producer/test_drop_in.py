@@ -20,8 +20,6 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import inspect as inspect_lane
 from kafkasafe.errors import DeliveryTimeoutError, UndecidableError
 
-pytestmark = pytest.mark.kafka
-
 
 class Both:
     """A KafkaProducer and a SafeProducer with the same options, and a topic for each."""
@@ -95,11 +93,11 @@ class OldPartitioner:
         return len(key) % len(cluster.available_partitions_for_topic(topic))
 
 
-def test_serializers_and_partitioners_of_kafka_python_2(kafka, producers):
-    topic = harness.new_topic(kafka, 4)
+def test_serializers_and_partitioners_of_kafka_python_2(some_kafka, producers):
+    topic = harness.new_topic(some_kafka, 4)
     with pytest.warns(DeprecationWarning, match="does not implement") as warned:
         producer = producers(
-            kafka.bootstrap_servers, value_serializer=OldSerializer(), partitioner=OldPartitioner()
+            some_kafka.bootstrap_servers, value_serializer=OldSerializer(), partitioner=OldPartitioner()
         )
     assert sorted(str(warning.message) for warning in warned) == [
         "partitioner does not implement kafka.partitioner.Partitioner",
@@ -110,14 +108,14 @@ def test_serializers_and_partitioners_of_kafka_python_2(kafka, producers):
         # Also the first, which is placed when the topic becomes known.
         assert producer.send(topic, size, b"k" * size).get(60).partition == size % 4
     values = sorted(
-        r.value for part in harness.read_log(kafka.bootstrap_servers, topic).values() for r in part
+        r.value for part in harness.read_log(some_kafka.bootstrap_servers, topic).values() for r in part
     )
     assert values == [f"{topic} {size}".encode() for size in (1, 2, 7)]
 
 
-def test_what_a_partitioner_may_ask(kafka_cluster, producers):
+def test_what_a_partitioner_may_ask(fake_kafka, producers):
     """Of kafka-python's ClusterMetadata, as far as it is about partitions: the same answers."""
-    topic = harness.new_topic(kafka_cluster, 6)
+    topic = harness.new_topic(fake_kafka, 6)
     asked: dict = {}
 
     class Asking(Partitioner):
@@ -146,8 +144,8 @@ def test_what_a_partitioner_may_ask(kafka_cluster, producers):
             }
             return 0
 
-    plain = KafkaProducer(bootstrap_servers=kafka_cluster.bootstrap_servers, partitioner=Asking("theirs"))
-    safe = producers(kafka_cluster.bootstrap_servers, partitioner=Asking("ours"))
+    plain = KafkaProducer(bootstrap_servers=fake_kafka.bootstrap_servers, partitioner=Asking("theirs"))
+    safe = producers(fake_kafka.bootstrap_servers, partitioner=Asking("ours"))
     plain.send(topic, b"x").get(60)
     safe.send(topic, b"x", partition=1).get(60)
     safe.send(topic, b"x").get(60)
@@ -168,8 +166,9 @@ def test_every_option_of_kafka_producer_is_known(producers):
     producers(harness.dead_address(), **{k: v for k, v in options.items() if k != "bootstrap_servers"})
 
 
-def test_the_same_records_in_the_same_places(kafka, producers):
-    both = Both(kafka, producers)
+@pytest.mark.also_real
+def test_the_same_records_in_the_same_places(some_kafka, producers):
+    both = Both(some_kafka, producers)
     rnd = random.Random(7)
     stamp = 1_700_000_000_000
     for number in range(200):
@@ -188,8 +187,8 @@ def test_the_same_records_in_the_same_places(kafka, producers):
         ]
 
 
-def test_keyword_arguments_and_the_time_of_sending(kafka, producers):
-    both = Both(kafka, producers, 1)
+def test_keyword_arguments_and_the_time_of_sending(some_kafka, producers):
+    both = Both(some_kafka, producers, 1)
     before = int(time.time() * 1000)
     theirs, ours = both.send(value=b"v", key=b"k", headers=[("h", b"x")], partition=0, timestamp_ms=None)
     after = int(time.time() * 1000)
@@ -197,12 +196,15 @@ def test_keyword_arguments_and_the_time_of_sending(kafka, producers):
     assert before <= theirs.timestamp <= after
 
 
-def test_broker_time(kafka, producers):
-    topic = harness.new_topic(kafka, 1, config={"message.timestamp.type": "LogAppendTime"})
+@pytest.mark.also_real
+def test_broker_time(some_kafka, producers):
+    topic = harness.new_topic(some_kafka, 1, config={"message.timestamp.type": "LogAppendTime"})
     before = int(time.time() * 1000)
-    metadata = producers(kafka.bootstrap_servers).send(topic, b"v", timestamp_ms=1_700_000_000_000).get(60)
+    metadata = (
+        producers(some_kafka.bootstrap_servers).send(topic, b"v", timestamp_ms=1_700_000_000_000).get(60)
+    )
     assert metadata.timestamp >= before
-    assert harness.read_log(kafka.bootstrap_servers, topic)[0][0].timestamp == metadata.timestamp
+    assert harness.read_log(some_kafka.bootstrap_servers, topic)[0][0].timestamp == metadata.timestamp
 
 
 class ByLength(Partitioner):
@@ -230,8 +232,8 @@ class Json(kafka.serializer.Serializer):
         {"partitioner": StickyPartitioner(), "key_serializer": Text(), "value_serializer": Json()},
     ],
 )
-def test_serializers_and_partitioners_of_the_user(kafka, producers, options):
-    both = Both(kafka, producers, **options)
+def test_serializers_and_partitioners_of_the_user(some_kafka, producers, options):
+    both = Both(some_kafka, producers, **options)
     # The first one comes before the topic is known.
     both.send({"n": -1}, "first")
     for number in range(60):
@@ -243,15 +245,15 @@ def test_serializers_and_partitioners_of_the_user(kafka, producers, options):
     ]
 
 
-def test_a_partitioner_that_fails(kafka, producers):
+def test_a_partitioner_that_fails(some_kafka, producers):
     class Broken(Partitioner):
         def partition(self, topic, key, serialized_key, value, serialized_value, cluster):
             if key == b"bad":
                 raise LookupError("no place for it")
             return 99 if key == b"far" else 0
 
-    topic = harness.new_topic(kafka, 2)
-    producer = producers(kafka.bootstrap_servers, partitioner=Broken())
+    topic = harness.new_topic(some_kafka, 2)
+    producer = producers(some_kafka.bootstrap_servers, partitioner=Broken())
     # Not asked before the topic is known; then nobody is there to be told, and no record may be lost by it.
     harness.until(lambda: producer.send(topic, b"0", b"bad").get(60).offset >= 0)
     with pytest.raises(LookupError, match="no place for it"):
@@ -261,16 +263,16 @@ def test_a_partitioner_that_fails(kafka, producers):
     assert producer.send(topic, b"1", b"good").get(60).partition == 0
 
 
-def test_records_without_keys_are_spread(kafka, producers):
-    topic = harness.new_topic(kafka, 4)
-    producer = producers(kafka.bootstrap_servers, linger_ms=0)
+def test_records_without_keys_are_spread(some_kafka, producers):
+    topic = harness.new_topic(some_kafka, 4)
+    producer = producers(some_kafka.bootstrap_servers, linger_ms=0)
     used = {producer.send(topic, b"x").get(60).partition for _ in range(12)}
     assert used == {0, 1, 2, 3}
 
 
-def test_looking_at_the_cluster(kafka, producers):
-    topic = harness.new_topic(kafka, 4)
-    producer = producers(kafka.bootstrap_servers)
+def test_looking_at_the_cluster(some_kafka, producers):
+    topic = harness.new_topic(some_kafka, 4)
+    producer = producers(some_kafka.bootstrap_servers)
     assert producer.partitions_for(topic) == {0, 1, 2, 3}
     assert producer.bootstrap_connected()
     producer.send(topic, b"x", b"k").get(60)
@@ -291,9 +293,10 @@ def test_looking_at_the_cluster(kafka, producers):
         away.partitions_for(topic)
 
 
-def test_a_topic_that_the_broker_makes_on_demand(kafka, producers):
+@pytest.mark.also_real
+def test_a_topic_that_the_broker_makes_on_demand(some_kafka, producers):
     topic = f"made-{random.SystemRandom().getrandbits(40):010x}"
-    producer = producers(kafka.bootstrap_servers)
+    producer = producers(some_kafka.bootstrap_servers)
     futures = [producer.send(topic, b"%d" % number) for number in range(20)]
     assert [future.get(60).offset for future in futures] == list(range(20))
 
@@ -301,9 +304,9 @@ def test_a_topic_that_the_broker_makes_on_demand(kafka, producers):
 # -- futures -----------------------------------------------------------------------------------------------------------
 
 
-def test_callbacks(kafka, producers):
-    topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 5000})
-    producer = producers(kafka.bootstrap_servers)
+def test_callbacks(some_kafka, producers):
+    topic = harness.new_topic(some_kafka, 1, config={"max.message.bytes": 5000})
+    producer = producers(some_kafka.bootstrap_servers)
     told: list = []
     both = threading.Barrier(2, timeout=30)
 
@@ -336,10 +339,11 @@ def test_callbacks(kafka, producers):
     assert good.exception is None
 
 
-def test_durable_comes_before_delivered(broker, producers):
-    topic = harness.new_topic(broker.cluster, 1)
-    broker.proxy.refuse()
-    producer = producers(broker.servers)
+@pytest.mark.also_real
+def test_durable_comes_before_delivered(some_broker, producers):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    some_broker.proxy.refuse()
+    producer = producers(some_broker.servers)
     future = producer.send(topic, b"%012d" % 0)
     assert future.durable(60) is future
     assert not future.is_done
@@ -352,16 +356,17 @@ def test_durable_comes_before_delivered(broker, producers):
         harness.kafka_errors.KafkaTimeoutError, match="they are in the spool and will be delivered"
     ):
         producer.flush(0.2)
-    broker.proxy.restore()
+    some_broker.proxy.restore()
     assert future.get(60).offset == 0
     producer.flush(60)
     assert producer.metrics()["kafkasafe"]["unfinished_batches"] == 0
 
 
-def test_delivery_timeout_fails_the_future_and_still_delivers(broker, producers):
-    topic = harness.new_topic(broker.cluster, 1)
-    broker.proxy.refuse()
-    producer = producers(broker.servers, delivery_timeout_ms=500, request_timeout_ms=400)
+@pytest.mark.also_real
+def test_delivery_timeout_fails_the_future_and_still_delivers(some_broker, producers):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    some_broker.proxy.refuse()
+    producer = producers(some_broker.servers, delivery_timeout_ms=500, request_timeout_ms=400)
     errors: list = []
     future = harness.send(producer, topic, 1).add_errback(errors.append)
     with pytest.raises(DeliveryTimeoutError, match=r"safe in the spool .*do not send it again"):
@@ -371,11 +376,11 @@ def test_delivery_timeout_fails_the_future_and_still_delivers(broker, producers)
     assert not future.exception.retriable
     producer.flush(1)  # it has its fate
     harness.until(lambda: errors == [future.exception])
-    broker.proxy.restore()
-    harness.until(lambda: broker.end_offset(topic) == 1, what="the record to be delivered")
+    some_broker.proxy.restore()
+    harness.until(lambda: some_broker.end_offset(topic) == 1, what="the record to be delivered")
     assert future.exception is errors[0]
     producer.close()
-    harness.audit(harness.read_log(broker.servers, topic), [1])
+    harness.audit(harness.read_log(some_broker.servers, topic), [1])
 
 
 # -- what it adds ------------------------------------------------------------------------------------------------------
@@ -383,19 +388,21 @@ def test_delivery_timeout_fails_the_future_and_still_delivers(broker, producers)
 
 @pytest.mark.parametrize("spool_sync", ["group", "each", "os"])
 @pytest.mark.parametrize("acks", ["all", 1])
-def test_spool_sync_modes(kafka, producers, spool_sync, acks):
-    topic = harness.new_topic(kafka, 2)
-    with producers(kafka.bootstrap_servers, spool_sync=spool_sync, acks=acks, batch_size=2000) as producer:
+def test_spool_sync_modes(some_kafka, producers, spool_sync, acks):
+    topic = harness.new_topic(some_kafka, 2)
+    with producers(
+        some_kafka.bootstrap_servers, spool_sync=spool_sync, acks=acks, batch_size=2000
+    ) as producer:
         for number in range(300):
             future = harness.send(producer, topic, number)
             if number % 50 == 49:
                 future.durable(60)
-    harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(300))
+    harness.audit(harness.read_log(some_kafka.bootstrap_servers, topic), range(300))
 
 
-def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, producers):
-    topic = harness.new_topic(broker.cluster, 2)
-    producer = producers(broker.servers, spool="on_error", spool_after_ms=3000, request_timeout_ms=2000)
+def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(some_broker, producers):
+    topic = harness.new_topic(some_broker.cluster, 2)
+    producer = producers(some_broker.servers, spool="on_error", spool_after_ms=3000, request_timeout_ms=2000)
 
     def on_disk() -> int:
         return inspect_lane(Path(producer.spool_dir) / producer.lane, files=OsFiles()).records
@@ -403,7 +410,7 @@ def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, produ
     for number in range(100):
         harness.send(producer, topic, number).get(60)
     assert on_disk() == 0
-    broker.proxy.stall()
+    some_broker.proxy.stall()
     futures = [harness.send(producer, topic, number) for number in range(100, 150)]
     # After `spool_after_ms` by itself, and before that on demand.
     harness.until(lambda: on_disk() == 50, 120, "the records to be on disk")
@@ -415,16 +422,16 @@ def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(broker, produ
     harness.send(producer, topic, 160)
     producer.close(timeout=0)
     assert on_disk() == 61
-    broker.proxy.restore()
-    with producers(broker.servers, spool="on_error") as again:
+    some_broker.proxy.restore()
+    with producers(some_broker.servers, spool="on_error") as again:
         again.flush(60)
-    harness.audit(harness.read_log(broker.servers, topic), range(161))
+    harness.audit(harness.read_log(some_broker.servers, topic), range(161))
 
 
-def test_linger(kafka, producers):
+def test_linger(some_kafka, producers):
     """Records that come together go together; nobody who waits for one waits for company."""
-    topic = harness.new_topic(kafka, 1)
-    producer = producers(kafka.bootstrap_servers, linger_ms=60_000)
+    topic = harness.new_topic(some_kafka, 1)
+    producer = producers(some_kafka.bootstrap_servers, linger_ms=60_000)
     began = time.monotonic()
     futures = [harness.send(producer, topic, number) for number in range(100)]
     assert futures[0].get(60).offset == 0

@@ -12,8 +12,6 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
 
-pytestmark = pytest.mark.kafka
-
 NAME = "kafkasafe.partition"
 """Earlier versions kept a given partition in a header of this name."""
 
@@ -43,11 +41,11 @@ def send_all(producer, topic):
 
 @pytest.mark.parametrize("lives", [1, 2])
 @pytest.mark.parametrize("alone", [False, True])
-def test_headers_are_the_users(kafka, producers, lives, alone):
+def test_headers_are_the_users(some_kafka, producers, lives, alone):
     """One named like ours decided the partition and was taken off, or ended this and every later producer."""
-    topic = harness.new_topic(kafka, 3)
+    topic = harness.new_topic(some_kafka, 3)
     producer = producers(
-        harness.dead_address() if lives == 2 else kafka.bootstrap_servers, linger_ms=0 if alone else 20
+        harness.dead_address() if lives == 2 else some_kafka.bootstrap_servers, linger_ms=0 if alone else 20
     )
     futures = []
     if alone:
@@ -59,21 +57,22 @@ def test_headers_are_the_users(kafka, producers, lives, alone):
         producer.flush_spool(60)
     if lives == 2:
         producer.close(timeout=0)
-        producer = producers(kafka.bootstrap_servers)
+        producer = producers(some_kafka.bootstrap_servers)
     producer.flush(60)
     if lives == 1:
         where = [(future.get(0).partition, future.get(0).offset) for future in futures]
         assert len(set(where)) == len(where)
-    there = found(kafka, topic)
+    there = found(some_kafka, topic)
     assert [there[b"%d" % index][1] for index in range(len(HEADERS))] == HEADERS
     if not alone:
         chosen = [there[b"%d" % index][0] for index in range(len(HEADERS))]
         assert [p if given is not None else None for p, given in zip(chosen, GIVEN, strict=True)] == GIVEN
 
 
-def test_a_spool_of_an_earlier_version(kafka, tmp_path):
+@pytest.mark.also_real
+def test_a_spool_of_an_earlier_version(some_kafka, tmp_path):
     """Which had the given partition in a header."""
-    topic = harness.new_topic(kafka, 3)
+    topic = harness.new_topic(some_kafka, 3)
     path = tmp_path / "spool"
     lock = SpoolDirectory.open(path, files=OsFiles()).take_lane()
     spool, _ = Spool.open(
@@ -86,9 +85,9 @@ def test_a_spool_of_an_earlier_version(kafka, tmp_path):
     spool.close(closed_mark=False)
     lock.release()
 
-    with SafeProducer(bootstrap_servers=kafka.bootstrap_servers, spool_dir=path) as producer:
+    with SafeProducer(bootstrap_servers=some_kafka.bootstrap_servers, spool_dir=path) as producer:
         producer.flush(60)
-    there = found(kafka, topic)
+    there = found(some_kafka, topic)
     assert there[b"0"] == (2, [("n", b"0")])
     assert there[b"2"] == (1, [])
     assert there[b"3"] == (there[b"1"][0], [(NAME, b"mine")])

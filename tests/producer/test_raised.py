@@ -10,20 +10,34 @@ import pytest
 from kafka.admin import NewTopic
 
 from kafkasafe import DataLossError, SafeProducer, UndecidableError, events, logs
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
-
-pytestmark = pytest.mark.kafka
 
 LONG_MS = 600_000
 """Only an acknowledgement reveals that something is lost."""
 
 
+CONFIG = {"auto.create.topics.enable": False}
+
+
 @pytest.fixture(scope="module")
 def wire():
-    config = {"auto.create.topics.enable": False}
-    with FaultProxy() as proxy, KafkaCluster(1, config=config, proxy_ports=proxy.ports) as cluster:
+    with FaultProxy() as proxy, KafkaCluster(1, config=CONFIG, proxy_ports=proxy.ports) as cluster:
         proxy.connect(cluster)
+        yield proxy, cluster
+
+
+@pytest.fixture
+def some_wire(request):
+    """A cluster behind a fault proxy: in memory; a real one in the other run of a test that is `also_real`."""
+    if request.param == "real":
+        yield request.getfixturevalue("wire")
+        return
+    with (
+        FakeCluster(config=CONFIG) as cluster,
+        FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy,
+    ):
         yield proxy, cluster
 
 
@@ -35,9 +49,9 @@ def recreate(cluster: KafkaCluster, *topics: str, partitions: int = 1) -> None:
         admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics])
 
 
-def test_every_loss_is_raised(wire, producers):
+def test_every_loss_is_raised(some_wire, producers):
     """Of several, one partition each, only the last one was."""
-    proxy, cluster = wire
+    proxy, cluster = some_wire
     topic = harness.new_topic(cluster, 3)
     events = []
     producer = producers(
@@ -56,9 +70,10 @@ def test_every_loss_is_raised(wire, producers):
     assert sorted(lost) == [0, 1, 2]
 
 
-def test_what_is_not_sent_again_is_raised_by_default(wire, producers):
+@pytest.mark.also_real
+def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
     """Of 20 acknowledged records the spool has the last ones; the first were gone and the program went on."""
-    proxy, cluster = wire
+    proxy, cluster = some_wire
     topic = harness.new_topic(cluster, 1)
     seen = []
     producer = producers(
@@ -103,9 +118,9 @@ def collect(things: dict, name: str) -> None:
     gc.collect()
 
 
-def test_the_last_call_says_what_is_lost(wire, producers, caplog):
+def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     """The ack that reveals the loss is the last thing that happens: `flush`, `close` did not wait for the answer."""
-    proxy, cluster = wire
+    proxy, cluster = some_wire
     names = ["flush", "close", "raise", "event", "heal", "heal closed", "with", "exit", "dropped"]
     topics = {name: harness.new_topic(cluster, 2 if name == "close" else 1) for name in names}
     options = {
@@ -195,9 +210,9 @@ def test_the_last_call_says_what_is_lost(wire, producers, caplog):
         )
 
 
-def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(wire, producers):
+def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(some_wire, producers):
     """What the spool had of it was released, and nothing was said."""
-    proxy, cluster = wire
+    proxy, cluster = some_wire
     topic = harness.new_topic(cluster, 1)
     options = {
         "spool_segment_bytes": 1 << 20,
@@ -231,9 +246,10 @@ def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(wire, producers)
     assert [number for number in log if number >= 5] == list(range(5, 25))
 
 
-def test_a_decision_is_about_what_was_known(wire, producers):
+@pytest.mark.also_real
+def test_a_decision_is_about_what_was_known(some_wire, producers):
     """It was also about batches that were parked after the error which the caller had seen."""
-    proxy, cluster = wire
+    proxy, cluster = some_wire
     topic = harness.new_topic(cluster, 3)
     events = []
     producer = producers(proxy.bootstrap_servers, request_timeout_ms=1000, on_event=events.append)

@@ -15,13 +15,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kafkasafe import DataLossError, RejectedError, cli, events
 from kafkasafe._io.engine import lane_keeper
 from kafkasafe.metrics import install
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 
-pytestmark = pytest.mark.kafka
-
 MANY = 20_000
 PROMISED = range(1, MANY + 1)
+
+_ALL = [ACLOperation.READ, ACLOperation.WRITE, ACLOperation.DESCRIBE]
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +39,28 @@ def guarded():
 
 
 @pytest.fixture
-def wire(guarded):
-    guarded[1].forget()
-    yield guarded
-    guarded[1].clear()
-    assert not guarded[1].errors
+def some_wire(request):
+    """A cluster behind a fault proxy: in memory; `guarded` in the other run of a test that is `also_real`."""
+    if request.param == "real":
+        cluster, proxy = request.getfixturevalue("guarded")
+        proxy.forget()
+        yield cluster, proxy
+        proxy.clear()
+    else:
+        with (
+            FakeCluster(config={"auto.create.topics.enable": False}) as cluster,
+            FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy,
+        ):
+            yield cluster, proxy
+    assert not proxy.errors
 
 
-def deny(cluster, topic, operation=ACLOperation.WRITE) -> ACL:
+def deny(cluster, topic, operation=ACLOperation.WRITE) -> ACL | None:
     """Forbids it to everybody."""
+    if isinstance(cluster, FakeCluster):
+        for one in _ALL if operation is ACLOperation.ALL else [operation]:
+            cluster.deny(one.name.lower(), topic=topic)
+        return None
     pattern = ResourcePattern(ResourceType.TOPIC, topic)
     rules = [
         ACL("User:ANONYMOUS", "*", operation, ACLPermissionType.DENY, pattern),
@@ -57,7 +71,11 @@ def deny(cluster, topic, operation=ACLOperation.WRITE) -> ACL:
     return rules[0]
 
 
-def allow(cluster, rule: ACL) -> None:
+def allow(cluster, topic, rule: ACL | None) -> None:
+    if rule is None:
+        for one in _ALL:
+            cluster.deny(one.name.lower(), topic=topic, on=False)
+        return
     with cluster.admin() as admin:
         admin.delete_acls([rule])
 
@@ -67,10 +85,11 @@ def delivered(cluster, topic) -> list[int]:
     return [number for records in log.values() for number in harness.numbers_of(records)]
 
 
+@pytest.mark.also_real
 @pytest.mark.parametrize("api", ["Produce", "Metadata"])
-def test_one_stray_refusal_after_an_outage_throws_nothing_away(wire, producers, api):
+def test_one_stray_refusal_after_an_outage_throws_nothing_away(some_wire, producers, api):
     """All that waited on disk was rejected: 20,000 of 20,000 records after one 29 in Produce."""
-    cluster, proxy = wire
+    cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     producer = producers(proxy.bootstrap_servers, batch_size=20_000)
     harness.send(producer, topic, 0).get(60)
@@ -95,11 +114,13 @@ def test_one_stray_refusal_after_an_outage_throws_nothing_away(wire, producers, 
     producer.close()
 
 
+@pytest.mark.real
+@pytest.mark.also_real
 @pytest.mark.parametrize("knows", ["the metadata", "the leader alone"])
 @pytest.mark.parametrize("policy", ["raise", "accept"])
-def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, knows, policy):
+def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, caplog, knows, policy):
     """Said everywhere; meanwhile `send` raises what kafka-python's does, or takes more."""
-    cluster, proxy = wire
+    cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     operation = ACLOperation.ALL if knows == "the metadata" else ACLOperation.WRITE
     rule = deny(cluster, topic, operation)
@@ -143,7 +164,7 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
     before = time.monotonic()
     time.sleep(1.0)
     assert len(proxy.requests("Produce", topic=topic)) <= 10 * (time.monotonic() - before)
-    allow(cluster, rule)
+    allow(cluster, topic, rule)
     producer.flush(120)
     assert [event.code for event in seen if isinstance(event, events.TopicAccepted)] == [29]
     assert "kafkasafe_refused_destinations{" not in generate_latest(registry).decode()
@@ -154,9 +175,11 @@ def test_records_wait_for_a_right_that_somebody_mends(wire, producers, caplog, k
     producer.close()
 
 
-def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(wire, producers, capsys):
+@pytest.mark.real
+@pytest.mark.also_real
+def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(some_wire, producers, capsys):
     """It was "TopicAuthorizationFailedError" for ever, to a user who may write. New records are accepted meanwhile."""
-    cluster, proxy = wire
+    cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     seen: list = []
     producer = producers(proxy.bootstrap_servers, on_event=seen.append)
@@ -176,17 +199,19 @@ def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(wire, pr
         cli.main(["doctor", str(spool), "-b", ",".join(cluster.bootstrap_servers), "--timeout", "20"])
     assert ended.value.code == 3
     assert f"READ on topic {topic} is needed" in " ".join(capsys.readouterr().out.split())
-    allow(cluster, rule)
+    allow(cluster, topic, rule)
     with producers(proxy.bootstrap_servers) as heir:
         heir.flush(120)
     assert delivered(cluster, topic) == [0, 1, 2]
 
 
+@pytest.mark.real
+@pytest.mark.also_real
 @pytest.mark.parametrize("known", [False, True], ids=["never-there", "deleted"])
-def test_records_wait_for_a_topic_that_somebody_creates(wire, producers, monkeypatch, known):
+def test_records_wait_for_a_topic_that_somebody_creates(some_wire, producers, monkeypatch, known):
     """For a while it may only be new: `send` takes records. Then it raises; what it took is delivered in the end."""
     monkeypatch.setattr(lane_keeper, "_MISSING_GRACE_S", 2.0)
-    cluster, proxy = wire
+    cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     producer = producers(proxy.bootstrap_servers)
     if known:
@@ -212,8 +237,9 @@ def test_records_wait_for_a_topic_that_somebody_creates(wire, producers, monkeyp
     producer.close()
 
 
-def test_what_nobody_mends_in_time_is_rejected_and_what_comes_then_has_its_own_time(wire, producers):
-    cluster, proxy = wire
+@pytest.mark.real
+def test_what_nobody_mends_in_time_is_rejected_and_what_comes_then_has_its_own_time(some_wire, producers):
+    cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     rule = deny(cluster, topic)
     producer = producers(proxy.bootstrap_servers, refused_timeout_ms=2000, on_refused_topic="accept")
@@ -225,13 +251,14 @@ def test_what_nobody_mends_in_time_is_rejected_and_what_comes_then_has_its_own_t
     late = harness.send(producer, topic, 1)
     time.sleep(0.5)
     assert not late.is_done
-    allow(cluster, rule)
+    allow(cluster, topic, rule)
     late.get(60)
     producer.close()
 
 
-def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(wire, producers):
-    cluster, proxy = wire
+@pytest.mark.also_real
+def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(some_wire, producers):
+    cluster, proxy = some_wire
     limits = {"message.timestamp.after.max.ms": 1000, "message.timestamp.before.max.ms": 3_600_000}
     topic = harness.new_topic(cluster, 1, config=limits)
     producer = producers(proxy.bootstrap_servers, refused_timeout_ms=600_000, linger_ms=0)
@@ -257,9 +284,9 @@ def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(wire, 
 
 @pytest.mark.parametrize("code", [-1, 2])
 def test_a_batch_on_which_the_broker_fails_each_time_does_not_block_its_partition_for_ever(
-    wire, producers, code
+    some_wire, producers, code
 ):
-    cluster, proxy = wire
+    cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     producer = producers(proxy.bootstrap_servers, refused_timeout_ms=2000, linger_ms=0)
     harness.send(producer, topic, 0).get(60)
