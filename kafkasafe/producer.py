@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, ClassVar, Final, NoReturn, Self, Unpack
@@ -31,6 +31,7 @@ from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.connect import connect
+from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
 from kafkasafe._io.files import Files, OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
@@ -448,6 +449,27 @@ def _all_there(firsts: Sequence[Any]) -> bool:
         return False
 
 
+def _changes(chunk: _Chunk, ledger: Ledger) -> Callable[[], bool]:
+    """Whether anything happened to a chunk since this was called last."""
+    seen: list[object] = [None]
+
+    def state(parcel: Parcel) -> Iterator[object]:
+        yield parcel.done
+        yield parcel.durable
+        for child, _ in parcel.children or ():
+            yield from state(child)
+
+    def changed() -> bool:
+        parcels = chunk.parcels
+        now: object = parcels
+        if parcels is not None:
+            now = [list(map(list, map(state, parcels))), ledger.failure, ledger.wrong_cluster]
+        before, seen[0] = seen[0], now
+        return before is None or now != before
+
+    return changed
+
+
 def _take(added: list[Any]) -> list[Any]:
     """What is in a list that others add to."""
     taken = added[:]
@@ -521,14 +543,22 @@ class RecordFuture(FutureRecordMetadata):
             SpoolError: The spool failed for good.
         """
         self._producer._seal_chunk(self._chunk)
-        pump = self._producer._pump
-        in_memory = self._producer._config.in_memory
-        pump.wait(
-            lambda: (
-                self._is_durable() or self.is_done or (in_memory and pump.ledger.wrong_cluster is not None)
-            ),
-            timeout,
+        self._producer._pump.wait(self._durable_or_never, timeout)
+        return self._made_durable(timeout)
+
+    def _durable_or_never(self) -> bool:
+        """Whether `durable` has something to say."""
+        producer = self._producer
+        in_memory = producer._config.in_memory
+        return (
+            self._is_durable()
+            or self.is_done
+            or (in_memory and producer._pump.ledger.wrong_cluster is not None)
         )
+
+    def _made_durable(self, timeout: float | None) -> RecordFuture:
+        """The end of `durable`: itself, or the error."""
+        in_memory = self._producer._config.in_memory
         if not self._is_durable():
             self._producer._raise_failure()
             if in_memory and not self.is_done:
@@ -564,8 +594,47 @@ class RecordFuture(FutureRecordMetadata):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._producer._seal_chunk(self._chunk)
-        pump = self._producer._pump
-        pump.wait(lambda: self.is_done or pump.ledger.wrong_cluster is not None, timeout)
+        self._producer._pump.wait(self._done_or_never, timeout)
+        if self.is_done:
+            self._producer._called(self._chunk, deadline)
+        return self._result(timeout)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """In a coroutine: `await future` is `get()` that blocks no thread. It does not wait for callbacks.
+
+        A coroutine that is cancelled meanwhile costs the record nothing.
+        """
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> RecordMetadata:
+        if not self.is_done:
+            if self._chunk.parcels is None:
+                # By the pump: whoever seals chooses partitions and encodes, which takes a loop too long.
+                self._chunk.due = 0.0
+                self._producer._pump.poke()
+            await self._wait_in_loop(self._done_or_never, None)
+        return self._result(None)
+
+    async def _wait_in_loop(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait on the running loop for something about this record."""
+        import asyncio
+
+        from kafkasafe._io.awaiting import LoopWaits
+
+        chunk, ledger = self._chunk, self._producer._pump.ledger
+        waits = LoopWaits.of(ledger.waiters, asyncio.get_running_loop())
+
+        def ready_or_failed() -> bool:
+            return ready() or ledger.failure is not None
+
+        return await waits.wait(ready_or_failed, timeout_s, about=chunk, changed=_changes(chunk, ledger))
+
+    def _done_or_never(self) -> bool:
+        """Whether `get` has something to say."""
+        return self.is_done or self._producer._pump.ledger.wrong_cluster is not None
+
+    def _result(self, timeout: float | None) -> RecordMetadata:
+        """The end of `get`: the metadata, or the error."""
         if not self.is_done:
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
@@ -573,7 +642,6 @@ class RecordFuture(FutureRecordMetadata):
             raise kafka_errors.KafkaTimeoutError(
                 f"Timeout after waiting for {timeout} secs.{cause}{self._because()}"
             )
-        self._producer._called(self._chunk, deadline)
         error = self.exception
         if error is not None:
             raise error
@@ -946,10 +1014,7 @@ class SafeProducer:
             index: Its number there, negative if it got none.
         """
         if size > self._max_record_bytes:
-            raise kafka_errors.MessageSizeTooLargeError(
-                f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
-                " It was not accepted"
-            )
+            raise kafka_errors.MessageSizeTooLargeError(self._too_large(size))
         if chunk is not None and index >= 0 and not chunk.open:
             with self._lock:
                 self._seal(chunk)
@@ -979,6 +1044,12 @@ class SafeProducer:
                     chunk = None
                     continue
             deadline = self._wait_for_room(deadline)
+
+    def _too_large(self, size: int) -> str:
+        return (
+            f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
+            " It was not accepted"
+        )
 
     def _future(self, chunk: _Chunk, index: int) -> RecordFuture:
         future: RecordFuture = RecordFuture()
@@ -1095,25 +1166,7 @@ class SafeProducer:
         if deadline is None:
             deadline = now + self._config.max_block_s
         if now >= deadline or self._pump.is_current_thread():
-            self._pump.no_room()
-            if self._callbacks.full():
-                raise kafka_errors.KafkaTimeoutError(
-                    f"{self._callbacks.due()} callbacks are due and have not run within max_block_ms="
-                    f"{self._config.max_block_s * 1000:.0f}: they take longer than the cluster. The record was not"
-                    " accepted. Let callbacks do less"
-                )
-            where = (
-                f"memory (spool='never', spool_max_bytes={self._config.spool_max_bytes})"
-                if self._config.in_memory
-                else f"the spool {self._config.spool_dir}"
-            )
-            room = "" if self._config.in_memory else " make room on the disk,"
-            raise SpoolFullError(
-                f"No room in {where} within max_block_ms="
-                f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
-                f" kept. Raise spool_max_bytes,{room} or wait for the cluster."
-                f"{self._network_cause()}"
-            )
+            self._raise_no_room()
         pump = self._pump
         # What lingers takes room as well.
         self._seal_all()
@@ -1124,6 +1177,28 @@ class SafeProducer:
             min(_LOOK_EVERY_S, deadline - now),
         )
         return deadline
+
+    def _raise_no_room(self) -> NoReturn:
+        """A record that found no room in time."""
+        self._pump.no_room()
+        if self._callbacks.full():
+            raise kafka_errors.KafkaTimeoutError(
+                f"{self._callbacks.due()} callbacks are due and have not run within max_block_ms="
+                f"{self._config.max_block_s * 1000:.0f}: they take longer than the cluster. The record was not"
+                " accepted. Let callbacks do less"
+            )
+        where = (
+            f"memory (spool='never', spool_max_bytes={self._config.spool_max_bytes})"
+            if self._config.in_memory
+            else f"the spool {self._config.spool_dir}"
+        )
+        room = "" if self._config.in_memory else " make room on the disk,"
+        raise SpoolFullError(
+            f"No room in {where} within max_block_ms="
+            f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
+            f" kept. Raise spool_max_bytes,{room} or wait for the cluster."
+            f"{self._network_cause()}"
+        )
 
     def _seal_due(self, now: float) -> float:
         """Seal what lingered long enough; returns when the next one is due. On the pump's thread."""
@@ -1397,14 +1472,25 @@ class SafeProducer:
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + timeout
         self._seal_all()
-        ledger = pump.ledger
-        number = ledger.last_number()
+        number = pump.ledger.last_number()
         finished = pump.wait(
-            lambda: (
-                ledger.settled(number) or ledger.parked or ledger.damaged or ledger.wrong_cluster is not None
-            ),
+            lambda: self._settled_or_never(number),
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
+        self._raise_unsettled(number, timeout, finished=finished)
+        if not self._called(None, deadline):
+            raise kafka_errors.KafkaTimeoutError(
+                f"Every record was delivered, but not every callback had run after {timeout} s; they go on"
+            )
+
+    def _settled_or_never(self, number: int) -> bool:
+        """Whether `flush` has something to say."""
+        ledger = self._pump.ledger
+        return ledger.settled(number) or ledger.parked or ledger.damaged or ledger.wrong_cluster is not None
+
+    def _raise_unsettled(self, number: int, timeout: float | None, *, finished: bool) -> None:
+        """The end of `flush`: nothing, or the error."""
+        pump = self._pump
         pump.ledger.raise_parked()
         delivered = pump.ledger.flushed(number)
         if not delivered:
@@ -1422,10 +1508,6 @@ class SafeProducer:
             raise kafka_errors.KafkaTimeoutError(
                 f"{what} within {timeout} s; they are {where} and will be delivered."
                 f"{self._network_cause()}{because(pump.refused())}"
-            )
-        if not self._called(None, deadline):
-            raise kafka_errors.KafkaTimeoutError(
-                f"Every record was delivered, but not every callback had run after {timeout} s; they go on"
             )
 
     def flush_spool(self, timeout: float | None = None) -> None:
@@ -1452,22 +1534,28 @@ class SafeProducer:
             return
         if self._config.spool == "on_error":
             pump.spill_all()
-        spooled = pump.wait(lambda: pump.ledger.spooled(number), timeout)
-        # Also where nothing is left to wait for: then it was given up.
-        self._raise_failure()
-        if not spooled:
-            raise kafka_errors.KafkaTimeoutError(f"Not every record was on disk within {timeout} s")
+        pump.wait(lambda: pump.ledger.spooled(number), timeout)
+        self._raise_unspooled(number, timeout)
 
     def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
         """`spool="never"`: `flush` returned, which does not wait for what `delivery_timeout_ms` gave up."""
         pump, ledger = self._pump, self._pump.ledger
-        acknowledged = pump.wait(
+        pump.wait(
             lambda: ledger.spooled(number) or ledger.parked or ledger.wrong_cluster is not None,
             None if deadline is None else max(0.0, deadline - time.monotonic()),
-        ) and ledger.spooled(number)
+        )
+        self._raise_unspooled(number, timeout)
+
+    def _raise_unspooled(self, number: int, timeout: float | None) -> None:
+        """The end of `flush_spool`: nothing, or the error."""
+        ledger = self._pump.ledger
+        spooled = ledger.spooled(number)
+        # Also where nothing is left to wait for: then it was given up.
         self._raise_failure()
-        if acknowledged:
+        if spooled:
             return
+        if not self._config.in_memory:
+            raise kafka_errors.KafkaTimeoutError(f"Not every record was on disk within {timeout} s")
         ledger.raise_parked()
         self._raise_wrong_cluster()
         raise kafka_errors.KafkaTimeoutError(

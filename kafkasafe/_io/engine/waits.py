@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 __all__ = ["Bell", "Waiting"]
 
@@ -35,6 +35,13 @@ class Bell:
         self._silent.acquire(timeout=timeout_s)
 
 
+class Rings(Protocol):
+    """What can be rung, from any thread: a `Bell`, or that of an event loop (`_io/awaiting.py`)."""
+
+    def set(self) -> None:
+        """Ring. Never blocks."""
+
+
 class Waiting:
     """Callers who wait, each with a bell of its own: a Condition whose waiters hold no lock while they look.
 
@@ -43,7 +50,7 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self._bells: list[Bell] = []
+        self._bells: list[Rings] = []
 
     def __bool__(self) -> bool:
         return bool(self._bells)
@@ -52,6 +59,19 @@ class Waiting:
         """What they wait for may have come."""
         for bell in tuple(self._bells):
             bell.set()
+
+    def add(self, bell: Rings) -> None:
+        """From now on this one rings as well."""
+        self._bells.append(bell)
+
+    def remove(self, bell: Rings) -> None:
+        """No longer; harmless where it does not."""
+        with contextlib.suppress(ValueError):
+            self._bells.remove(bell)
+
+    def bells(self) -> tuple[Rings, ...]:
+        """Those that ring."""
+        return tuple(self._bells)
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Until `ready()`; False when the time ended first."""

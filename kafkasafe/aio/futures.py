@@ -1,0 +1,131 @@
+"""What `await producer.send(...)` returns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from kafka.producer.future import RecordMetadata
+
+from kafkasafe import producer as threads
+from kafkasafe._io.awaiting import LoopWaits
+
+if TYPE_CHECKING:
+    from kafkasafe.aio.producer import SafeProducer
+
+__all__ = ["RecordFuture"]
+
+
+class RecordFuture:
+    """The result of one `send`: `await` it for the record's metadata, or `await future.durable()`.
+
+    It costs next to nothing until it is asked, and may be awaited any number of times, by several tasks. A task that is
+    cancelled while it waits costs neither the record nor another task anything. Of the loop that its producer was
+    started on; not thread-safe.
+    """
+
+    __slots__ = ("__weakref__", "_chunk", "_index", "_owner")
+
+    __init__ = object.__init__
+    _owner: SafeProducer
+    _chunk: Any
+    _index: int
+
+    def _record(self) -> threads.RecordFuture:
+        return self._owner._opened._future(self._chunk, self._index)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """Wait for the cluster's acknowledgement.
+
+        Returns:
+            The metadata, as KafkaProducer has them: `topic`, `partition`, `offset`, `timestamp` …
+
+        Raises:
+            RejectedError: The cluster refused it for good.
+            DeliveryTimeoutError: `delivery_timeout_ms` ended. The record is still delivered.
+            WrongClusterError: See `kafkasafe.RecordFuture.get`.
+            SpoolError: The producer ended by an error.
+        """
+        return self._fate().__await__()
+
+    async def _fate(self) -> RecordMetadata:
+        record = self._record()
+        if not record.is_done:
+            self._owner._seal_soon(self._chunk)
+            await record._wait_in_loop(record._done_or_never, None)
+        return record._result(None)
+
+    async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
+        """Wait until the record is on disk (fsynced) or in the cluster: no crash can lose it from here on.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Returns:
+            The future itself.
+
+        Raises:
+            KafkaTimeoutError: Not durable in time. It may still become so.
+            SpoolError: The spool failed for good.
+        """
+        record = self._record()
+        if not record._durable_or_never():
+            self._owner._seal_soon(self._chunk)
+            await record._wait_in_loop(record._durable_or_never, timeout)
+        record._made_durable(timeout)
+        return self
+
+    def done(self) -> bool:
+        """Whether the record was acknowledged, or refused, or given up."""
+        return self._record().is_done
+
+    def result(self) -> RecordMetadata:
+        """The metadata of a record that is done, or its error raised.
+
+        Raises:
+            InvalidStateError: It is not done.
+        """
+        record = self._record()
+        if not record.is_done:
+            raise asyncio.InvalidStateError("The record has no fate yet: await the future")
+        return record._result(None)
+
+    def exception(self) -> BaseException | None:
+        """Why a record that is done was not delivered; None when it was.
+
+        Raises:
+            InvalidStateError: It is not done.
+        """
+        record = self._record()
+        if not record.is_done:
+            raise asyncio.InvalidStateError("The record has no fate yet: await the future")
+        return record.exception
+
+    @staticmethod
+    def cancelled() -> bool:
+        """Never: what was accepted is delivered."""
+        return False
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The one of its producer."""
+        return self._owner._loop_of()
+
+    def add_done_callback(
+        self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Call `call(future)` on the loop when the record is done; soon if it is."""
+        self._owner._call_when_done(self, call, context)
+
+    def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
+        """Not to be called any more; returns how many times it would have been."""
+        return self._owner._call_no_more(self, call)
+
+    def __repr__(self) -> str:
+        return repr(self._record())
+
+
+def waits_of(producer: threads.SafeProducer) -> LoopWaits:
+    """The waits of the running loop for a producer."""
+    return LoopWaits.of(producer._pump.ledger.waiters, asyncio.get_running_loop())

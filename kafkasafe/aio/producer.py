@@ -1,0 +1,412 @@
+"""SafeProducer for asyncio: aiokafka's interface, on the spool of kafkasafe.SafeProducer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from kafka.producer.future import RecordMetadata
+
+from kafkasafe import producer as threads
+from kafkasafe.aio.futures import RecordFuture, waits_of
+from kafkasafe.aio.gate import Gate
+from kafkasafe.aio.threads import Worker, call_in_thread
+from kafkasafe.config import validate
+from kafkasafe.errors import ProducerClosedError, UsageError
+from kafkasafe.logs import EventLog
+from kafkasafe.options import ProducerOptions
+
+__all__ = ["SafeProducer"]
+
+log = EventLog("producer")
+
+Call = tuple[Callable[[RecordFuture], object], contextvars.Context | None]
+
+
+class SafeProducer:
+    """`kafkasafe.SafeProducer` for a program with an event loop; the methods are named as AIOKafkaProducer's.
+
+    `async with SafeProducer(bootstrap_servers=...) as producer:` starts and closes it, or `start()` and `stop()` do. It
+    belongs to the loop that it was started on; other threads use `asyncio.run_coroutine_threadsafe`.
+
+    Nothing here holds the loop up: another thread opens the spool, encodes, waits for room and for the cluster.
+    Serializers and a partitioner of yours run on the loop; `dead_letter` and `on_event` on the producer's own thread.
+
+    Args:
+        loop: Ignored; aiokafka's.
+        configs: The options of `kafkasafe.SafeProducer`.
+
+    Raises:
+        ConfigError: An option is unknown or cannot work.
+    """
+
+    def __init__(self, *, loop: Any = None, **configs: Unpack[ProducerOptions]) -> None:  # noqa: ARG002
+        validate(dict(configs))  # so that what is wrong is said here
+        self._configs = configs
+        self._producer: threads.SafeProducer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._once = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+        self._to_seal: set[Any] = set()
+        self._calls: dict[tuple[int, int], tuple[RecordFuture, list[Call], asyncio.Task[None]]] = {}
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the spool. It does not wait for a broker: records wait on disk until there is one.
+
+        Cancelled, it leaves nothing open. Again, it does nothing.
+
+        Raises:
+            SpoolError: The spool cannot be opened; the message says what is safe and what to do.
+            ProducerClosedError: It was closed.
+        """
+        if self._closing is not None:
+            raise ProducerClosedError("The producer is closed; make a new one")
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise UsageError("The producer belongs to another event loop: make one for each")
+        self._loop = loop
+        async with self._once:
+            if self._producer is None:
+                await self._start(loop)
+
+    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        producer = await call_in_thread(
+            "kafkasafe-aio-start", lambda: threads.SafeProducer(**self._configs), undo=_let_be
+        )
+        self._producer = producer
+        self._worker = Worker(f"kafkasafe-aio-{producer.client_id}")
+        self._gate = Gate(producer, self._worker, loop)
+
+    async def stop(self) -> None:
+        """As `close()`; aiokafka's name."""
+        await self.close()
+
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the other producer's
+        """Make everything durable, deliver what can be delivered, and let go of the spool.
+
+        Cancelled, it goes on by itself, and the interpreter waits for it. Again, it waits for the same end.
+
+        Args:
+            timeout: Seconds to wait for deliveries. Default: see `kafkasafe.SafeProducer.close`.
+
+        Raises:
+            ValueError: A negative timeout.
+            Exception: As of `kafkasafe.SafeProducer.close`.
+        """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"Invalid timeout: {timeout}")
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close(timeout))
+            self._closing.add_done_callback(_retrieve)
+        await asyncio.shield(self._closing)
+
+    async def _close(self, timeout: float | None) -> None:  # noqa: ASYNC109
+        async with self._once:  # a start under way ends first
+            producer = self._producer
+        if producer is None:
+            return
+        try:
+            # Not a daemon: what was accepted is on disk before the interpreter ends.
+            await call_in_thread("kafkasafe-aio-close", lambda: producer.close(timeout), daemon=False)
+        finally:
+            self._worker.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close, as `close()`. After an exception of the block nothing else is raised, but logged, and noted there."""
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except Exception as own:
+            error.add_note(f"And when the SafeProducer was closed: {type(own).__name__}: {own}")
+            log.error(  # noqa: TRY400  # what it says matters, not where it was raised
+                "Not raised after a %s: %s",
+                type(error).__name__,
+                own,
+                client_id=self.client_id,
+                error=type(own).__name__,
+                event="close_failed",
+            )
+
+    def __del__(self) -> None:
+        """Dropped without `close()`: as `kafkasafe.SafeProducer`, but no loop waits for it."""
+        producer = getattr(self, "_producer", None)
+        if producer is not None and producer._closed is None:
+            self._producer = None
+            # Its own `__del__` waits a moment, and so runs over there.
+            self._worker.put(_Last(producer))
+            self._worker.stop()
+
+    # -- send ------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> RecordFuture:
+        """Accept a record. It is on disk soon after (`await future.durable()`), and delivered from there.
+
+        **Cancelled, it has accepted nothing**: a record is accepted in the step in which this returns, never before.
+
+        Where many records come it gives other tasks their turn; where there is no room in the spool it waits up to
+        `max_block_ms`. Records to one topic are accepted in the order in which `send` was called.
+
+        Args:
+            topic: Topic name.
+            value: Bytes, or what `value_serializer` takes. None deletes the key from a compacted topic.
+            key: Bytes, or what `key_serializer` takes. Decides the partition as KafkaProducer does.
+            partition: Partition number, instead of the partitioner's choice.
+            timestamp_ms: Ms since the epoch. Default: when the first record of its batch was accepted.
+            headers: (str, bytes) tuples.
+
+        Returns:
+            A future for the record's metadata: `await` it, or keep it, or throw it away.
+
+        Raises:
+            SpoolFullError: No room within `max_block_ms`. The record was not accepted.
+            ProducerClosedError: After `close`.
+            UsageError: Before `start`, or on another loop.
+            Exception: As of `kafkasafe.SafeProducer.send`: nothing that raises was accepted.
+        """
+        producer = self._producer
+        if producer is None:
+            raise self._not_started()
+        special: threads.Special | None = None
+        if (
+            producer._plain
+            and type(value) is bytes
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+            and (key is None or type(key) is bytes)
+        ):
+            size = threads._RECORD_OVERHEAD + len(value) + (0 if key is None else len(key))
+        else:
+            key, value, special, size = producer._checked(
+                topic, value, key, None if headers is None else list(headers), partition, timestamp_ms
+            )
+        gate = self._gate
+        return gate.try_now(self, topic, key, value, special, size) or await gate.wait_and_accept(
+            self, topic, key, value, special, size
+        )
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> RecordMetadata:
+        """`send`, and wait for the acknowledgement. Cancelled meanwhile the record may have been accepted.
+
+        Raises:
+            Exception: As of `send`, and of the future.
+        """
+        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
+
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Wait until every record accepted before has its fate; as `kafkasafe.SafeProducer.flush`.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Raises:
+            KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
+            Exception: As of `kafkasafe.SafeProducer.flush`.
+        """
+        producer = self._opened
+        producer._check_fork()
+        ledger = producer._pump.ledger
+        await self._worker.run(producer._seal_all)
+        number = ledger.last_number()
+        finished = await waits_of(producer).wait(
+            lambda: producer._settled_or_never(number) or ledger.failure is not None, timeout
+        )
+        producer._raise_unsettled(number, timeout, finished=finished)
+
+    async def flush_spool(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Wait until every record accepted before is durable; as `kafkasafe.SafeProducer.flush_spool`.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Raises:
+            KafkaTimeoutError: Not everything in time.
+            SpoolError: The spool failed for good.
+        """
+        producer = self._opened
+        producer._check_fork()
+        ledger = producer._pump.ledger
+        await self._worker.run(producer._seal_all)
+        number = ledger.last_undurable()
+        if producer._config.spool == "on_error":
+            producer._pump.spill_all()
+        await waits_of(producer).wait(
+            lambda: (
+                ledger.spooled(number)
+                or ledger.failure is not None
+                or (producer._config.in_memory and (ledger.parked or ledger.wrong_cluster is not None))
+            ),
+            timeout,
+        )
+        producer._raise_unspooled(number, timeout)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        """Partitions of a topic.
+
+        Raises:
+            ProducerClosedError: After `close`.
+            KafkaTimeoutError: Not known within `max_block_ms`.
+        """
+        producer = self._opened
+        return await call_in_thread("kafkasafe-aio-look", lambda: producer.partitions_for(topic))
+
+    def resume_parked(self, *, resend: bool) -> None:
+        """Decide about undecidable batches; see `kafkasafe.SafeProducer.resume_parked`."""
+        self._opened.resume_parked(resend=resend)
+
+    def bootstrap_connected(self) -> bool:
+        """Whether the cluster answers: use it as readiness probe."""
+        return self._opened.bootstrap_connected()
+
+    def metrics(self, raw: bool = False) -> dict[str, Any]:
+        """As of `kafkasafe.SafeProducer`."""
+        return self._opened.metrics(raw)
+
+    @property
+    def client_id(self) -> str:
+        """As given, or "kafkasafe"."""
+        return str(self._configs.get("client_id") or "kafkasafe")
+
+    @property
+    def client(self) -> threads.SafeProducer:
+        """The producer underneath, once it is started: for what is not here. Its calls may wait; the loop would."""
+        return self._opened
+
+    def __repr__(self) -> str:
+        return f"<aio.SafeProducer {self._producer or 'not started'}>"
+
+    # -- friends ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> threads.SafeProducer:
+        if self._producer is None:
+            raise self._not_started()
+        return self._producer
+
+    def _not_started(self) -> Exception:
+        if self._closing is not None:
+            return ProducerClosedError("The producer is closed")
+        return UsageError(
+            "Not started: `async with SafeProducer(...) as producer`, or `await producer.start()`"
+        )
+
+    def _loop_of(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise self._not_started()
+        return self._loop
+
+    def _seal_soon(self, chunk: Any) -> None:
+        """Somebody waits for it. What other tasks send in this iteration of the loop still comes along."""
+        if chunk.parcels is not None:
+            return
+        if not self._to_seal:
+            asyncio.get_running_loop().call_soon(self._seal_now)
+        self._to_seal.add(chunk)
+
+    def _seal_now(self) -> None:
+        producer, chunks = self._producer, self._to_seal
+        self._to_seal = set()
+        if producer is not None:
+            for chunk in chunks:
+                self._worker.put(_Seal(producer, chunk))
+
+    def _call_when_done(
+        self,
+        future: RecordFuture,
+        call: Callable[[RecordFuture], object],
+        context: contextvars.Context | None,
+    ) -> None:
+        loop = self._loop_of()
+        if future.done():
+            loop.call_soon(call, future, context=context)
+            return
+        key = id(future._chunk), future._index
+        known = self._calls.get(key)
+        if known is None:
+            known = self._calls[key] = future, [], loop.create_task(self._call(key, future))
+        known[1].append((call, context))
+
+    async def _call(self, key: tuple[int, int], future: RecordFuture) -> None:
+        try:
+            await asyncio.gather(future._fate(), return_exceptions=True)
+        finally:
+            _, calls, _ = self._calls.pop(key)
+        for call, context in calls:
+            self._loop_of().call_soon(call, future, context=context)
+
+    def _call_no_more(self, future: RecordFuture, call: Callable[[RecordFuture], object]) -> int:
+        known = self._calls.get((id(future._chunk), future._index))
+        if known is None:
+            return 0
+        before = len(known[1])
+        known[1][:] = [item for item in known[1] if item[0] != call]
+        return before - len(known[1])
+
+
+class _Seal:
+    """A job: encode a batch that somebody waits for."""
+
+    __slots__ = ("_chunk", "_producer")
+
+    def __init__(self, producer: threads.SafeProducer, chunk: Any) -> None:
+        self._producer = producer
+        self._chunk = chunk
+
+    def __call__(self) -> None:
+        self._producer._seal_chunk(self._chunk)
+
+
+class _Last:
+    """A job that has the last reference to a producer."""
+
+    __slots__ = ("_producer",)
+
+    def __init__(self, producer: threads.SafeProducer) -> None:
+        self._producer = producer
+
+    def __call__(self) -> None:
+        """Nothing: it is dropped after this."""
+
+
+def _let_be(producer: threads.SafeProducer) -> None:
+    """A start that was cancelled: nothing was accepted."""
+    producer.close(0.0)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Somebody may have been cancelled who would have seen the error."""
+    if not task.cancelled():
+        task.exception()

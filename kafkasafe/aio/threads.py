@@ -1,0 +1,114 @@
+"""How a loop has other threads do what would hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kafkasafe.logs import apart
+
+__all__ = ["Worker", "call_in_thread"]
+
+T = TypeVar("T")
+
+
+async def call_in_thread(
+    name: str, call: Callable[[], T], *, undo: Callable[[T], object] | None = None, daemon: bool = True
+) -> T:
+    """`call()` on a thread of its own, which the program's executors cannot hold up.
+
+    Args:
+        name: Of the thread.
+        call: Goes on when this is cancelled.
+        undo: Then called with its result, on the same thread.
+        daemon: Whether the end of the interpreter may cut it off.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def abandon(result: T) -> None:
+        if undo is not None:
+            threading.Thread(target=undo, args=(result,), name=name, daemon=daemon).start()
+
+    def give(result: T, error: BaseException | None) -> None:
+        if not done.done():
+            _resolve(done, result, error)
+        elif error is None:
+            abandon(result)
+
+    def run() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = call()
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(give, result, error)
+        except RuntimeError:  # the loop is closed
+            if error is None and undo is not None:
+                undo(result)
+
+    threading.Thread(target=run, name=name, daemon=daemon).start()
+    try:
+        return await done
+    except asyncio.CancelledError:
+        if done.done() and not done.cancelled() and done.exception() is None:
+            abandon(done.result())  # it came in the same moment
+        raise
+
+
+def _resolve(waiter: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(result)
+    else:
+        waiter.set_exception(error)
+
+
+class Worker:
+    """A thread that does short jobs in order: encoding full batches, mostly."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def put(self, job: Callable[[], object]) -> None:
+        """Do it, without anybody waiting. Takes no lock: the garbage collector may call."""
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End after the jobs that are there."""
+        self._jobs.put(None)
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """Do it, and wait for it; who is cancelled meanwhile does not stop it."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = job()
+            except BaseException as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_resolve, done, result, error)
+
+        self._jobs.put(work)
+        return await done
+
+    @apart()
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with contextlib.suppress(
+                Exception
+            ):  # of jobs that nobody waits for; the producer's own calls tell
+                job()
+            del job

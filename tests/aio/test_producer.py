@@ -1,0 +1,415 @@
+"""SafeProducer in an event loop: what it accepts is delivered, whoever is cancelled, and the loop never waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import warnings
+
+import kafka.errors
+import pytest
+from helpers import LONG_S, Ticks, callbacks_measured, cancelled_at, run, until
+
+import kafkasafe
+from kafkasafe import producer as producer_module
+from kafkasafe._io.files import OsFiles
+from kafkasafe.aio import RecordFuture, SafeProducer
+from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolFullError, UsageError
+
+
+@pytest.fixture
+def options(fake_kafka, tmp_path):
+    fake_kafka.create_topic("orders", partitions=1)
+    return {"bootstrap_servers": fake_kafka.bootstrap_servers, "spool_dir": tmp_path / "spool"}
+
+
+def test_a_record_is_accepted_then_durable_then_delivered(options, fake_kafka):
+    async def main():
+        async with SafeProducer(**options) as producer:
+            future = await producer.send("orders", b"v", b"k", headers=[("h", b"x")])
+            assert isinstance(future, RecordFuture)
+            assert await future.durable() is future
+            metadata = await future
+            assert (metadata.topic, metadata.partition, metadata.offset) == ("orders", 0, 0)
+            assert await future == metadata
+            assert future.done()
+            assert future.result() == metadata
+            assert future.exception() is None
+            assert (await producer.send_and_wait("orders", b"w", partition=0)).offset == 1
+            assert await producer.partitions_for("orders") == {0}
+            await producer.flush()
+            await producer.flush_spool()
+        with pytest.raises(ProducerClosedError):
+            await producer.send("orders", b"late")
+
+    run(main())
+    assert fake_kafka.values("orders") == [b"v", b"w"]
+
+
+def test_start_and_stop_as_aiokafka_has_them(options, fake_kafka):
+    async def main():
+        producer = SafeProducer(**options)
+        with pytest.raises(UsageError, match="start"):
+            await producer.send("orders", b"early")
+        await asyncio.gather(producer.start(), producer.start())
+        await producer.start()
+        future = await producer.send("orders", b"v")
+        await asyncio.gather(producer.stop(), producer.stop())
+        await producer.stop()
+        # Also after the end, as long as somebody has the future.
+        assert (await future).offset == 0
+        with pytest.raises(ProducerClosedError):
+            await producer.start()
+
+    run(main())
+    with pytest.raises(ConfigError):
+        SafeProducer(bootstrap_servers="localhost:1", no_such_option=1)
+
+
+def test_futures_of_a_producer_of_threads_are_awaited_too(options):
+    """From several loops at once."""
+    with kafkasafe.SafeProducer(**options) as producer:
+        futures = [producer.send("orders", b"%d" % i) for i in range(100)]
+
+        async def main():
+            return [metadata.offset for metadata in await asyncio.gather(*futures)]
+
+        found = []
+        others = [threading.Thread(target=lambda: found.append(run(main()))) for _ in range(3)]
+        for thread in others:
+            thread.start()
+        for thread in others:
+            thread.join(LONG_S)
+        assert found == [list(range(100))] * 3
+
+        async def refused():
+            await producer.send("orders", b"x" * 100, partition=5)
+
+        with pytest.raises(ValueError, match="Unrecognized partition"):
+            run(refused())
+
+
+def test_one_wake_up_of_the_loop_for_many_records(options):
+    async def main():
+        async with SafeProducer(**options) as producer:
+            loop, calls = asyncio.get_running_loop(), []
+            call = loop.call_soon_threadsafe
+            loop.call_soon_threadsafe = lambda *args, **kwargs: calls.append(args[0]) or call(*args, **kwargs)
+            results = await asyncio.gather(*[producer.send_and_wait("orders", b"v") for _ in range(2000)])
+            assert [result.offset for result in results] == list(range(2000))
+            return len(calls)
+
+    # Some for each batch that became durable, and was acknowledged; there are no 2000 of these.
+    assert run(main()) < 500
+
+
+def test_records_of_many_tasks_are_accepted_in_the_order_of_their_calls(options, fake_kafka):
+    """Through batches that fill up and the turns that other tasks get."""
+    count = 20_000
+
+    async def main():
+        async with SafeProducer(**options, linger_ms=1) as producer:
+            others = 0
+
+            async def other():
+                nonlocal others
+                while True:
+                    await asyncio.sleep(0)
+                    others += 1
+
+            task = asyncio.create_task(other())
+            await asyncio.sleep(0)
+            await asyncio.gather(*[producer.send("orders", b"%d" % i) for i in range(count // 2)])
+            for i in range(count // 2, count):
+                await producer.send("orders", b"%d" % i)
+            task.cancel()
+            return others
+
+    assert run(main()) >= count // 256
+    assert fake_kafka.values("orders") == [b"%d" % i for i in range(count)]
+
+
+def outage(cluster):
+    cluster.kill_all()
+
+
+async def fill(producer):
+    """Until a send has to wait for room."""
+    accepted = 0
+    while True:
+        sending = asyncio.create_task(producer.send("orders", b"f" * 20_000))
+        done, _ = await asyncio.wait([sending], timeout=1.0)
+        if not done:
+            sending.cancel()
+            await asyncio.wait([sending])
+            assert sending.cancelled()
+            return accepted
+        sending.result()
+        accepted += 1
+
+
+@pytest.mark.parametrize("how", ["waiting", "waking"])
+@pytest.mark.parametrize("case", ["turn", "full", "busy", "line"])
+def test_a_cancelled_send_has_accepted_nothing(options, fake_kafka, case, how):
+    """At each of its awaits: in front of it is another task's turn, a batch that is full, a lock, or other tasks."""
+
+    async def hindered(producer, stack):
+        if case == "full":
+            chunk = None
+            while chunk is None or chunk.left > 20_000:
+                await producer.send("orders", b"b" * 45_000)
+                chunk = producer.client._chunks.get("orders")
+        elif case == "busy":
+            held = threading.Event()
+            ended = threading.Event()
+            lock = producer.client._lock
+
+            def hold():
+                with lock:
+                    held.set()
+                    ended.wait(0.02)
+
+            thread = threading.Thread(target=hold)
+            thread.start()
+            await until(held.is_set)
+            stack.append(thread)
+        elif case == "line":
+            stack += [asyncio.create_task(producer.send("orders", b"before")) for _ in range(300)]
+            await asyncio.sleep(0)
+
+    async def main():
+        reached, accepted, step = True, [], 0
+        async with SafeProducer(**options, linger_ms=1000, batch_size=100_000) as producer:
+            while reached and step < 20:
+                step += 1
+                stack = []
+                await hindered(producer, stack)
+
+                async def send(value):
+                    if case == "turn":
+                        for _ in range(256):
+                            await producer.send("orders", b"before")
+                    return await producer.send("orders", value)
+
+                value = b"%d %s" % (step, case.encode().rjust(30_000))
+                reached, result = await cancelled_at(step, how, send(value))
+                if not isinstance(result, asyncio.CancelledError):
+                    accepted.append(value)
+                for left in stack:
+                    if isinstance(left, threading.Thread):
+                        left.join(LONG_S)
+                    else:
+                        await left
+        assert not reached, "it was never without an await more"
+        return step, accepted
+
+    steps, accepted = run(main())
+    assert steps > 1, "it was never held up"
+    assert accepted
+    written = [value for value in fake_kafka.values("orders") if value.endswith(case.encode())]
+    assert written == accepted
+
+
+def test_a_full_spool_holds_up_who_sends_and_nobody_else(options, fake_kafka):
+    """Then it says so; whoever is cancelled meanwhile has accepted nothing; all that was accepted is delivered."""
+
+    async def main():
+        ticks = Ticks()
+        ticking = asyncio.create_task(ticks.run())
+        small = {"spool_max_bytes": 16 << 20, "max_request_size": 300_000}
+        async with SafeProducer(**options, **small, max_block_ms=1500) as producer:
+            await producer.send_and_wait("orders", b"f" * 20_000)
+            outage(fake_kafka)
+            accepted = 1 + await fill(producer)
+            with pytest.raises(SpoolFullError):
+                await producer.send("orders", b"f" * 20_000)
+            with pytest.raises(kafka.errors.KafkaTimeoutError):
+                await producer.flush(0.05)
+            for step in range(1, 5):
+                _, result = await cancelled_at(step, "waiting", producer.send("orders", b"n" * 20_000))
+                assert isinstance(result, asyncio.CancelledError)
+            waiting = asyncio.create_task(producer.send("orders", b"f" * 20_000))
+            before = ticks._count
+            await until(lambda: ticks._count > before + 20)
+            fake_kafka.start_all()
+            await waiting
+        ticking.cancel()
+        return accepted + 1
+
+    accepted = run(main())
+    assert fake_kafka.values("orders") == [b"f" * 20_000] * accepted
+
+
+def test_the_loop_waits_for_no_disk_no_lock_and_no_opening(options, fake_kafka, monkeypatch):
+    """Each of them goes on only after the loop has run twenty times meanwhile."""
+    ticks = Ticks()
+
+    def patient(function, what):
+        def wait_then_call(*args, **kwargs):
+            ticks.wait_for(20, what)
+            return function(*args, **kwargs)
+
+        return wait_then_call
+
+    monkeypatch.setattr(OsFiles, "sync_data", patient(OsFiles.sync_data, "fsync"))
+    monkeypatch.setattr(
+        producer_module.SpoolDirectory, "open", patient(producer_module.SpoolDirectory.open, "open")
+    )
+    monkeypatch.setattr(
+        producer_module.SafeProducer, "_encoded", patient(producer_module.SafeProducer._encoded, "encoding")
+    )
+
+    async def main():
+        ticking = asyncio.create_task(ticks.run())
+        async with SafeProducer(**options, batch_size=50_000) as producer:
+            lonely = {"bootstrap_servers": "127.0.0.1:1", "spool_dir": options["spool_dir"].with_name("b")}
+            async with SafeProducer(**lonely, max_block_ms=200) as other:
+                await other.send("unknown", b"v")
+                with pytest.raises(kafka.errors.KafkaTimeoutError):
+                    await other.partitions_for("unknown")
+                await other.close(0.5)
+            futures = [await producer.send("orders", b"v" * 1000) for _ in range(200)]
+            await futures[-1].durable()
+            await producer.flush_spool()
+            await asyncio.gather(*futures)
+            outage(fake_kafka)
+            await producer.send("orders", b"w")
+            await producer.flush_spool()
+            fake_kafka.start_all()
+            await producer.flush()
+        ticking.cancel()
+
+    run(main())
+    assert not ticks.blocked
+    assert fake_kafka.values("orders") == [b"v" * 1000] * 200 + [b"w"]
+
+
+def test_a_callback_of_the_loop_takes_less_than_5_ms_of_it(options):
+    """Of processor time on the loop's thread, under load and in front of ten thousand waiting tasks."""
+    seconds: list[float] = []
+
+    async def main():
+        async with SafeProducer(**options, compression_type="gzip") as producer:
+            with callbacks_measured(seconds):
+                waiting = [
+                    asyncio.create_task(producer.send_and_wait("orders", b"v" * 100)) for _ in range(100)
+                ]
+                for _ in range(30_000):
+                    await producer.send("orders", b"v" * 100, key=b"k")
+                futures = [await producer.send("orders", b"v") for _ in range(10_000)]
+                waiting += [asyncio.ensure_future(future) for future in futures]
+                await producer.flush()
+                await asyncio.gather(*waiting)
+
+    run(main())
+    seconds.sort()
+    # But for the two that make and gather ten thousand tasks in one step, which is this test's own doing.
+    assert seconds[-4] < 0.005, seconds[-10:]
+
+
+def test_who_waits_may_be_cancelled_and_the_record_comes(options, fake_kafka):
+    async def main():
+        async with SafeProducer(**options) as producer:
+            await producer.send_and_wait("orders", b"0")
+            outage(fake_kafka)
+            future = await producer.send("orders", b"1")
+            for wait in (lambda: future, producer.flush):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await wait()
+            waiting = asyncio.ensure_future(future)
+            called = []
+            future.add_done_callback(called.append)
+            future.add_done_callback(print)
+            assert future.remove_done_callback(print) == 1
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert not future.cancelled()
+            with pytest.raises(asyncio.InvalidStateError):
+                future.result()
+            await future.durable()
+            fake_kafka.start_all()
+            assert (await future).offset == 1
+            await until(lambda: called == [future])
+            assert not producer.client._pump.ledger.waiters, "somebody still waits"
+
+    run(main())
+    assert fake_kafka.values("orders") == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_cancelled_start_leaves_nothing_open(options, step):
+    async def main():
+        producer = SafeProducer(**options, spool_lane=0)
+        _, result = await cancelled_at(step, "waiting", producer.start())
+        if isinstance(result, asyncio.CancelledError):
+            # The lane is free again soon, or this would raise LaneBusyError to the end.
+            for _ in range(1000):
+                with contextlib.suppress(kafkasafe.LaneBusyError):
+                    await producer.start()
+                    break
+                await asyncio.sleep(0.05)
+        await producer.send_and_wait("orders", b"v")
+        await producer.stop()
+
+    run(main())
+
+
+def test_a_cancelled_close_goes_on(options, fake_kafka):
+    async def main():
+        producer = SafeProducer(**options)
+        await producer.start()
+        await producer.send_and_wait("orders", b"0")
+        for i in range(1, 1000):
+            await producer.send("orders", b"%d" % i)
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await producer.close()
+
+    run(main())
+    assert fake_kafka.values("orders") == [b"%d" % i for i in range(1000)]
+
+
+def test_a_refused_record_is_an_error_of_its_future_and_none_of_the_block_is_hidden(options, fake_kafka):
+    fake_kafka.create_topic("small", config={"max.message.bytes": "2000"})
+
+    async def main():
+        async with SafeProducer(**options) as producer:
+            future = await producer.send("small", b"x" * 5000)
+            with pytest.raises(kafkasafe.RejectedError):
+                await future
+            assert isinstance(future.exception(), kafkasafe.RejectedError)
+            with pytest.raises(kafka.errors.MessageSizeTooLargeError):
+                await producer.send("orders", b"x" * 2_000_000)
+            with pytest.raises(TypeError):
+                await producer.send("orders", 5)
+            with pytest.raises(ValueError, match="topic"):
+                await producer.send("not a topic", b"v")
+            raise KeyError("of the block")
+
+    with pytest.raises(KeyError):
+        run(main())
+
+
+def test_dropped_without_close_everything_is_delivered_and_the_loop_does_not_wait(options, fake_kafka):
+    async def main():
+        producer = SafeProducer(**options)
+        await producer.start()
+        await producer.send_and_wait("orders", b"0")
+        await producer.send("orders", b"1")
+        pump = producer.client._pump
+        del producer
+        gc.collect()
+        await until(pump.ended)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(main())
+    assert fake_kafka.values("orders") == [b"0", b"1"]
