@@ -162,6 +162,7 @@ class BatchFetcher(Fetcher):
 
     _wanted: frozenset[str] | None = None  # columns; None: records
     _left_bytes: int = _CALL_BYTES
+    _taken: bool = False  # the last look found records, which are still to be returned
     _completed_fetches: Any
     _manager: Any
     _next_partition_records: Any
@@ -207,7 +208,17 @@ class BatchFetcher(Fetcher):
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
         parent: Any = super()
-        return parent.fetched_records(max_records, update_offsets=update_offsets)
+        records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+        self._taken = bool(records)
+        return records, partial
+
+    def send_fetches(self) -> Any:
+        """See kafka-python's, which waits here with what it took: an interrupt would lose it."""
+        if self._taken:
+            self._manager.call_soon(self._send_fetches_async)
+            return []
+        parent: Any = super()
+        return parent.send_fetches()
 
     def _drop_other_kinds(self) -> None:
         if self._next_partition_records and not self._is_wanted(self._next_partition_records):

@@ -96,7 +96,7 @@ class Writer:
                 return result.base_offset
             assert time.monotonic() < deadline, result
             self._transport.refresh_metadata([topic], lambda _: None)
-            time.sleep(0.05)
+            threading.Event().wait(0.05)
 
     def close(self):
         self._transport.close(5)

@@ -546,6 +546,24 @@ def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
     assert shell.journal.unfinished == 0
 
 
+def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences() -> None:
+    """The topic may be there after all: then no sequence is given twice under an id. Rejected batches name the number."""
+    shell = Shell()
+    batches = shell.flowing(2, 3)
+    shell.ack(batches[1], 2)
+    shell.turn()
+    number = shell.journal.destination("t", 0)
+    assert shell.journal.forget("t")
+    shell.turn()
+    assert shell.journal.last_acked_offset("t", 0) == -1
+    assert shell.journal.destination("t", 0) == number
+    (again,) = shell.seal(1)
+    shell.turn()
+    shell.journal.baseline(number, 0, bytes(16))
+    shell.turn()
+    assert again.identity == BatchId(7, 0, 5, 1)
+
+
 def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
     shell = Shell()
     batches = shell.flowing(5, 5)

@@ -10,6 +10,7 @@ from functools import partial
 import harness
 import pytest
 
+from kafkasafe.errors import ProducerClosedError
 from kafkasafe.testing import FakeCluster
 
 
@@ -250,3 +251,27 @@ def test_threads_that_add_callbacks_to_the_same_records(fake_kafka, producers, r
     assert len(called) == len({(number, thread) for number, thread, _ in called}) == sum(added)
     for number, _, metadata in called:
         assert metadata == futures[number].get(0)
+
+
+def test_close_refuses_new_records_before_it_seals_what_it_has(producers, monkeypatch):
+    """The other way round a record accepted in between would be in no chunk that anybody seals."""
+    producer = producers(harness.dead_address(), linger_ms=60_000)
+    producer.send("orders", b"before")
+    seal_all = producer._seal_all
+    caught = []
+
+    def send():
+        try:
+            producer.send("invoices", b"in between")
+        except ProducerClosedError as error:
+            caught.append(error)
+
+    def sealing():
+        seal_all()
+        sender = threading.Thread(target=send)
+        sender.start()
+        sender.join(60)
+
+    monkeypatch.setattr(producer, "_seal_all", sealing)
+    producer.close(timeout=0)
+    assert len(caught) == 1
