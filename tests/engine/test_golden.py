@@ -16,6 +16,8 @@ Commands:
     lose TOPIC PARTITION OFFSET      the log ends there from now on, under a new leader epoch
     trim TOPIC PARTITION OFFSET      the log starts there from now on
     forget                           the brokers remember no producer
+    replace CLUSTER_ID               another cluster answers at the same address: an empty one, or one that did before
+    error                            what callers are told
     hold on|off                      followers take nothing: the high watermark stands still
     decide resend|skip               the user decides what cannot be known
     log TOPIC PARTITION              what readers see
@@ -41,6 +43,7 @@ class Script:
 
     def __init__(self, monkeypatch) -> None:
         self.world = World(brokers=1)
+        self.clusters: dict[str, dict] = {}
         for name, traced in tracing(self.world).items():
             monkeypatch.setattr(Spool, name, traced)
 
@@ -67,6 +70,15 @@ class Script:
 
     def do_send(self, topic, partition, *values) -> None:
         self.life.send(topic, -1 if partition == "-" else int(partition), [v.encode() for v in values])
+
+    def do_replace(self, cluster_id) -> None:
+        desk = self.world.cluster._desk
+        self.clusters[self.world.cluster.cluster_id] = dict(vars(desk))
+        self.world.cluster.replace(cluster_id)
+        vars(desk).update(self.clusters.get(cluster_id, {}))
+
+    def do_error(self) -> None:
+        self.world.say(f"wrong cluster: {self.life.engine.ledger.wrong_cluster}")
 
     def do_run(self, seconds) -> None:
         self.world.run(float(seconds))
