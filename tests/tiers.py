@@ -32,6 +32,13 @@ WORTH_IT: dict[str, tuple[str, ...]] = {
     "consumer/test_drop_in.py": ALL,
     "consumer/test_metrics.py": ALL,
     "consumer/test_offsets_cli.py": ALL,
+    "contract/test_protocol.py": (
+        "test_batches_and_their_repetition",
+        "test_headers_and_records",
+        "test_metadata_of_a_topic",
+        "test_what_a_leader_remembers",
+        "test_where_an_epoch_ends",
+    ),
     "core/test_classify.py": ALL,
     "producer/test_broker_faults.py": (
         "test_answers_lost_to_a_living_producer",

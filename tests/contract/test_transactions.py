@@ -3,89 +3,26 @@
 Where they differ the fake is wrong.
 """
 
-import itertools
-import queue
-import threading
-import time
 import uuid
 
+import doors
 import pytest
+from doors import CURRENT, OLD
 from rawclient import make_batch
 
 from kafkasafe._core.batch import iter_headers
-from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.api import LATEST, Failure, ProduceRequest
 from kafkasafe.cluster.transactions import GroupMember, OffsetToCommit, TransactionIdentity
-from kafkasafe.testing import FakeCluster, KafkaCluster
-from kafkasafe.testing.fake.virtual import VirtualCluster
 
-CURRENT, OLD = "4.3.0", "2.8.2"
-AGAIN = {3, 5, 14, 15, 16, 19, 51}
-PATIENCE_S = 60
 ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
 
-_numbers = itertools.count(1)
 
-
-class Door:
-    """A cluster with one broker, a client, and its answers."""
+class Door(doors.Door):
+    """With what transactions ask."""
 
     def __init__(self, kind, version):
-        self.virtual = kind == "virtual"
+        super().__init__(kind, version, config=ABORTS)
         self.protocol = 2 if version == CURRENT else 1
-        if self.virtual:
-            self.cluster = VirtualCluster(version=version)
-            self.client = self.cluster.connect({"bootstrap_servers": self.cluster.bootstrap_servers})
-        else:
-            self.cluster = (
-                FakeCluster(version=version)
-                if kind == "fake"
-                else KafkaCluster(brokers=1, version=version, config=ABORTS)
-            )
-            self.cluster.__enter__()
-            self.client = Transport({"bootstrap_servers": self.cluster.bootstrap_servers})
-        self.fake = kind != "real"
-        self.client.start()
-
-    def close(self):
-        assert self.client.close(60)
-        if not self.virtual:
-            self.cluster.close()
-
-    def once(self, call, *arguments, **more):
-        found = queue.SimpleQueue()
-        call(*arguments, found.put, **more)
-        if self.virtual:
-            assert self.cluster.time.run_while(found.empty)
-        return found.get(timeout=PATIENCE_S)
-
-    def pause(self, seconds=0.05):
-        if self.virtual:
-            self.cluster.time.run_for(seconds)
-        else:
-            threading.Event().wait(seconds)
-
-    def ask(self, call, *arguments, **more):
-        """The first answer that is no request to try again."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            answer = self.once(call, *arguments, **more)
-            failed = isinstance(answer, Failure)
-            if (failed and answer.unsupported) or (not failed and answer.error_code not in AGAIN):
-                return answer
-            assert time.monotonic() < deadline, answer
-            self.pause()
-
-    def until(self, condition):
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline
-            self.pause()
-
-    def topic(self, partitions=1):
-        name = f"t{next(_numbers)}-{uuid.uuid4().hex[:6]}"
-        self.cluster.create_topic(name, partitions)
-        return name
 
     def init(self, name=None, timeout_ms=60_000, **more):
         name = name or f"txn-{uuid.uuid4().hex[:8]}"
@@ -93,10 +30,6 @@ class Door:
         assert answer.error_code == 0, answer
         assert answer.identity.protocol == self.protocol
         return answer.identity
-
-    @property
-    def now_ms(self):
-        return self.cluster.now_ms() if self.fake else time.time_ns() // 1_000_000
 
     def request(self, identity, topic, seq=0, partition=0):
         data = make_batch(
@@ -107,7 +40,7 @@ class Door:
             now_ms=self.now_ms,
             transactional=True,
         )
-        return ProduceRequest(next(_numbers), topic, partition, data, transaction=identity)
+        return ProduceRequest(next(doors.numbers), topic, partition, data, transaction=identity)
 
     def add(self, identity, topic, partition=0):
         if self.protocol == 1:

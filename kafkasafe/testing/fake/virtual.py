@@ -71,6 +71,8 @@ class VirtualCluster(Control):
     It does what `FakeCluster` does, with the same methods; nothing happens unless `time` is made to pass. A run with
     the same calls is the same run.
 
+    It and its clients are for one thread: not for a `SafeProducer`, whose threads wait by the machine's clock.
+
     Args:
         brokers: How many.
         version: "4.3.0" or "2.8.2".
