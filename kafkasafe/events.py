@@ -17,11 +17,14 @@ __all__ = [
     "DeliveryRetried",
     "Event",
     "Healed",
+    "HeldBack",
     "HistoryTrimmed",
     "LaneAdopted",
+    "LaneHandedBack",
     "LogDiverged",
     "OffsetHeld",
     "OffsetLowered",
+    "OrderNotKept",
     "PartitionNotReady",
     "PartitionReady",
     "PositionReset",
@@ -227,6 +230,42 @@ class RetentionGaveWay:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneHandedBack:
+    """An adopted lane goes to a producer that starts and was its owner; that one delivers what is left in it."""
+
+    lane: str
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Records wait until what earlier producers of the directory left for the same partitions is delivered.
+
+    Attributes:
+        lane: Where they wait.
+        held_by: The lanes in which older records stand.
+        partitions: (topic, partition) of what waits now; partition -1 while it is not chosen.
+    """
+
+    lane: str
+    held_by: tuple[str, ...]
+    partitions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderNotKept:
+    """What earlier producers left in a lane cannot be told: records that are sent from now on may come before it.
+
+    Attributes:
+        lane: Its name.
+        reason: Why.
+    """
+
+    lane: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SpoolLeftBehind:
     """Records wait in another directory beside the default one, and no process delivers them.
 
@@ -288,6 +327,9 @@ Event = (
     | SpoolRecovered
     | LaneAdopted
     | RetentionGaveWay
+    | LaneHandedBack
+    | HeldBack
+    | OrderNotKept
     | SpoolLeftBehind
     | SpoolWriteFailed
     | TopicRefused

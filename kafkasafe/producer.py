@@ -844,7 +844,7 @@ class SafeProducer:
             )
         if not config.in_memory:
             _await_dropped(config.spool_dir)
-        lock = directory.take_lane(config.spool_lane)
+        lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
         self._hold = _Hold(self)
         try:
             self._transport: Cluster = connect(config.kafka)
@@ -1472,6 +1472,7 @@ class SafeProducer:
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + timeout
         self._seal_all()
+        pump.adopt_now()
         number = pump.ledger.last_number()
         finished = pump.wait(
             lambda: self._settled_or_never(number),
@@ -1617,6 +1618,7 @@ class SafeProducer:
                 self._seal_all()
                 if not self._config.in_memory:
                     self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
+                pump.adopt_now()
                 self._await_deliveries(timeout, patience)
             finally:
                 pump.stop(10.0)

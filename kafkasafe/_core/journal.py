@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -45,6 +45,7 @@ from kafkasafe._core.identity import (
     shows,
 )
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
+from kafkasafe._core.order import NEVER, Address, held_from
 
 __all__ = [
     "DAMAGED",
@@ -225,6 +226,7 @@ class Batch:
         rank: Sorts durable batches of a partition as their records were accepted.
         heirs: Its own parts that are not finished.
         revived: The cluster lost it after acknowledging it: it is sent again.
+        origin: Where in the spool its records stood before partitions were chosen for them; -1 if nowhere else.
         given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
             `marks.Given`); None where no mark is needed, or there.
         timeouts: How often in a row a request with it timed out.
@@ -258,6 +260,7 @@ class Batch:
     rank: tuple[int, ...] = ()
     heirs: int = 0
     revived: bool = False
+    origin: int = -1
     given: tuple[tuple[int, int, int], ...] | None = None
     timeouts: int = 0
 
@@ -265,6 +268,13 @@ class Batch:
         """It is in the spool."""
         self.position = position
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
+
+    @property
+    def written_at(self) -> int:
+        """Where its records stood first in the spool; `order.NEVER` while they are only in memory."""
+        if self.origin >= 0:
+            return self.origin
+        return self.rank[0] if self.rank else NEVER
 
     def move(self, to: State) -> None:
         """Change state; raises IllegalMoveError if `TRANSITIONS` does not allow it."""
@@ -838,6 +848,10 @@ class Journal:
         self._end_position = 0
         self._parents: list[tuple[Batch, range]] = []
         self._resent: dict[m.Resent, int] = {}
+        self._origins: list[tuple[int, range]] = []
+        self._afters: list[m.After] = []
+        self._holds: Mapping[Address | None, int] = {}
+        self._halted = False
         self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self._group_index = 0
         self._blind_before = -1
@@ -987,9 +1001,72 @@ class Journal:
             for batch in partition.queue:
                 yield partition.topic, partition.partition, batch
 
+    # -- order across the lives of a directory ---------------------------------------------------------------------
+
+    @property
+    def afters(self) -> Sequence[m.After]:
+        """What goes before batches of this lane, as far as that is not known to be delivered."""
+        return tuple(self._afters)
+
+    def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
+        """A life begins: what it writes from this position on comes after these debts. Before anything is sealed."""
+        after = m.After(position, tuple(debts))
+        self._afters.append(after)
+        self._ready.persist.marks.append(after)
+
+    def paid(self, debt: m.Debt) -> None:
+        """Nothing is left of it."""
+        rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
+        self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
+
+    def hold_back(self, held: Mapping[Address | None, int]) -> None:
+        """Send nothing of these addresses that was written at these positions or behind: see `order.holds`."""
+        if held == self._holds:
+            return
+        self._holds = held
+        for partition in self._partitions.values():
+            if partition.queue:
+                self._touch(partition)
+
+    def halt(self, *, halted: bool) -> None:
+        """Send nothing at all: somebody else takes the lane over as soon as nothing is in flight."""
+        if self._halted is halted:
+            return
+        self._halted = halted
+        for partition in self._partitions.values():
+            if partition.queue:
+                self._touch(partition)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were sent and have no answer yet."""
+        return sum(partition.in_flight for partition in self._partitions.values())
+
+    def held_back(self) -> list[Address]:
+        """Addresses for which something waits that is held back. From any thread."""
+        return [
+            (partition.topic, partition.partition)
+            for partition in list(self._partitions.values())
+            if partition.queue and self._is_held(partition, partition.queue[0])
+        ]
+
+    def owes(self, before: int) -> frozenset[Address]:
+        """Addresses of which something is unfinished that was written in front of this position."""
+        return frozenset(
+            (partition.topic, partition.partition)
+            for partition in self._partitions.values()
+            if partition.queue and partition.queue[0].written_at < before
+        )
+
+    def _is_held(self, partition: _Partition, batch: Batch) -> bool:
+        if not self._holds:
+            return False
+        position = held_from(self._holds, partition.topic, partition.partition)
+        return position < NEVER and batch.written_at >= position
+
     def snapshot(self) -> list[m.Mark]:
         """What the first group of a new segment must repeat, so that segments before it can go."""
-        marks: list[m.Mark] = list(self._topics.values())
+        marks: list[m.Mark] = [*self._topics.values(), *self._afters]
         if self._producer_id >= 0:
             marks.append(m.Granted(self._producer_id, self._producer_epoch))
         for partition in self._partitions.values():
@@ -1039,6 +1116,7 @@ class Journal:
             former_life=True,
         )
         queue = self._partitions[destination].queue
+        batch.origin = next((at for at, children in self._origins if self._group_index in children), -1)
         parent = next((p for p, children in self._parents if self._group_index in children), None)
         if parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
@@ -1105,6 +1183,8 @@ class Journal:
                                 known.forgotten_offset = _ANYWHERE
                 case m.Replaced(at, first_child, children):
                     parent = self._spooled.get(at)
+                    origin = at if parent is None else parent.written_at
+                    self._origins.append((origin, range(first_child, first_child + children)))
                     if parent is not None:
                         self._parents.append((parent, range(first_child, first_child + children)))
                 case m.Rejected(at):
@@ -1132,6 +1212,10 @@ class Journal:
                     pass  # what was left out was left out when the log was read
                 case m.Given(index, runs):
                     self._given[index] = runs
+                case m.After():
+                    # The first group of a later segment repeats it, less what was paid meanwhile.
+                    self._afters = [each for each in self._afters if each.position != mark.position]
+                    self._afters.append(mark)
                 case m.Quiet():
                     self._quiet = mark if mark.until_ms >= 0 else None
                 case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
@@ -1171,6 +1255,7 @@ class Journal:
             parent.state = State.REPLACED
             self._comes_back(parent)
         self._parents.clear()
+        self._origins.clear()
         self._given.clear()
         self._group_index = 0
 
@@ -2500,6 +2585,8 @@ class Journal:
             else:
                 child = self._make(destination, count, size_bytes, max_timestamp)
                 child.owed = batch.durable
+                if batch.rank:
+                    child.origin = batch.written_at
                 self._enqueue(child)
             made.append(child)
         self._parts_heal(batch, made)
@@ -2845,6 +2932,8 @@ class Journal:
                 old_in_flight |= batch.state is State.SENT and self._is_old(batch, now_ms)
                 continue
             if batch.state is not State.PREPARED or batch.identity is None:
+                break
+            if self._halted or self._is_held(partition, batch):
                 break
             ours = (batch.identity.producer_id, batch.identity.producer_epoch)
             if partition.in_flight and (

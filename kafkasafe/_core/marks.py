@@ -19,8 +19,10 @@ __all__ = [
     "FORMAT_VERSION",
     "LANE_ID_BYTES",
     "NO_TOPIC_ID",
+    "After",
     "Cluster",
     "Committed",
+    "Debt",
     "Decision",
     "Destination",
     "Given",
@@ -337,6 +339,34 @@ class Given:
     runs: tuple[tuple[int, int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """How far another lane of the directory was written by lives that were over.
+
+    Attributes:
+        lane: Its number.
+        lane_id: Its id.
+        before: Position behind the last of them (exclusive).
+    """
+
+    lane: int
+    lane_id: bytes
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """A life began: its batches come, per topic-partition, after what earlier lives still had to deliver.
+
+    Attributes:
+        position: What stands here or behind it in this lane is of that life, or of a later one.
+        debts: What comes first.
+    """
+
+    position: int
+    debts: tuple[Debt, ...]
+
+
 Mark: TypeAlias = (
     Topic
     | Destination
@@ -354,6 +384,7 @@ Mark: TypeAlias = (
     | Torn
     | Given
     | Quiet
+    | After
 )
 
 
@@ -377,6 +408,7 @@ class _Type(enum.IntEnum):
     CLUSTER = 0x4B0F
     GIVEN = 0x4B10
     QUIET = 0x4B11
+    AFTER = 0x4B12
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -405,6 +437,8 @@ _QUIET: Final = struct.Struct(">qq16sq")
 _REVIVED: Final = struct.Struct(">iqiii")
 _GIVEN: Final = struct.Struct(">ii")
 _RUN: Final = struct.Struct(">iii")
+_AFTER: Final = struct.Struct(">qi")
+_DEBT: Final = struct.Struct(">i16sq")
 
 _ATOMIC: Final = 1
 _SNAPSHOT: Final = 2
@@ -556,6 +590,10 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.GIVEN, _GIVEN.pack(index, len(runs)) + b"".join(_RUN.pack(*run) for run in runs)
         case Quiet(until_ms, written_ms, boot_id, boot_ms):
             return _Type.QUIET, _QUIET.pack(until_ms, written_ms, boot_id, boot_ms)
+        case After(position, debts):
+            pieces = [_AFTER.pack(position, len(debts))]
+            pieces += [_DEBT.pack(debt.lane, debt.lane_id, debt.before) for debt in debts]
+            return _Type.AFTER, b"".join(pieces)
         case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
             pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
@@ -609,6 +647,9 @@ def _read_mark(body: _Body) -> Mark:
             mark = Given(index, tuple(body.take_all(_RUN, count)))
         case _Type.QUIET:
             mark = Quiet(*body.take(_QUIET))
+        case _Type.AFTER:
+            position, count = body.take(_AFTER)
+            mark = After(position, tuple(Debt(*entry) for entry in body.take_all(_DEBT, count)))
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -658,6 +699,12 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
             case Quiet(until_ms, written_ms, boot_id, boot_ms):
                 valid = until_ms == -1 or 0 <= written_ms <= until_ms
                 valid = valid and len(boot_id) == len(NO_TOPIC_ID) and boot_ms >= 0
+            case After(position, debts):
+                valid = position >= 0 and bool(debts)
+                valid = valid and all(
+                    debt.lane >= 0 and len(debt.lane_id) == LANE_ID_BYTES and debt.before > 0
+                    for debt in debts
+                )
             case Given(index, runs):
                 ends = [0, *(first + count for first, count, _ in runs)]
                 valid = 0 <= index < len(group.manifest) and all(

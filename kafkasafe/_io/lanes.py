@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
 
 from kafkasafe._io.files import Files
 from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
@@ -28,6 +29,12 @@ _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
 _LANE: Final = re.compile(r"lane-(\d{3,})")
 _MAX_LANES: Final = 1000
+_BIRTH_TRIES: Final = 250  # 5 s
+_BACK_S: Final = 3.0
+_BACK_BY_NUMBER_S: Final = 20.0
+"""How long a lane is waited for that a sibling has adopted: any of them, or the one that was asked for."""
+_BACK_PAUSE_S: Final = 0.02
+_NOBODY: Final = "-"
 _BIND_TRIES: Final = 250  # 5 s
 _STRANGERS: Final = frozenset({"lost+found"})
 """What a directory may hold that is to become a spool directory: a file system's root has this."""
@@ -60,15 +67,20 @@ class LaneLock:
     Attributes:
         path: The lane's directory.
         number: The lane's number.
+        client: Client id of the producer whose records are in it, empty where that is not known.
     """
 
-    __slots__ = ("__weakref__", "_files", "_handle", "number", "path")
+    __slots__ = ("__weakref__", "_files", "_handle", "_text", "client", "number", "path")
 
-    def __init__(self, path: Path, number: int, handle: int, files: Files) -> None:
+    def __init__(
+        self, path: Path, number: int, handle: int, files: Files, *, text: str = "", client: str = ""
+    ) -> None:
         self.path = path
         self.number = number
         self._handle = handle
         self._files = files
+        self._text = text
+        self.client = client
         _held.add(self)
 
     @property
@@ -76,13 +88,29 @@ class LaneLock:
         """False after `release`, and in a forked child."""
         return self._handle >= 0
 
-    def release(self) -> None:
-        """Let others have the lane."""
+    def announce(self, position: int) -> None:
+        """Say where in the lane this owner's life begins: what stands before it is of lives that are over."""
+        self._write(f"{self._text} from {position}\n")
+
+    def release(self, *, drained: bool = True) -> None:
+        """Let others have the lane.
+
+        Args:
+            drained: Nothing waits in it. Otherwise it says whose records those are: a producer of the same client id
+                takes it first.
+        """
         if self._handle < 0:
             return
-        with contextlib.suppress(OSError):
-            self._files.truncate(self._handle, 0)
+        self._write("" if drained or not self.client else f"client {quote(self.client)}\n")
         self._close()
+
+    def _write(self, text: str) -> None:
+        # Only a courtesy: on a full disk the lock holds without it.
+        with contextlib.suppress(OSError):
+            if self._handle >= 0:
+                self._files.truncate(self._handle, 0)
+                if text:
+                    self._files.writev(self._handle, [text.encode()], 0)
 
     def _close(self) -> None:
         handle, self._handle = self._handle, -1
@@ -119,6 +147,7 @@ class SpoolDirectory:
         self.path = path
         self.files = self._files = files
         self._offered: dict[int, tuple[tuple[str, int], ...]] = {}
+        self._free_since: dict[int, float] = {}
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> SpoolDirectory:
@@ -227,8 +256,22 @@ class SpoolDirectory:
         """The directory of a lane."""
         return self.path / f"lane-{number:03d}"
 
-    def take_lane(self, number: int | None = None) -> LaneLock:
-        """Own a lane: the lowest that nobody owns, or the one asked for.
+    def take_lane(
+        self,
+        number: int | None = None,
+        *,
+        client: str = "",
+        wait: Callable[[float], None] | None = None,
+    ) -> LaneLock:
+        """Own a lane: the one asked for, or one that nobody owns.
+
+        With `client` that is the lowest whose last owner was of this client id, or drained it. Next comes one that
+        another process adopted from such an owner: it is asked to hand it back. Then a new one.
+
+        Args:
+            number: Of the lane.
+            client: Client id of the producer that is to own it.
+            wait: Waits for so many seconds, for a lane that is handed back; None: nothing is waited for.
 
         Raises:
             LaneBusyError: The lane asked for belongs to another live process, or all lanes do.
@@ -236,25 +279,115 @@ class SpoolDirectory:
         """
         try:
             if number is not None:
-                lock = self._try(number)
+                with self.births():
+                    lock = self._try(number, client)
+                if lock is None and wait is not None and self.adopted(number):
+                    lock = self._ask_back(number, client, wait, _BACK_BY_NUMBER_S)
                 if lock is None:
-                    pid, text = self.owner(number)
-                    who = f"process {pid}" if pid else "another process"
-                    raise LaneBusyError(
-                        f"Lane {number} of {self.path} belongs to {who}{f' ({text})' if text else ''}. Leave spool_lane"
-                        " out to get a free lane, or end that process: its records stay in the lane",
-                        pid=pid,
-                    )
+                    raise self._busy(number)
                 return lock
-            for candidate in range(_MAX_LANES):
-                lock = self._try(candidate)
-                if lock is not None:
-                    return lock
+            with self.births():
+                lock = self._take_any(client)
+            if lock is not None:
+                return lock
+            for candidate in self._mine(client) if wait is not None else ():
+                if self.adopted(candidate):
+                    lock = self._ask_back(candidate, client, wait, _BACK_S)
+                    if lock is not None:
+                        return lock
+            with self.births():
+                there = set(self.lanes())
+                for candidate in sorted(range(_MAX_LANES), key=there.__contains__):
+                    with contextlib.suppress(FileExistsError, NotADirectoryError):
+                        lock = self._try(candidate, client)
+                        if lock is not None:
+                            return lock
         except OSError as error:
             raise SpoolError(
                 f"No lane of {self.path} can be used: {error}. No record was accepted, none was lost"
             ) from error
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
+
+    def _busy(self, number: int) -> LaneBusyError:
+        pid, text = self.owner(number)
+        who = f"process {pid}" if pid else "another process"
+        return LaneBusyError(
+            f"Lane {number} of {self.path} belongs to {who}{f' ({text})' if text else ''}. Leave spool_lane"
+            " out to get a free lane, or end that process: its records stay in the lane",
+            pid=pid,
+        )
+
+    def _mine(self, client: str) -> list[int]:
+        """Lanes of this client id, and those of nobody in particular."""
+        if not client:
+            return self.lanes()
+        return [number for number in self.lanes() if self._client(number) in {"", client}]
+
+    def _take_any(self, client: str) -> LaneLock | None:
+        """The lowest free lane that suits; a new one unless a sibling has one that was this client's."""
+        mine = self._mine(client)
+        for candidate in mine if client else range(_MAX_LANES):
+            # What is no directory is said by `kafkasafe spool ls`; it does not keep anybody from starting.
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                lock = self._try(candidate, client)
+                if lock is not None:
+                    return lock
+        if client and any(self.adopted(candidate) for candidate in mine):
+            return None
+        there = set(self.lanes())
+        return next(
+            (
+                lock
+                for candidate in range(_MAX_LANES)
+                if candidate not in there and (lock := self._try(candidate, client)) is not None
+            ),
+            None,
+        )
+
+    def _ask_back(
+        self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
+    ) -> LaneLock | None:
+        """Ask the process that adopted a lane for it; None if it did not come, or somebody else asks already."""
+        path = self.lane_path(number) / "wanted"
+        handle = _open_lockable(self._files, path, create=True)
+        try:
+            if wait is None or not self._files.lock(handle):
+                return None
+            for _ in range(int(patience_s / _BACK_PAUSE_S)):
+                lock = self._try(number, client)
+                if lock is not None or not self.adopted(number):
+                    return lock
+                wait(_BACK_PAUSE_S)
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+            _close_lockable(self._files, handle)
+
+    def wanted(self, number: int) -> bool:
+        """Whether a producer waits for this lane to be handed back."""
+        lane = self.lane_path(number)
+        try:
+            return "wanted" in self._files.list(lane) and self._is_locked(lane / "wanted")
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def births(self) -> Iterator[None]:
+        """While lanes are taken, or it is looked who owns which: looking takes each lock for a moment.
+
+        Raises:
+            OSError: The lock cannot be opened.
+        """
+        handle = _open_lockable(self._files, self.path / "FORMAT")
+        try:
+            for _ in range(_BIRTH_TRIES):
+                if self._files.lock(handle):
+                    break
+                time.sleep(0.02)
+            yield
+        finally:
+            _close_lockable(self._files, handle)
 
     @contextlib.contextmanager
     def resending(self) -> Iterator[None]:
@@ -278,29 +411,49 @@ class SpoolDirectory:
         finally:
             _close_lockable(self._files, handle)
 
-    def dead_lanes(self) -> list[LaneLock]:
+    def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
         """Lanes with content that nobody owns; they are ours on return.
 
-        A lane that was offered before, and has not changed since, is not offered again.
+        A lane that was offered before, and has not changed since, is not offered again, unless `offer_again` says so.
+
+        Args:
+            now: Seconds.
+            grace_s: How long a lane must have been without an owner, as far as was seen here: a producer that is about
+                to start again gets its own lane back.
 
         Raises:
             SpoolError: The directory cannot be read.
         """
         taken: list[LaneLock] = []
+        free: dict[int, float] = {}
         try:
             for number in self.lanes():
-                content = self.content(number)
+                try:
+                    content = self.content(number)
+                except NotADirectoryError:
+                    continue
                 if not content or self._offered.get(number) == content:
+                    continue
+                if grace_s and self.is_owned(number):
+                    continue
+                free[number] = self._free_since.get(number, now)
+                if now - free[number] < grace_s or self.wanted(number):
                     continue
                 lock = self._try(number)
                 if lock is not None:
+                    del free[number]
                     self._offered[number] = self.content(number)
                     taken.append(lock)
         except OSError as error:
             for lock in taken:
-                lock.release()
+                lock.release(drained=False)
             raise SpoolError(f"{self.path} cannot be searched for lanes left behind: {error}") from error
+        self._free_since = free
         return taken
+
+    def offer_again(self, number: int) -> None:
+        """A lane could not be adopted."""
+        self._offered.pop(number, None)
 
     def owner(self, number: int) -> tuple[int, str]:
         """(pid, text) of a lane's lock file; (0, "") where it does not say."""
@@ -315,10 +468,27 @@ class SpoolDirectory:
         match = re.match(r"pid (\d+)\b", text)
         return (int(match[1]) if match else 0), text
 
+    def adopted(self, number: int) -> bool:
+        """Whether the lane's owner says that it only drains it."""
+        return " adopts " in self.owner(number)[1]
+
+    def begun(self, number: int) -> int:
+        """Where the life of a lane's owner begins; -1 where it does not say, or only drains the lane."""
+        match = re.search(r" from (\d+)$", self.owner(number)[1])
+        return int(match[1]) if match else -1
+
+    def _client(self, number: int) -> str:
+        """Client id of the producer whose records are in a lane, empty where that is not known."""
+        match = re.search(r"\b(?:client|adopts) (\S+)", self.owner(number)[1])
+        return unquote(match[1]) if match and match[1] != _NOBODY else ""
+
     def is_owned(self, number: int) -> bool:
         """Whether a process owns the lane now."""
+        return self._is_locked(self.lane_path(number) / "lock")
+
+    def _is_locked(self, path: Path) -> bool:
         try:
-            handle = _open_lockable(self._files, self.lane_path(number) / "lock")
+            handle = _open_lockable(self._files, path)
         except OSError:
             return False
         try:
@@ -366,7 +536,8 @@ class SpoolDirectory:
                     self._files.close(handle)
         return tuple(content)
 
-    def _try(self, number: int) -> LaneLock | None:
+    def _try(self, number: int, client: str | None = None) -> LaneLock | None:
+        """Own a lane if nobody does; without `client` only to drain it."""
         lane = self.lane_path(number)
         self._files.make_directory(lane)
         handle = _open_lockable(self._files, lane / "lock", create=True)
@@ -374,17 +545,23 @@ class SpoolDirectory:
             if not self._files.lock(handle):
                 _close_lockable(self._files, handle)
                 return None
-            started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            text = f"pid {os.getpid()} host {platform.node()} since {started}\n".encode()
+            former = self._client(number)
             self._files.truncate(handle, 0)
-            # Only a courtesy to people: on a full disk the lock holds without it.
-            with contextlib.suppress(OSError):
-                self._files.writev(handle, [text], 0)
         except OSError:
             with contextlib.suppress(OSError):
                 _close_lockable(self._files, handle)
             raise
-        return LaneLock(lane, number, handle, self._files)
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        text = f"pid {os.getpid()} host {platform.node()} since {started}"
+        if client is None:
+            text += f" adopts {quote(former) or _NOBODY}"
+        elif client:
+            text += f" client {quote(client)}"
+        lock = LaneLock(
+            lane, number, handle, self._files, text=text, client=former if client is None else client
+        )
+        lock._write(f"{text}\n")
+        return lock
 
 
 def _lives(pid: int) -> bool:

@@ -22,7 +22,7 @@ from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import first
-from kafkasafe._io.engine.messages import Decided, Message, SpillAsked
+from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, SpillAsked
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
@@ -163,7 +163,9 @@ class Pump:
         self._wake.set()
 
     def _beside(self, job: Callable[[], None]) -> None:
-        threading.Thread(target=job, name=f"kafkasafe-look-{self._config.client_id}", daemon=True).start()
+        threading.Thread(
+            target=apart()(job), name=f"kafkasafe-look-{self._config.client_id}", daemon=True
+        ).start()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order; see `Ledger.submit`."""
@@ -196,6 +198,11 @@ class Pump:
     def spill_all(self) -> None:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""
         self._post(SpillAsked())
+
+    def adopt_now(self) -> None:
+        """Somebody waits for what was left behind in other lanes."""
+        if self.ledger.left_behind:
+            self._post(AdoptAsked())
 
     def no_room(self) -> None:
         """A send found no room."""

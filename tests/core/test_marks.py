@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from kafkasafe._core import batch, marks
 from kafkasafe._core.marks import (
+    After,
     Cluster,
     Committed,
+    Debt,
     Decision,
     Destination,
     Given,
@@ -68,6 +70,13 @@ MARKS = st.one_of(
     st.builds(Torn, st.just((0,))),
     st.builds(Quiet, st.just(2**63 - 1), OFFSET.map(abs), ID, OFFSET.map(abs)),
     st.just(Quiet(-1, 0, bytes(16), 0)),
+    st.builds(
+        After,
+        OFFSET.map(abs),
+        st.lists(st.builds(Debt, st.integers(0, 999), ID, st.integers(1, 2**62)), min_size=1, max_size=4).map(
+            tuple
+        ),
+    ),
 )
 
 
@@ -137,7 +146,7 @@ def test_what_is_written_is_read(data):
 
 
 def test_the_bytes_are_those_of_the_format():
-    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(24, 3, 200, 0xDEADBEEF),))
+    group = Group(1, LANE, 7, 5, True, True, True, (ManifestEntry(25, 3, 200, 0xDEADBEEF),))
     written = [
         Topic("tö", TOPIC_ID, 6),
         Destination(3, "t", -1),
@@ -155,11 +164,12 @@ def test_the_bytes_are_those_of_the_format():
         Cluster("c"),
         Given(0, ((0, 2, 5), (4, 1, 0))),
         Quiet(9, 5, TOPIC_ID, 3),
+        After(40, (Debt(2, LANE, 90), Debt(4, TOPIC_ID, 1))),
     ]
     columns = batch.decode(marks.encode_group(group, written, NOW))
-    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(13), 14, 15, 16, 17)]
+    assert columns.keys == [struct.pack(">hh", 0, 0x4B00 + i) for i in (*range(13), 14, 15, 16, 17, 18)]
     assert columns.values == [
-        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 24, 3, 200, 0xDEADBEEF),
+        struct.pack(">h16sqqii", 1, LANE, 7, 5, 7, 1) + struct.pack(">qiiI", 25, 3, 200, 0xDEADBEEF),
         b"\0\3t\xc3\xb6" + TOPIC_ID + struct.pack(">i", 6),
         struct.pack(">i", 3) + b"\0\1t" + struct.pack(">i", -1),
         struct.pack(">iqqi", 3, 10, 11, 4) + TOPIC_ID,
@@ -176,6 +186,12 @@ def test_the_bytes_are_those_of_the_format():
         b"\0\1c",
         struct.pack(">iiiiiiii", 0, 2, 0, 2, 5, 4, 1, 0),
         struct.pack(">qq", 9, 5) + TOPIC_ID + struct.pack(">q", 3),
+        struct.pack(">qi", 40, 2)
+        + struct.pack(">i", 2)
+        + LANE
+        + struct.pack(">qi", 90, 4)
+        + TOPIC_ID
+        + struct.pack(">q", 1),
     ]
     assert set(columns.timestamps) == {NOW}
 
@@ -229,6 +245,11 @@ def test_free_text_is_made_to_fit(text, read):
         Torn((-1,)),
         Quiet(4, 5, TOPIC_ID, 3),
         Quiet(9, 5, b"", 3),
+        After(40, ()),
+        After(-1, (Debt(2, LANE, 90),)),
+        After(40, (Debt(2, b"short", 90),)),
+        After(40, (Debt(2, LANE, 0),)),
+        After(40, (Debt(-1, LANE, 90),)),
         Given(0, ()),
         Topic("", TOPIC_ID, 1),
         Topic("t", b"", 1),

@@ -162,7 +162,7 @@ class Life:
             }
         )
         directory = SpoolDirectory.open(SPOOL, files=self.files)
-        lock = directory.take_lane(self.config.spool_lane)
+        lock = directory.take_lane(self.config.spool_lane, client=self.config.client_id)
         self.client = world.cluster.connect(self.config.kafka)
         self.ground = Ground(
             self.config,

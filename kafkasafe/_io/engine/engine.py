@@ -22,6 +22,7 @@ from kafkasafe._io.engine.lane_keeper import LaneKeeper
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import (
+    AdoptAsked,
     Answered,
     AsideDue,
     Chore,
@@ -31,6 +32,8 @@ from kafkasafe._io.engine.messages import (
     FoundDamaged,
     HomeReached,
     InquiryDue,
+    LaneRead,
+    LanesRead,
     LinkAnswered,
     LookedAround,
     Message,
@@ -44,6 +47,7 @@ from kafkasafe._io.engine.messages import (
     Submitted,
     WriteDue,
 )
+from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.parcels import Choose
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.sender import Sender
@@ -76,7 +80,8 @@ class Engine:
         self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
         self._inquiries = Inquiries(ground, self._sender)
         self.endings = Endings(ground, ledger, disk, self._losses)
-        self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings)
+        self._order = Order(ground)
+        self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings, self._order)
         self.surroundings = Surroundings(ground, disk, self._lanes)
         self._binding = Binding(ground, ledger)
         self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
@@ -93,6 +98,7 @@ class Engine:
         """
         self._ground.own = self._lanes.open_lane(lock, own=True)
         self._ground.lanes.append(self._ground.own)
+        self._lanes.expect(self._order.begin(self._ground.own))
         self._losses.publish_doubted(self._ground.own)
         self.disk.publish_used()
 
@@ -157,6 +163,12 @@ class Engine:
                 self._binding.on_home()
             case LookedAround(found):
                 self.surroundings.looked_around(found)
+            case LanesRead(results):
+                self._order.read(results)
+            case LaneRead(number):
+                self._lanes.read(number)
+            case AdoptAsked():
+                self._lanes.adopt_now()
             case ChoreDue(chore):
                 self._do(chore)
 
@@ -164,6 +176,10 @@ class Engine:
         match chore:
             case Chore.ADOPT:
                 self._lanes.adopt()
+            case Chore.HAND_BACK:
+                self._lanes.hand_back()
+            case Chore.ORDER:
+                self._order.look_again()
             case Chore.LOOK_AROUND:
                 self.surroundings.look_around()
             case Chore.POLL_TOPICS:
@@ -210,6 +226,7 @@ class Engine:
         for lane in lanes:
             with contextlib.suppress(Exception):
                 self._lanes.close_lane(lane)
+        self._lanes.end()
         self.ledger.fail(
             DeliveryTimeoutError(
                 "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"

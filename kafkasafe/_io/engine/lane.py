@@ -29,6 +29,10 @@ class Lane:
     parcels: dict[int, Parcel] = field(default_factory=dict)
     kept_in: dict[int, Path | None] = field(default_factory=dict)
     """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
+    held_back: bool = False
+    """It was reported that something of it waits for what other lanes owe."""
+    idle: bool = False
+    """It is wanted back, and nothing of it was on its way when that was looked at last."""
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
     released_at: tuple[int, bool] = (-1, False)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -10,32 +14,59 @@ from kafkasafe import events
 from kafkasafe._core import journal as j
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.endings import Endings
-from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
-from kafkasafe._io.engine.messages import Chore, ChoreDue
+from kafkasafe._io.engine.messages import Chore, ChoreDue, LaneRead
+from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.recovery import LostEntry, replay
 from kafkasafe._io.rejected import RejectedStore, retire, waits_of
 from kafkasafe._io.spool import Spool
-from kafkasafe.errors import SpoolError
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 
 __all__ = ["LaneKeeper"]
 
-_ADOPT_EVERY_S: Final = 2.0
+_ADOPT_EVERY_S: Final = 1.0
+_GRACE_S: Final = 3.0
+"""So long a lane has no owner before it is adopted: a producer that is started again gets its own lane back."""
+_HAND_BACK_EVERY_S: Final = 0.1
+_SLOW_FROM: Final = 3
+"""The pause after the first failure is that of so many failures more."""
 _MISSING_GRACE_S: Final = 60.0
 """For so long a topic that is missing may only be new: brokers that just came up know none."""
 _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A lane as it was read back.
+
+    Attributes:
+        lane: It, with a parcel for each unfinished batch.
+        lost: How many entries of its log are damaged.
+        waiting: Topic, partition and batch of what is unfinished.
+    """
+
+    lane: Lane
+    lost: int
+    waiting: Sequence[tuple[str, int, j.Batch]]
+
+
 class LaneKeeper:
     """See the module."""
 
     def __init__(
-        self, ground: Ground, ledger: Ledger, disk: DiskWriter, intake: Intake, endings: Endings
+        self,
+        ground: Ground,
+        ledger: Ledger,
+        disk: DiskWriter,
+        intake: Intake,
+        endings: Endings,
+        order: Order,
     ) -> None:
         self._ground = ground
         self._log = ground.log
@@ -44,9 +75,27 @@ class LaneKeeper:
         self._disk = disk
         self._intake = intake
         self._endings = endings
+        self._order = order
+        self._hurried = False
+        self._watching = False
+        self._reading: set[int] = set()
+        self._failures: dict[int, int] = {}
+        self._again: dict[int, float] = {}
+        """By lane that could not be adopted, when that is tried again."""
+        self._lock = threading.Lock()
+        self._over = False
+        self._results: dict[int, _Read | SpoolError] = {}
 
     def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
         """Read a lane back: its spool, its journal, and a parcel for each unfinished batch.
+
+        Raises:
+            SpoolError: It cannot be opened; the lock is released.
+        """
+        return self._opened(self._read(lock, own=own))
+
+    def _read(self, lock: LaneLock, *, own: bool) -> _Read:
+        """What takes long. From any thread; nobody else has this lane.
 
         Raises:
             SpoolError: It cannot be opened; the lock is released.
@@ -72,27 +121,37 @@ class LaneKeeper:
                 on_corrupt=config.on_corrupt,
                 clock_ms=self._ground.clock.wall_ms,
             )
+            replay(entries, journal)
+            journal.released(spool.first_position)
         except BaseException:
-            lock.release()
+            lock.release(drained=False)
             raise
-        name = self._lane_name(lock.path)
         lane = Lane(
-            name, lock, spool, journal, own, RejectedStore(self._ground.files, lock.path, spool.lane_id)
+            self._lane_name(lock.path),
+            lock,
+            spool,
+            journal,
+            own,
+            RejectedStore(self._ground.files, lock.path, spool.lane_id),
         )
-        self._ground.stats.corrupt += sum(isinstance(entry, LostEntry) for entry in entries)
-        replay(entries, journal)
-        journal.released(spool.first_position)
-        journal.recovered(self._ground.now(), self._ground.moment())
-        self._open_rejected(lane)
+        lost = sum(isinstance(entry, LostEntry) for entry in entries)
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
             parcel = Parcel(
                 topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
             )
-            parcel.batch = batch
             self._intake.register(lane, parcel, batch)
-            if own:
-                with self._ledger.lock:
+        return _Read(lane, lost, waiting)
+
+    def _opened(self, read: _Read) -> Lane:
+        """It is read: it becomes one of ours."""
+        lane, waiting = read.lane, read.waiting
+        self._ground.stats.corrupt += read.lost
+        lane.journal.recovered(self._ground.now(), self._ground.moment())
+        self._open_rejected(lane)
+        if lane.own:
+            with self._ledger.lock:
+                for parcel in lane.parcels.values():
                     parcel.number = next(self._ledger.numbers)
                     self._ledger.open[parcel.number] = parcel
         if waiting:
@@ -109,7 +168,7 @@ class LaneKeeper:
                 records=records,
                 event="spool_recovered",
             )
-            if own:
+            if lane.own:
                 self._ground.emit(events.SpoolRecovered(lane.name, len(waiting), records, doubt))
             else:
                 self._ground.emit(events.LaneAdopted(lane.name, len(waiting), records))
@@ -160,6 +219,23 @@ class LaneKeeper:
                 return
             lane.journal.retired(mark)
 
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Lanes that were left behind when this producer began: `flush` and `close` wait for them."""
+        with self._ledger.lock:
+            self._ledger.left_behind.update(numbers)
+
+    def _expected(self, number: int) -> None:
+        """It is drained, or somebody else's."""
+        if number in self._ledger.left_behind:
+            with self._ledger.lock:
+                self._ledger.left_behind.discard(number)
+                self._ledger.waiters.notify_all()
+
+    def adopt_now(self) -> None:
+        """Somebody waits for what was left behind."""
+        self._hurried = True
+        self._look_for_dead()
+
     def adopt(self) -> None:
         """Take lanes whose owner died, and let go of those that are drained."""
         for lane in self._ground.lanes:
@@ -167,13 +243,31 @@ class LaneKeeper:
             lane.rejected.refresh()
         for lane in [lane for lane in self._ground.lanes if not lane.own]:
             if not lane.journal.unfinished and not lane.journal.doubted:
-                self._ground.lanes.remove(lane)
-                self._endings.publish_refused()
-                self.close_lane(lane)
+                self._let_go(lane)
         if self._ground.closing:
             return
+        self._look_for_dead()
+        self._disk.publish_used()
+        self._ground.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
+
+    def _let_go(self, lane: Lane) -> None:
+        self._ground.lanes.remove(lane)
+        self._endings.publish_refused()
+        self.close_lane(lane)
+        if lane.lock.path.parent == self._ground.directory.path:
+            self._expected(lane.lock.number)
+
+    def _look_for_dead(self) -> None:
+        directory = self._ground.directory
+        now = self._ground.clock.monotonic()
+        for number in [each for each, at in self._again.items() if at <= now]:
+            del self._again[number]
+            directory.offer_again(number)
+        hurried = self._hurried and self._ledger.left_behind
         try:
-            found = self._ground.directory.dead_lanes()
+            found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
+            there = set(directory.lanes())
+            gone = [n for n in self._ledger.left_behind if n not in there or directory.is_owned(n)]
         except SpoolError as error:
             # Too many open files, a directory that cannot be read for a moment: the own lane works all the same.
             self._log.seldom(
@@ -184,25 +278,117 @@ class LaneKeeper:
                 error,
                 error=type(error).__name__,
             )
-            found = []
+            return
+        ours = (
+            {lock.number for lock in found}
+            | self._reading
+            | {lane.lock.number for lane in self._ground.lanes}
+        )
+        for number in gone:
+            if number not in ours:
+                self._expected(number)
         for lock in found:
-            try:
-                lane = self.open_lane(lock, own=False)
-            except SpoolError as error:
-                self._log.seldom(
-                    logging.WARNING,
-                    "lane_not_adopted",
-                    lock.path.name,
-                    "%s was left behind and cannot be adopted: %s",
-                    lock.path.name,
-                    error,
-                    lane=lock.path.name,
-                    error=type(error).__name__,
-                )
-                continue
-            self._ground.lanes.append(lane)
+            self._reading.add(lock.number)
+            self._ground.beside(functools.partial(self._read_beside, lock))
+
+    def _read_beside(self, lock: LaneLock) -> None:
+        """On a thread of its own: callers wait for the engine's."""
+        result: _Read | SpoolError
+        try:
+            result = self._read(lock, own=False)
+        except SpoolError as error:
+            result = error
+        except Exception as error:
+            result = SpoolError(f"it cannot be read back: {text(error)}")
+        with self._lock:
+            if not self._over:
+                self._results[lock.number] = result
+                self._ground.post(LaneRead(lock.number))
+                return
+        if isinstance(result, _Read):
+            self.close_lane(result.lane)
+
+    def read(self, number: int) -> None:
+        """A lane to be drained was read back."""
+        with self._lock:
+            result = self._results.pop(number, None)
+        self._reading.discard(number)
+        if result is None:
+            return
+        if isinstance(result, SpoolError):
+            self._failed(number, result)
+            return
+        lane = self._opened(result)
+        self._failures.pop(number, None)
+        self._ground.lanes.append(lane)
         self._disk.publish_used()
-        self._ground.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
+        self._order.look()
+        if not self._watching:
+            self._watching = True
+            self._ground.timer(_HAND_BACK_EVERY_S, ChoreDue(Chore.HAND_BACK))
+
+    def _failed(self, number: int, error: SpoolError) -> None:
+        failures = self._failures[number] = self._failures.get(number, 0) + 1
+        pause_s = self._ground.slow_backoff.pause_s(failures + _SLOW_FROM)
+        self._again[number] = self._ground.clock.monotonic() + pause_s
+        path = self._ground.directory.lane_path(number)
+        self._log.seldom(
+            logging.WARNING,
+            "lane_not_adopted",
+            path.name,
+            "%s was left behind and cannot be adopted: %s. It is tried again",
+            path.name,
+            error,
+            lane=path.name,
+            attempt=failures,
+            error=type(error).__name__,
+        )
+        self._expected(number)
+        if isinstance(error, (SpoolCorruptError, SpoolFormatError)):
+            self._order.give_up(path, error)
+
+    def hand_back(self) -> None:
+        """Lanes for which a producer waits go to it as soon as nothing of them is on its way."""
+        adopted = [lane for lane in self._ground.lanes if not lane.own]
+        self._watching = bool(adopted) and not self._ground.closing
+        if not self._watching:
+            return
+        for lane in adopted:
+            if lane.lock.path.parent != self._ground.directory.path:
+                continue
+            wanted = self._ground.directory.wanted(lane.lock.number)
+            lane.journal.halt(halted=wanted)
+            # The second time: what was answered since the first is on disk by now.
+            idle = wanted and not lane.journal.in_flight and not lane.unwritten
+            if idle and lane.idle:
+                self._hand_over(lane)
+            lane.idle = idle
+        self._ground.timer(_HAND_BACK_EVERY_S, ChoreDue(Chore.HAND_BACK))
+
+    def _hand_over(self, lane: Lane) -> None:
+        left = lane.journal.unfinished
+        with self._ledger.lock:
+            for key in [key for key in self._ledger.undecided if key[0] is lane]:
+                del self._ledger.undecided[key]
+        self._let_go(lane)
+        self._log.info(
+            "%s goes back to its producer, which starts: it has %d batches to deliver",
+            lane.name,
+            left,
+            lane=lane.name,
+            batches=left,
+            event="lane_handed_back",
+        )
+        self._ground.emit(events.LaneHandedBack(lane.name, left))
+
+    def end(self) -> None:
+        """What is still being read is let go of when that is over."""
+        with self._lock:
+            self._over = True
+            results, self._results = self._results, {}
+        for result in results.values():
+            if isinstance(result, _Read):
+                self.close_lane(result.lane)
 
     def _lane_name(self, path: Path) -> str:
         """With its directory, where that is another one than this producer's."""
@@ -231,4 +417,4 @@ class LaneKeeper:
                 event="lane_not_closed",
             )
         finally:
-            lane.lock.release()
+            lane.lock.release(drained=not lane.journal.unfinished)

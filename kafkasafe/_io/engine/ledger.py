@@ -71,6 +71,8 @@ class Ledger:
         self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
         self.doubted: Sequence[tuple[str, int]] = ()
         """Partitions of the own lane where acknowledged records may be gone: the cluster is being asked."""
+        self.left_behind: set[int] = set()
+        """Lanes without an owner in which something waited when this producer began, and still does."""
         self._revived_number = 0
         """Of the newest parcel that is sent again because the cluster lost it."""
 
@@ -139,9 +141,12 @@ class Ledger:
         return first(self.open, number + 1) > number
 
     def settled(self, number: int) -> bool:
-        """The same, and nothing says any more that acknowledged records may be gone; what is sent again is back."""
+        """The same, and nothing says any more that acknowledged records may be gone; what is sent again is back.
+
+        And what was left behind in other lanes when this producer began has its fate, or another owner.
+        """
         # In this order: what is sent again is known before the doubt ends.
-        return not self.doubted and self.flushed(max(number, self._revived_number))
+        return not self.doubted and not self.left_behind and self.flushed(max(number, self._revived_number))
 
     def revive(self, parcel: Parcel) -> None:
         """It is without a fate again."""
@@ -175,11 +180,16 @@ class Ledger:
         return last(self.undurable)
 
     def idle(self) -> bool:
-        """Nothing of the own lane is unfinished, or doubted.
+        """Nothing of the own lane is unfinished, or doubted, and nothing is left that was left behind at the start.
 
         In memory also what `delivery_timeout_ms` gave up: nothing else has it, so who leaves loses it.
         """
-        return not self.doubted and not self.open and not (self._config.in_memory and self.undurable)
+        return (
+            not self.doubted
+            and not self.open
+            and not self.left_behind
+            and not (self._config.in_memory and self.undurable)
+        )
 
     @property
     def parked(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from kafkasafe._core import journal as j
+from kafkasafe._core.order import Owed
 from kafkasafe._core.uplink import Ticket
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.parcels import Parcel
@@ -15,6 +17,7 @@ from kafkasafe._io.siblings import LeftBehind
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, ProducerIdGranted, Reached
 
 __all__ = [
+    "AdoptAsked",
     "Answered",
     "AsideDue",
     "Chore",
@@ -25,6 +28,8 @@ __all__ = [
     "HomeReached",
     "Inquiry",
     "InquiryDue",
+    "LaneRead",
+    "LanesRead",
     "LinkAnswered",
     "LookedAround",
     "Message",
@@ -151,10 +156,31 @@ class LookedAround:
     found: Sequence[LeftBehind]
 
 
+@dataclass(frozen=True, slots=True)
+class LanesRead:
+    """What lanes of other processes still owe was read, or could not be."""
+
+    results: Mapping[Path, Owed | Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRead:
+    """A lane whose owner died was read back, to be drained."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptAsked:
+    """Somebody waits for lanes that were left behind."""
+
+
 class Chore(enum.Enum):
     """What is done now and then."""
 
     ADOPT = "adopt"
+    HAND_BACK = "hand_back"
+    ORDER = "order"
     LOOK_AROUND = "look_around"
     POLL_TOPICS = "poll_topics"
     CHECK_ACKED = "check_acked"
@@ -229,6 +255,9 @@ Message: TypeAlias = (
     | ProducerIdAnswered
     | Answered
     | LookedAround
+    | LanesRead
+    | LaneRead
+    | AdoptAsked
     | ChoreDue
     | RetryDue
     | AsideDue
