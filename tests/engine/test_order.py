@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from virtual import World
 
 from kafkasafe import events
 from kafkasafe._core.journal import Journal
+from kafkasafe._io.engine.messages import AdoptAsked
 
 
 def world(partitions: int = 1) -> World:
@@ -156,6 +159,92 @@ def test_records_whose_partition_is_not_chosen_yet_go_first_too(topic):
     made.set_outage(False)
     assert made.run(120, lambda: drained(made))
     assert numbers(made.log(topic, 0)) == list(range(40))
+
+
+def test_a_sibling_hands_a_lane_back_to_its_owner_that_returns():
+    made = world()
+    seen: list = []
+    sibling = made.start(client_id="b", on_event=seen.append)
+    worker = made.start(client_id="a")
+    made.set_outage(True)
+    send(worker, 0, 40)
+    made.run(1)
+    made.kill(worker)
+    assert made.run(30, lambda: len(sibling.ground.lanes) == 2)
+    # Nobody's, and somebody else's: they get a lane of their own.
+    stranger = made.start(client_id="c", hand_back=True)
+    assert stranger.ground.own.name == "lane-002"
+    worker = made.start(client_id="a", hand_back=True)
+    assert worker.ground.own.name == "lane-001"
+    assert len(sibling.ground.lanes) == 1
+    send(worker, 40, 80)
+    made.set_outage(False)
+    assert made.run(60, lambda: drained(made))
+    assert numbers(made.log("orders", 0)) == list(range(80))
+    assert [type(each) for each in seen if "Lane" in type(each).__name__] == [
+        events.LaneAdopted,
+        events.LaneHandedBack,
+    ]
+
+
+def test_a_lane_that_is_asked_for_by_number_comes_back_in_the_midst_of_its_delivery():
+    made = world()
+    sibling = made.start(client_id="b")
+    worker = made.start(client_id="a", spool_lane=3)
+    send(worker, 0, 3)
+    assert made.run(10, lambda: drained(made))
+    made.set_outage(True)
+    send(worker, 3, 400)
+    made.run(1)
+    made.kill(worker)
+    assert made.run(30, lambda: len(sibling.ground.lanes) == 2)
+    made.set_outage(False)
+    assert made.run(30, lambda: len(made.log("orders", 0)) > 40)
+    # What is on its way is waited for, so the owner has nothing in doubt that the sibling's answer would settle.
+    worker = made.start(client_id="a", spool_lane=3, hand_back=True)
+    left = worker.ground.own.journal.unfinished
+    assert 0 < left < 360
+    send(worker, 400, 420)
+    assert made.run(60, lambda: drained(made))
+    assert numbers(made.log("orders", 0)) == list(range(420))
+
+
+def test_what_was_left_behind_at_the_start_is_waited_for():
+    """As `flush` and `close` do: at once, and until it is drained."""
+    made = world()
+    made.set_outage(True)
+    worker = made.start(client_id="a")
+    send(worker, 0, 40)
+    made.run(1)
+    made.kill(worker)
+    made.set_outage(False)
+    job = made.start(client_id="b")
+    assert job.engine.ledger.left_behind == {0}
+    assert not job.engine.ledger.settled(job.engine.ledger.last_number())
+    job.inbox.append(AdoptAsked())
+    began = made.time.monotonic()
+    assert made.run(60, lambda: job.engine.ledger.settled(0))
+    assert numbers(made.log("orders", 0)) == list(range(40))
+    assert job.engine.ledger.idle()
+    assert made.time.monotonic() - began < 3, "it does not wait for the owner"
+
+
+def test_a_lane_that_could_not_be_adopted_is_tried_again():
+    made = world()
+    made.set_outage(True)
+    sibling = made.start(client_id="b")
+    worker = made.start(client_id="a")
+    send(worker, 0, 40)
+    made.run(1)
+    made.kill(worker)
+    made.run(2)
+    # Too many open files, just when it is read.
+    made.disk.fail("read", times=1000, error=errno.EMFILE)
+    made.run(3)
+    made.disk.heal()
+    made.set_outage(False)
+    assert made.run(60, lambda: drained(made) and len(made.log("orders", 0)) == 40)
+    assert made.run(30, lambda: sibling.ground.lanes == [sibling.ground.own]), "and let go of"
 
 
 def test_the_check_sees_a_life_that_does_not_hold_back(monkeypatch):

@@ -145,7 +145,7 @@ class _TracedEngine(Engine):
 class Life:
     """One process with a producer: from the opening of its lane to a crash or an orderly end."""
 
-    def __init__(self, world: World, **options) -> None:
+    def __init__(self, world: World, *, hand_back: bool = False, **options) -> None:
         self._world = world
         self.files = world.disk.process()
         self.inbox: deque = deque()
@@ -162,7 +162,9 @@ class Life:
             }
         )
         directory = SpoolDirectory.open(SPOOL, files=self.files)
-        lock = directory.take_lane(self.config.spool_lane, client=self.config.client_id)
+        lock = directory.take_lane(
+            self.config.spool_lane, client=self.config.client_id, wait=world.run if hand_back else None
+        )
         self.client = world.cluster.connect(self.config.kafka)
         self.ground = Ground(
             self.config,
@@ -236,9 +238,9 @@ class World:
         if on:
             self.cluster.cut()
 
-    def start(self, **options) -> Life:
-        """A process begins."""
-        life = Life(self, **options)
+    def start(self, *, hand_back: bool = False, **options) -> Life:
+        """A process begins; with `hand_back` it may wait for a lane that a sibling adopted."""
+        life = Life(self, hand_back=hand_back, **options)
         self.lives.append(life)
         return life
 
