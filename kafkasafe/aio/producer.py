@@ -238,6 +238,7 @@ class SafeProducer:
         producer._check_fork()
         ledger = producer._pump.ledger
         await self._worker.run(producer._seal_all)
+        producer._pump.adopt_now()
         number = ledger.last_number()
         finished = await waits_of(producer).wait(
             lambda: producer._settled_or_never(number) or ledger.failure is not None, timeout

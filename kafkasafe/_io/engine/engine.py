@@ -176,8 +176,8 @@ class Engine:
         match chore:
             case Chore.ADOPT:
                 self._lanes.adopt()
-            case Chore.HAND_BACK:
-                self._lanes.hand_back()
+            case Chore.ADOPTED:
+                self._lanes.look_at_adopted()
             case Chore.ORDER:
                 self._order.look_again()
             case Chore.LOOK_AROUND:

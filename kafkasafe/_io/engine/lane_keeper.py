@@ -32,7 +32,7 @@ __all__ = ["LaneKeeper"]
 _ADOPT_EVERY_S: Final = 1.0
 _GRACE_S: Final = 3.0
 """So long a lane has no owner before it is adopted: a producer that is started again gets its own lane back."""
-_HAND_BACK_EVERY_S: Final = 0.1
+_ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
 """The pause after the first failure is that of so many failures more."""
 _MISSING_GRACE_S: Final = 60.0
@@ -241,14 +241,17 @@ class LaneKeeper:
         for lane in self._ground.lanes:
             self._retire(lane)
             lane.rejected.refresh()
-        for lane in [lane for lane in self._ground.lanes if not lane.own]:
-            if not lane.journal.unfinished and not lane.journal.doubted:
-                self._let_go(lane)
+        self._let_go_of_drained()
         if self._ground.closing:
             return
         self._look_for_dead()
         self._disk.publish_used()
         self._ground.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
+
+    def _let_go_of_drained(self) -> None:
+        for lane in [lane for lane in self._ground.lanes if not lane.own]:
+            if not lane.journal.unfinished and not lane.journal.doubted:
+                self._let_go(lane)
 
     def _let_go(self, lane: Lane) -> None:
         self._ground.lanes.remove(lane)
@@ -325,7 +328,7 @@ class LaneKeeper:
         self._order.look()
         if not self._watching:
             self._watching = True
-            self._ground.timer(_HAND_BACK_EVERY_S, ChoreDue(Chore.HAND_BACK))
+            self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
 
     def _failed(self, number: int, error: SpoolError) -> None:
         failures = self._failures[number] = self._failures.get(number, 0) + 1
@@ -347,8 +350,9 @@ class LaneKeeper:
         if isinstance(error, (SpoolCorruptError, SpoolFormatError)):
             self._order.give_up(path, error)
 
-    def hand_back(self) -> None:
-        """Lanes for which a producer waits go to it as soon as nothing of them is on its way."""
+    def look_at_adopted(self) -> None:
+        """Drained ones are let go of; one for which a producer waits goes to it when nothing of it is on its way."""
+        self._let_go_of_drained()
         adopted = [lane for lane in self._ground.lanes if not lane.own]
         self._watching = bool(adopted) and not self._ground.closing
         if not self._watching:
@@ -363,7 +367,7 @@ class LaneKeeper:
             if idle and lane.idle:
                 self._hand_over(lane)
             lane.idle = idle
-        self._ground.timer(_HAND_BACK_EVERY_S, ChoreDue(Chore.HAND_BACK))
+        self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
 
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.unfinished

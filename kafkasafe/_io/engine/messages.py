@@ -179,7 +179,7 @@ class Chore(enum.Enum):
     """What is done now and then."""
 
     ADOPT = "adopt"
-    HAND_BACK = "hand_back"
+    ADOPTED = "adopted"
     ORDER = "order"
     LOOK_AROUND = "look_around"
     POLL_TOPICS = "poll_topics"
