@@ -6,7 +6,7 @@ from rawclient import make_batch
 
 from kafkasafe._io.connect import announced, connect
 from kafkasafe.cluster.api import EARLIEST, LATEST, Failure, ProduceRequest, StaleFenceError
-from kafkasafe.errors import WrongClusterError
+from kafkasafe.errors import UsageError, WrongClusterError
 from kafkasafe.testing.fake import VirtualCluster
 
 
@@ -277,3 +277,8 @@ def test_only_acks_that_say_something(acks):
     world = World()
     with pytest.raises(ValueError, match="acks must be -1 or 1"):
         world.send(0, acks=acks)
+
+
+def test_no_delay_is_negative():
+    with pytest.raises(UsageError, match="No time is negative"):
+        VirtualCluster().delay(-1)

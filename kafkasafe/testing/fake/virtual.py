@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kafkasafe.cluster.api import Cluster
+from kafkasafe.errors import UsageError
 from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake import desk as desks
 from kafkasafe.testing.fake.asking import Ask, Fields, Later
@@ -139,6 +140,8 @@ class VirtualCluster(Control):
 
     def delay(self, response_s: float = 0.0, *, node: int | None = None) -> None:
         """Answers arrive so much later."""
+        if response_s < 0:
+            raise UsageError(f"No time is negative: {response_s:g} s")
         self._weather(node, response_delay_ms=int(response_s * 1000))
 
     def slow_down(self, bytes_per_s: float = 0.0, *, buffer_bytes: int = 0, node: int | None = None) -> None:
