@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from kafka import KafkaAdminClient
 
@@ -15,6 +15,7 @@ from kafkasafe.errors import UsageError
 from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake.asking import NotModelledError
 from kafkasafe.testing.fake.control import Control, random_id
+from kafkasafe.testing.fake.weather import Weather
 from kafkasafe.testing.fake.wire import Wire
 
 __all__ = ["FakeCluster"]
@@ -149,44 +150,14 @@ class FakeCluster(Control):
 
     # --- the network ------------------------------------------------------------------------------------------------
 
-    def drop_responses(self, on: bool = True, *, node: int | None = None) -> None:
-        """Requests are done, and nobody hears of it."""
-        self._weather(node, drop_responses=on)
-
-    def drop_requests(self, on: bool = True, *, node: int | None = None) -> None:
-        """Requests disappear on their way."""
-        self._weather(node, drop_requests=on)
-
-    def stall(self, on: bool = True, *, node: int | None = None) -> None:
-        """Nothing moves; connections stay open."""
-        self._weather(node, stall=on)
-
-    def delay(self, response_s: float = 0.0, *, node: int | None = None) -> None:
-        """Answers arrive so much later."""
-        if response_s < 0:
-            raise UsageError(f"No time is negative: {response_s:g} s")
-        self._weather(node, response_delay_ms=int(response_s * 1000))
-
-    def refuse(self, on: bool = True, *, node: int | None = None) -> None:
-        """New connections are refused; those that there are stay."""
-        self._weather(node, refuse=on)
+    @property
+    def weather(self) -> dict[int, Weather]:
+        """What goes wrong on the way to each broker."""
+        return self._open_wire().weather
 
     def cut(self, *, node: int | None = None) -> int:
         """Ends the connections. How many there were."""
         return self._open_wire().cut(self._nodes(node))
-
-    def restore(self) -> None:
-        """The network works again. What was dropped is gone."""
-        self._weather(
-            None, drop_responses=False, drop_requests=False, stall=False, refuse=False, response_delay_ms=0
-        )
-
-    def _weather(self, node: int | None, **changes: Any) -> None:
-        wire = self._open_wire()
-        with self._acting():
-            for one in self._nodes(node):
-                for name, value in changes.items():
-                    setattr(wire.weather[one], name, value)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:

@@ -18,13 +18,14 @@ from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.desk import Desk
 from kafkasafe.testing.fake.partition import Partition
 from kafkasafe.testing.fake.settings import profile_of
+from kafkasafe.testing.fake.weather import Network
 
 __all__ = ["Control", "random_id"]
 
 _MAX_BROKERS = 999
 
 
-class Control:
+class Control(Network):
     """Brokers, topics, leaders and disasters, under the names that they have on `KafkaCluster`."""
 
     def __init__(
@@ -56,14 +57,6 @@ class Control:
     @abstractmethod
     def now_ms(self) -> int:
         """What time it is in the cluster, in ms since the epoch."""
-
-    @abstractmethod
-    def cut(self, *, node: int | None = None) -> int:
-        """Ends the connections. How many there were."""
-
-    @abstractmethod
-    def restore(self) -> None:
-        """The network works again. What was dropped is gone."""
 
     @abstractmethod
     def _until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:

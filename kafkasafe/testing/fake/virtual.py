@@ -14,14 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from kafkasafe.cluster.api import Cluster
-from kafkasafe.errors import UsageError
 from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake import desk as desks
 from kafkasafe.testing.fake.asking import Ask, Fields, Later
 from kafkasafe.testing.fake.control import Control
 from kafkasafe.testing.fake.virtual_client import VirtualClient
 from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
-from kafkasafe.testing.fake.wire import Weather
+from kafkasafe.testing.fake.weather import Weather
 
 __all__ = ["Pipe", "VirtualCluster"]
 
@@ -83,7 +82,6 @@ class VirtualCluster(Control):
 
     Attributes:
         time: The clock and its timers.
-        weather: What goes wrong on the way to each broker.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class VirtualCluster(Control):
         self.time = VirtualTime()
         self.latency_s = latency_s
         super().__init__(brokers, version, config, cluster_id)
-        self.weather = {node: Weather() for node in self.brokers}
+        self._skies = {node: Weather() for node in self.brokers}
         self._desk.addresses = {node: (f"fake-{node}", 9092) for node in self.brokers}
         self._pipes: list[Pipe] = []
         self._timer: Timer | None = None
@@ -126,24 +124,6 @@ class VirtualCluster(Control):
 
     # -- the network -------------------------------------------------------------------------------------------------
 
-    def drop_responses(self, on: bool = True, *, node: int | None = None) -> None:
-        """Requests are done, and nobody hears of it."""
-        self._weather(node, drop_responses=on)
-
-    def drop_requests(self, on: bool = True, *, node: int | None = None) -> None:
-        """Requests disappear on their way."""
-        self._weather(node, drop_requests=on)
-
-    def stall(self, on: bool = True, *, node: int | None = None) -> None:
-        """Nothing moves; connections stay open."""
-        self._weather(node, stall=on)
-
-    def delay(self, response_s: float = 0.0, *, node: int | None = None) -> None:
-        """Answers arrive so much later."""
-        if response_s < 0:
-            raise UsageError(f"No time is negative: {response_s:g} s")
-        self._weather(node, response_delay_ms=int(response_s * 1000))
-
     def slow_down(self, bytes_per_s: float = 0.0, *, buffer_bytes: int = 0, node: int | None = None) -> None:
         """What clients write takes its time: so many bytes of batches get through in a second, 0 for all at once.
 
@@ -155,16 +135,15 @@ class VirtualCluster(Control):
         for one in self._nodes(node):
             self._ways[one] = _Way(bytes_per_s, buffer_bytes)
 
-    def refuse(self, on: bool = True, *, node: int | None = None) -> None:
-        """New connections are refused; those that there are stay."""
-        self._weather(node, refuse=on)
+    @property
+    def weather(self) -> dict[int, Weather]:
+        """What goes wrong on the way to each broker."""
+        return self._skies
 
     def restore(self) -> None:
         """The network works again. What was dropped is gone."""
         self.slow_down()
-        self._weather(
-            None, drop_responses=False, drop_requests=False, stall=False, refuse=False, response_delay_ms=0
-        )
+        super().restore()
 
     def cut(self, *, node: int | None = None) -> int:
         """Ends the connections. How many there were."""
@@ -173,12 +152,6 @@ class VirtualCluster(Control):
         for pipe in ended:
             self._end(pipe, "The connection was cut")
         return len(ended)
-
-    def _weather(self, node: int | None, **changes: Any) -> None:
-        for one in self._nodes(node):
-            for name, value in changes.items():
-                setattr(self.weather[one], name, value)
-        self._settle()
 
     def _hangs(self, node: int) -> bool:
         return self._desk.centre.brokers[node].paused or self.weather[node].stall

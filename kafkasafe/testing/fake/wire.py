@@ -20,8 +20,9 @@ from typing import Final
 
 from kafkasafe.testing.fake.asking import NotModelledError
 from kafkasafe.testing.fake.desk import Desk, Held, Reply
+from kafkasafe.testing.fake.weather import Weather
 
-__all__ = ["Weather", "Wire"]
+__all__ = ["Wire"]
 
 log = logging.getLogger(__name__)
 
@@ -30,25 +31,6 @@ _READ_BYTES: Final = 256 * 1024
 _MAX_FRAME: Final = 1 << 28
 _SIZE: Final = 4
 _BACKLOG: Final = 64
-
-
-@dataclass(slots=True)
-class Weather:
-    """What goes wrong on the way to one broker.
-
-    Attributes:
-        refuse: No new connection is accepted.
-        drop_requests: Requests are read and never looked at.
-        drop_responses: Requests are done, and never answered.
-        stall: Nothing is read.
-        response_delay_ms: Answers leave so much later.
-    """
-
-    refuse: bool = False
-    drop_requests: bool = False
-    drop_responses: bool = False
-    stall: bool = False
-    response_delay_ms: int = 0
 
 
 @dataclass(slots=True, eq=False)
