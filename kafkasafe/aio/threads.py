@@ -88,6 +88,10 @@ class Worker:
 
     async def run(self, job: Callable[[], T]) -> T:
         """Do it, and wait for it; who is cancelled meanwhile does not stop it."""
+        return await self.submit(job)
+
+    def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Do it; the future of the running loop has the result. Cancelled, it does not stop it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -102,7 +106,7 @@ class Worker:
                 loop.call_soon_threadsafe(_resolve, done, result, error)
 
         self._jobs.put(work)
-        return await done
+        return done
 
     @apart()
     def _run(self) -> None:

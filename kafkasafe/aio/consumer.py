@@ -1,0 +1,579 @@
+"""SafeConsumer for asyncio: aiokafka's interface, on a kafkasafe.SafeConsumer that one thread owns."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import MethodType, TracebackType
+from typing import Any, Final, Self, TypeVar, Unpack
+
+import kafka.errors as kafka_errors
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe import consumer as threads
+from kafkasafe.aio.threads import Worker, call_in_thread
+from kafkasafe.config import validate_consumer
+from kafkasafe.errors import UsageError
+from kafkasafe.options import ConsumerOptions
+
+__all__ = ["SafeConsumer"]
+
+T = TypeVar("T")
+Records = Mapping[TopicPartition, list[Any]]
+
+_SLICE_MS: Final = 50
+"""How long the thread waits for records before it looks for other work."""
+
+
+class _Fetched:
+    """Records of one partition that were fetched together, of which some may be handed out."""
+
+    __slots__ = ("at", "records", "tp")
+
+    def __init__(self, tp: TopicPartition, records: list[Any]) -> None:
+        self.tp = tp
+        self.records = records
+        self.at = 0
+
+    @property
+    def next_offset(self) -> int:
+        return int(self.records[self.at].offset)
+
+
+class SafeConsumer:
+    """`kafkasafe.SafeConsumer` for a program with an event loop; the methods are named as AIOKafkaConsumer's.
+
+    `async with SafeConsumer("orders", ...) as consumer: async for record in consumer: ...`
+
+    **Only what was handed to the program is committed.** Automatic commits, on their interval, before a rebalance and
+    at the end, go up to the record that the program has in hand, and not past it before it asks for the next one (or
+    leaves the consumer's block without an error). `commit()` commits all that was handed over.
+
+    One thread owns the consumer underneath, and does what is asked for in order. Deserializers, `on_event`,
+    `on_divergence` and a rebalance listener run there, or on the network thread.
+
+    Args:
+        topics: To subscribe to.
+        loop: Ignored; aiokafka's.
+        options: Those of `kafkasafe.SafeConsumer`.
+
+    Raises:
+        ConfigError: An option is unknown or has a value that cannot work.
+    """
+
+    def __init__(self, *topics: str, loop: Any = None, **options: Unpack[ConsumerOptions]) -> None:  # noqa: ARG002
+        validate_consumer(dict(options))
+        self._topics = topics
+        self._options = options
+        self._consumer: threads.SafeConsumer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._once = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+        self._asking = asyncio.Lock()
+        self._fetched: collections.deque[_Fetched] = collections.deque()
+        self._in_hand: dict[TopicPartition, int] = {}
+        """First offset of what the program got at its last request."""
+        self._seeks = 0
+        self._moved: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._assigned: frozenset[TopicPartition] = frozenset()
+        self._polled_at = 0.0
+        self._kept = 0
+        """The last of the thread's fetches that came here."""
+        # Of the thread:
+        self._unhanded: dict[TopicPartition, int] = {}
+        """First offset that is fetched and not handed out, by partition."""
+        self._sent: collections.deque[tuple[int, dict[TopicPartition, int]]] = collections.deque()
+        """Fetches that may be on their way to the loop: number, first offsets."""
+        self._polls = 0
+        self._states: dict[TopicPartition, object] = {}
+        """kafka-python's states of what is assigned, after the last poll."""
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect. Cancelled, it leaves nothing open. Again, it does nothing.
+
+        Raises:
+            KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`.
+            IllegalStateError: It was closed.
+        """
+        if self._closing is not None:
+            raise kafka_errors.IllegalStateError("The consumer is closed; make a new one")
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise UsageError("The consumer belongs to another event loop: make one for each")
+        self._loop = loop
+        async with self._once:
+            if self._consumer is not None:
+                return
+            consumer = await call_in_thread(
+                "kafkasafe-aio-start",
+                lambda: threads.SafeConsumer(*self._topics, **self._options),
+                undo=lambda made: made.close(),
+            )
+            # Not what was fetched: what was handed out. Commits of all kinds ask here.
+            consumer._subscription.all_consumed_offsets = MethodType(self._handed, consumer._subscription)
+            self._consumer = consumer
+            self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
+
+    async def stop(self) -> None:
+        """As `close()`; aiokafka's name."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Commit what was handed out (with `enable_auto_commit`), leave the group, close. Again, it does nothing.
+
+        Cancelled, it goes on by itself.
+
+        Raises:
+            OSError: A file could not be written. Everything is closed all the same.
+        """
+        await self._end(commit=True)
+
+    async def _end(self, *, commit: bool) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close(commit=commit))
+            self._closing.add_done_callback(_retrieve)
+        await asyncio.shield(self._closing)
+
+    async def _close(self, *, commit: bool) -> None:
+        async with self._once:
+            consumer = self._consumer
+        if consumer is None:
+            return
+        if commit:
+            self._in_hand.clear()
+        try:
+            await self._worker.run(self._known_to(consumer.close))
+        finally:
+            self._worker.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close. After an exception of the block the record in hand is not committed: it comes again."""
+        await self._end(commit=error is None)
+
+    def __del__(self) -> None:
+        if getattr(self, "_consumer", None) is not None and self._closing is None:
+            self._worker.put(self._opened.close)
+            self._worker.stop()
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._closing is not None:
+            raise StopAsyncIteration
+        try:
+            return await self.getone()
+        except kafka_errors.IllegalStateError:
+            if self._closing is not None:
+                raise StopAsyncIteration from None
+            raise
+
+    async def getone(self, *partitions: TopicPartition) -> Any:
+        """The next record. Cancelled, it takes none.
+
+        Args:
+            partitions: Only of these. Default: of all that are assigned.
+
+        Raises:
+            LogDivergedError: See `on_divergence`.
+            Exception: As of `kafkasafe.SafeConsumer.poll`.
+        """
+        wanted = frozenset(partitions)
+        self._check_open()
+        self._in_hand = {}
+        while (fetched := self._next(wanted)) is None:
+            await self._ask(wanted, _SLICE_MS)
+        record = fetched.records[fetched.at]
+        self._take(fetched, 1)
+        return record
+
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Any]]:
+        """What is there, or comes within `timeout_ms`. Cancelled, it takes none.
+
+        Args:
+            partitions: Only of these. Default: of all that are assigned.
+            timeout_ms: How long to wait while there is nothing.
+            max_records: At most. Default: `max_poll_records`.
+
+        Raises:
+            Exception: As of `getone`.
+        """
+        wanted = frozenset(partitions)
+        self._check_open()
+        if max_records is not None and max_records < 1:
+            raise ValueError("max_records must be positive")
+        self._in_hand = {}
+        end = time.monotonic() + timeout_ms / 1000
+        while self._next(wanted) is None:
+            left_ms = (end - time.monotonic()) * 1000
+            await self._ask(wanted, max(0.0, min(left_ms, _SLICE_MS)))
+            if left_ms <= 0:
+                break
+        found: dict[TopicPartition, list[Any]] = {}
+        left = max_records or self._opened.config["max_poll_records"]
+        while left > 0 and (fetched := self._next(wanted)) is not None:
+            records = fetched.records[fetched.at : fetched.at + left]
+            found.setdefault(fetched.tp, []).extend(records)
+            self._take(fetched, len(records))
+            left -= len(records)
+        return found
+
+    def _next(self, wanted: frozenset[TopicPartition]) -> _Fetched | None:
+        if self._fetched and not wanted and not self._paused:
+            return self._fetched[0]
+        for fetched in self._fetched:
+            if fetched.tp not in self._paused and (not wanted or fetched.tp in wanted):
+                return fetched
+        return None
+
+    def _take(self, fetched: _Fetched, count: int) -> None:
+        self._in_hand.setdefault(fetched.tp, fetched.next_offset)
+        fetched.at += count
+        if fetched.at == len(fetched.records):
+            self._fetched.remove(fetched)
+
+    async def _ask(self, wanted: frozenset[TopicPartition], timeout_ms: float) -> None:
+        """Have the thread poll for a moment. What it finds is kept, whoever is cancelled meanwhile."""
+        async with self._asking:
+            if self._next(wanted) is not None:
+                return  # another task asked
+            consumer = self._opened
+            self._check_open()
+            asked = self._seeks
+
+            def poll() -> None:
+                records = consumer.poll(timeout_ms)
+                self._polls += 1
+                states = dict(consumer._subscription.assignment)
+                # Given to another member, or given anew: their positions are those that were committed.
+                gone = [tp for tp, state in self._states.items() if states.get(tp) is not state]
+                self._forget(gone)
+                self._states = states
+                if records:
+                    first = {tp: found[0].offset for tp, found in records.items()}
+                    self._sent.append((self._polls, first))
+                    self._unhanded = {**first, **self._unhanded}
+                self._loop_of().call_soon_threadsafe(
+                    self._keep, self._polls, records, frozenset(states), gone, asked
+                )
+
+            await self._do(poll)
+
+    def _keep(
+        self,
+        number: int,
+        records: Records,
+        assigned: frozenset[TopicPartition],
+        gone: list[TopicPartition],
+        asked: int,
+    ) -> None:
+        self._kept = number
+        self._polled_at = time.time()
+        self._assigned = assigned
+        if gone:
+            self._drop(gone)
+        for tp, found in records.items():
+            # Not what was fetched before a seek that came meanwhile.
+            if found and tp in assigned and self._moved.get(tp, 0) <= asked:
+                self._fetched.append(_Fetched(tp, found))
+
+    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = set(partitions)
+        self._fetched = collections.deque(fetched for fetched in self._fetched if fetched.tp not in gone)
+        for tp in gone:
+            self._in_hand.pop(tp, None)
+
+    # -- commits ---------------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
+        """Commit, and wait for the answer. Cancelled meanwhile it may have been committed.
+
+        Args:
+            offsets: Next offset to read by partition: a number, (number, metadata) or OffsetAndMetadata. Default: all
+                that was handed to the program.
+
+        Raises:
+            CommitFailedError: The partitions are another member's by now.
+            Exception: As of `kafkasafe.SafeConsumer.commit`.
+        """
+        consumer = self._opened
+        if offsets is None:
+            self._in_hand = {}
+            await self._do(consumer.commit)
+            return
+        given = {tp: _offset(offset) for tp, offset in offsets.items()}
+        await self._do(lambda: consumer.commit(given))
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """The last committed offset, None if there is none."""
+        consumer = self._opened
+        found = await self._do(lambda: consumer.committed(partition))
+        return None if found is None else int(found)
+
+    async def position(self, partition: TopicPartition) -> int:
+        """Offset of the next record that will be handed out.
+
+        Raises:
+            ValueError: The partition is not assigned.
+        """
+        for fetched in self._fetched:
+            if fetched.tp == partition:
+                return fetched.next_offset
+        consumer = self._opened
+        return int(await self._do(lambda: consumer.position(partition)))
+
+    def _handed(self, subscription: Any) -> dict[TopicPartition, Any]:
+        """In place of `all_consumed_offsets`, on the thread or the network thread: what may be committed."""
+        with subscription._lock:
+            consumed = {}
+            for tp, state in subscription.assignment.items():
+                if not state.has_valid_position:
+                    continue
+                first = self._unhanded.get(tp)
+                fetched = state.position
+                if first is not None and first < fetched.offset:
+                    fetched = OffsetAndMetadata(first, "", -1)
+                consumed[tp] = fetched
+            return consumed
+
+    # -- positions and partitions ----------------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
+        """Go on from an offset. Takes effect before the next record; may be awaited, for its error.
+
+        Raises:
+            ValueError: Awaited: the partition is not assigned.
+        """
+        return self._later(lambda consumer: consumer.seek(partition, offset), [partition])
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
+        """Go on from the first offset of these, or of all that are assigned."""
+        moved = partitions or self._assigned
+        await self._later(lambda consumer: consumer.seek_to_beginning(*partitions), moved)
+        return True
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> bool:
+        """Go on with what comes from now on."""
+        moved = partitions or self._assigned
+        await self._later(lambda consumer: consumer.seek_to_end(*partitions), moved)
+        return True
+
+    async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
+        """Go on from the committed offsets of these, or of all that are assigned; where there is none it stays."""
+        moved = partitions or tuple(self._assigned)
+
+        def seek(consumer: Any) -> dict[TopicPartition, int | None]:
+            found: dict[TopicPartition, int | None] = {}
+            for tp in moved:
+                found[tp] = consumer.committed(tp)
+                if found[tp] is not None:
+                    consumer.seek(tp, found[tp])
+            return found
+
+        return await self._later(seek, moved)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
+        """Read these partitions, without a group's assignment."""
+        wanted = frozenset(partitions)
+        # The others keep their positions, and what was fetched of them.
+        moved, self._assigned = self._all() - wanted, wanted
+        return self._later(lambda consumer: consumer.assign(list(wanted)), moved)
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: Any = None
+    ) -> asyncio.Future[None]:
+        """Read topics, as one of the group. A listener's methods are no coroutines: another thread calls them."""
+        names = list(topics)
+        return self._later(lambda consumer: consumer.subscribe(names, pattern, listener))
+
+    def unsubscribe(self) -> asyncio.Future[None]:
+        """Read nothing any more, and leave the group."""
+        moved, self._assigned = self._all(), frozenset[TopicPartition]()
+        return self._later(lambda consumer: consumer.unsubscribe(), moved)
+
+    def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
+        """Hand out nothing of these until `resume`."""
+        self._paused.update(partitions)
+        return self._later(lambda consumer: consumer.pause(*partitions))
+
+    def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
+        """Hand out records of these again."""
+        self._paused.difference_update(partitions)
+        return self._later(lambda consumer: consumer.resume(*partitions))
+
+    def paused(self) -> set[TopicPartition]:
+        """Those that are paused."""
+        return set(self._paused)
+
+    def assignment(self) -> set[TopicPartition]:
+        """Partitions that are assigned, as of the last request for records."""
+        return set(self._assigned)
+
+    def subscription(self) -> set[str]:
+        """Topics that are subscribed to."""
+        return set(self._opened.subscription() or ())
+
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """Of the last fetch; None before there was one."""
+        found = self._opened.highwater(partition)
+        return None if found is None else int(found)
+
+    def last_poll_timestamp(self) -> int:
+        """When records were asked for the last time, ms since the epoch."""
+        return int(self._polled_at * 1000)
+
+    async def topics(self) -> set[str]:
+        """All topics that the client may see."""
+        consumer = self._opened
+        return set(await self._do(consumer.topics))
+
+    async def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Partitions of a topic, None if there is none. (aiokafka's is no coroutine, and asks nobody.)"""
+        consumer = self._opened
+        found = await self._do(lambda: consumer.partitions_for_topic(topic))
+        return None if found is None else set(found)
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], **options: Any
+    ) -> dict[TopicPartition, int]:
+        """As of `kafkasafe.SafeConsumer`: never back without a proof."""
+        consumer, asked = self._opened, list(partitions)
+        return dict(await self._beside(lambda: consumer.end_offsets(asked, **options)))
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], **options: Any
+    ) -> dict[TopicPartition, int]:
+        """As of `kafkasafe.SafeConsumer`."""
+        consumer, asked = self._opened, list(partitions)
+        return dict(await self._beside(lambda: consumer.beginning_offsets(asked, **options)))
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], **options: Any
+    ) -> dict[TopicPartition, Any]:
+        """As of `kafkasafe.SafeConsumer`."""
+        consumer, asked = self._opened, dict(timestamps)
+        return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
+
+    def metrics(self, raw: bool = False) -> Any:
+        """As of `kafkasafe.SafeConsumer`."""
+        return self._opened.metrics(raw)
+
+    @property
+    def client(self) -> threads.SafeConsumer:
+        """The consumer underneath, which belongs to another thread: only look at it."""
+        found: threads.SafeConsumer = self._opened
+        return found
+
+    def __repr__(self) -> str:
+        return f"<aio.SafeConsumer {self._consumer or 'not started'}>"
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> Any:
+        if self._consumer is None:
+            raise UsageError(
+                "Not started: `async with SafeConsumer(...) as consumer`, or `await consumer.start()`"
+            )
+        return self._consumer
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise kafka_errors.IllegalStateError("The consumer is closed")
+
+    def _loop_of(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise UsageError("Not started")
+        return self._loop
+
+    async def _do(self, job: Callable[[], T]) -> T:
+        """On the thread, after what was asked for before."""
+        self._check_open()
+        return await self._worker.run(self._known_to(job))
+
+    def _known_to(self, job: Callable[[], T]) -> Callable[[], T]:
+        """The job, which knows what was handed out when it was asked for."""
+        unhanded, kept = self._first_unhanded(), self._kept
+
+        def work() -> T:
+            while self._sent and self._sent[0][0] <= kept:
+                self._sent.popleft()
+            for _, first in self._sent:
+                # Fetched since: the loop did not know of it.
+                for tp, offset in first.items():
+                    unhanded.setdefault(tp, offset)
+            self._unhanded = unhanded
+            return job()
+
+        return work
+
+    def _later(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]:
+        """On the thread as well; the positions of partitions may be moved by it.
+
+        What was fetched of those is not handed out from here on. What was handed out is forgotten only after the job:
+        kafka-python commits within `assign` and `unsubscribe`.
+        """
+        consumer = self._opened
+        self._check_open()
+        gone = set(moved)
+        if gone:
+            self._seeks += 1
+            self._moved.update(dict.fromkeys(gone, self._seeks))
+            self._drop(gone)
+
+        def work() -> T:
+            try:
+                return job(consumer)
+            finally:
+                self._forget(gone)
+
+        return self._worker.submit(work)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """On the thread: what was fetched of these is not handed out any more."""
+        for tp in partitions:
+            for first in (self._unhanded, *(first for _, first in self._sent)):
+                first.pop(tp, None)
+
+    def _all(self) -> set[TopicPartition]:
+        """Partitions of which something may be fetched."""
+        return {*self._assigned, *(fetched.tp for fetched in self._fetched)}
+
+    async def _beside(self, look: Callable[[], T]) -> T:
+        """Look-ups, which are thread-safe: they hold up no poll."""
+        return await call_in_thread("kafkasafe-aio-look", look)
+
+    def _first_unhanded(self) -> dict[TopicPartition, int]:
+        """First offset by partition that the program did not get, or has in hand."""
+        first = dict(self._in_hand)
+        for fetched in self._fetched:
+            first[fetched.tp] = min(first.get(fetched.tp, fetched.next_offset), fetched.next_offset)
+        return first
+
+
+def _offset(given: Any) -> Any:
+    if isinstance(given, OffsetAndMetadata):
+        return given
+    if isinstance(given, tuple):
+        return OffsetAndMetadata(given[0], given[1], -1)
+    return OffsetAndMetadata(given, "", -1)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
