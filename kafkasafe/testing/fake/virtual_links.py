@@ -101,6 +101,7 @@ class Link:
     node: int
     pipe: Pipe | None = None
     dialing: object | None = None
+    attempt: object | None = None
     ready: bool = False
     waiting: deque[Call] = field(default_factory=deque)
     in_flight: list[Call] = field(default_factory=list)
@@ -281,11 +282,17 @@ class Links:
             self._write(link, link.waiting.popleft())
 
     def _dial(self, link: Link) -> None:
-        token = link.dialing = object()
+        token = link.dialing = link.attempt = object()
 
         def dial() -> None:
             if link.dialing is token and not self._closed:
+                self._time.call_later(self._timeout_s, give_up)
                 self._cluster.dial(link.node, made, ended)
+
+        def give_up() -> None:
+            # A hand-shake that a broker never answers; whoever has it later is hung up on.
+            if link.attempt is token and not link.ready and not self._closed:
+                self._lost(link, kafka_errors.KafkaConnectionError(f"Node {link.node}: no answer"))
 
         def made(pipe: Pipe) -> None:
             if link.dialing is not token or self._closed:
