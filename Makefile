@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 25
 JOBS ?= 2
 
-.PHONY: help demo demo-spark dashboard test test-all smoke-spark lint format bench bench-consume chaos clean
+.PHONY: help demo demo-spark dashboard test test-all smoke-spark lint format bench bench-consume simulate chaos clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -52,6 +52,10 @@ bench: $(STAMP)  ## throughput beside kafka-python and confluent-kafka
 
 bench-consume: $(STAMP)  ## consumers beside kafka-python and confluent-kafka
 	$(BIN)/python benchmarks/consume.py $(ARGS)
+
+simulate: $(STAMP)  ## seeded histories of the real engine, in virtual time: SEEDS=100000, or SEED=123 to see and shrink one
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP)) $(if $(KIND),--kind "$(KIND)") $(ARGS)
+SEEDS ?= 1000
 
 chaos: $(STAMP)  ## ten minutes of kill -9, signals, lost answers, flapping rights, and a count of what is left
 	$(BIN)/python benchmarks/chaos.py $(ARGS)

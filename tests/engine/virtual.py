@@ -7,8 +7,10 @@ Nothing here waits: `World.run` lets time jump to whatever is due next. All that
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -136,8 +138,7 @@ class _TracedEngine(Engine):
     world: World
 
     def step(self, message) -> None:
-        text = describe(message)
-        if text:
+        if not self.world.silent and (text := describe(message)):
             self.world.say(text)
         super().step(message)
 
@@ -145,7 +146,14 @@ class _TracedEngine(Engine):
 class Life:
     """One process with a producer: from the opening of its lane to a crash or an orderly end."""
 
-    def __init__(self, world: World, *, hand_back: bool = False, **options) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        hand_back: bool = False,
+        sizes: Mapping[str, int] | None = None,
+        **options,
+    ) -> None:
         self._world = world
         self.files = world.disk.process()
         self.inbox: deque = deque()
@@ -161,6 +169,8 @@ class Life:
                 **options,
             }
         )
+        # Smaller than users may have them: what happens every few megabytes happens every few kilobytes.
+        self.config = dataclasses.replace(self.config, **(sizes or {}))
         directory = SpoolDirectory.open(SPOOL, files=self.files)
         lock = directory.take_lane(
             self.config.spool_lane, client=self.config.client_id, wait=world.run if hand_back else None
@@ -201,7 +211,7 @@ class Life:
             self._world.say(f"== {where} {parcel.count} records at {parcel.base_offset}")
 
     def turn(self) -> None:
-        while self.inbox:
+        for _ in range(len(self.inbox)):
             self.engine.step(self.inbox.popleft())
         self.engine.turn()
 
@@ -214,12 +224,16 @@ class Life:
 class World:
     """A cluster, a disk, and the producers of one spool directory, one after the other or side by side."""
 
+    cluster_type = StormyCluster
+    silent = False
+    """Nothing is written down."""
+
     def __init__(self, brokers: int = 1, version: str = "4.3.0", **settings) -> None:
         self.lines: list[str] = []
         self.lives: list[Life] = []
         self.disk = Disk()
         config = {name.replace("_", "."): value for name, value in settings.items()}
-        self.cluster = StormyCluster(self.say, brokers, version, config)
+        self.cluster = self.cluster_type(self.say, brokers, version, config)
         self.time = self.cluster.time
         self.time.sleep(86_400.0)  # `monotonic` and `elapsed` differ
         self.outage = False

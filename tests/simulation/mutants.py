@@ -1,0 +1,294 @@
+"""The engine with one rule taken out each: histories must find every one of them. With those of the journal, one list.
+
+`tests/mutants.txt` names them all, with those of the spool; `test_mutants.py` compares.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import ProducerView
+from kafkasafe._io.engine import disk, questions
+from kafkasafe._io.engine import engine as engines
+from kafkasafe._io.engine.disk import DiskWriter
+from kafkasafe._io.engine.endings import Endings
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.intake import Intake
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.lane_keeper import LaneKeeper
+from kafkasafe._io.engine.losses import LossWatch
+from kafkasafe._io.engine.messages import ChoreDue, RetryDue
+from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.engine.sender import Sender
+from kafkasafe._io.engine.topics import Topics
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.rejected import RejectedStore
+from kafkasafe._io.spool import Spool
+
+__all__ = ["ENGINE", "JOURNAL", "SEEDS", "Mutant"]
+
+SEEDS = 40
+"""So many seeds, at most, until a mutant is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A change in memory, and where it is found.
+
+    Attributes:
+        change: Makes it, with pytest's `monkeypatch`.
+        kind: Of the histories.
+        first: The first seed.
+    """
+
+    change: Callable[[Any], None]
+    kind: str = "all"
+    first: int = 0
+
+
+def source(place: Any, name: str, old: str, new: str) -> Callable[[Any], None]:
+    """A change of a function's source."""
+
+    def change(patch: Any) -> None:
+        function = inspect.getattr_static(place, name)
+        kept = staticmethod if isinstance(function, staticmethod) else None
+        function = getattr(function, "__func__", function)
+        text = textwrap.dedent(inspect.getsource(function))
+        if old not in text:
+            raise LookupError(f"The mutant is out of date: {name} has no {old!r}")
+        text = "\n".join(
+            line for line in text.split("\n") if line.strip() not in {"@staticmethod", "@classmethod"}
+        )
+        local: dict[str, Any] = {}
+        # `super()` and private names do not work in here; who needs them writes a class instead.
+        exec(
+            compile(
+                "from __future__ import annotations\n" + text.replace(old, new), f"<mutant of {name}>", "exec"
+            ),
+            vars(sys.modules[function.__module__]),
+            local,
+        )
+        patch.setattr(place, name, kept(local[name]) if kept else local[name])
+
+    return change
+
+
+def nothing(place: Any, name: str, result: Any = None) -> Callable[[Any], None]:
+    """A function that does nothing."""
+    return lambda patch: patch.setattr(place, name, lambda *_, **__: result)
+
+
+# -- those that are more than a line -----------------------------------------------------------------------------------
+
+
+def _resolves_before_the_mark(patch: Any) -> None:
+    produced = Sender.produced
+
+    def ended_at_once(self: Sender, sent: Any, reply: Any) -> None:
+        produced(self, sent, reply)
+        parcel = sent.lane.parcels.get(sent.batch.handle)
+        if not getattr(reply, "error_code", 1) and parcel is not None:
+            parcel.base_offset = reply.base_offset
+            self._ledger.finish(parcel)
+
+    patch.setattr(Sender, "produced", ended_at_once)
+
+
+def _reverses_groups(patch: Any) -> None:
+    write = Spool.write_group
+
+    def reversed_group(self: Spool, marks: Any, batches: Any, **options: Any) -> list[int]:
+        if options.get("atomic") or any(isinstance(mark, m.Given) for mark in marks):
+            return write(self, marks, batches, **options)
+        return write(self, marks, list(batches)[::-1], **options)[::-1]
+
+    patch.setattr(Spool, "write_group", reversed_group)
+
+
+def _drops_marks(kind: type[Any]) -> Callable[[Any], None]:
+    def change(patch: Any) -> None:
+        write = DiskWriter._write_group
+
+        def without(self: DiskWriter, lane: Lane, persist: j.Persist) -> None:
+            persist.marks = [mark for mark in persist.marks if not isinstance(mark, kind)]
+            write(self, lane, persist)
+
+        patch.setattr(DiskWriter, "_write_group", without)
+
+    return change
+
+
+def _durable_before_the_write(patch: Any) -> None:
+    write = DiskWriter._write_group
+
+    def promised_too_early(self: DiskWriter, lane: Lane, persist: j.Persist) -> None:
+        self._ledger.made_durable([lane.parcels[batch.handle] for batch in persist.batches])
+        write(self, lane, persist)
+
+    patch.setattr(DiskWriter, "_write_group", promised_too_early)
+
+
+def _batches_before_decisions(patch: Any) -> None:
+    apart = disk._apart
+    patch.setattr(disk, "_apart", lambda *args, **options: list(reversed(apart(*args, **options))))
+
+
+def _timers_without(unwanted: Callable[[Any], bool]) -> Callable[[Any], None]:
+    def change(patch: Any) -> None:
+        timer = Ground.timer
+
+        def some(self: Ground, delay_s: float, message: Any) -> None:
+            if not unwanted(message):
+                timer(self, delay_s, message)
+
+        patch.setattr(Ground, "timer", some)
+
+    return change
+
+
+def _keeps_no_copy(patch: Any) -> None:
+    def kept(self: RejectedStore, *_: Any, **__: Any) -> Path:
+        return self.lane / "rejected" / "nothing"
+
+    patch.setattr(RejectedStore, "keep", kept)
+
+
+def _no_pauses(patch: Any) -> None:
+    patch.setattr(Sender, "_calm_in_s", lambda *_: 0.0)
+    timer = Ground.timer
+
+    def at_once(self: Ground, delay_s: float, message: Any) -> None:
+        timer(self, min(delay_s, 0.005) if isinstance(message, RetryDue) else delay_s, message)
+
+    patch.setattr(Ground, "timer", at_once)
+
+
+def _journal(mutant: type[j.Journal]) -> Callable[[Any], None]:
+    return lambda patch: patch.setattr(j, "Journal", mutant)
+
+
+ENGINE: dict[str, Mutant] = {
+    # What is promised of the disk.
+    "send before sync": Mutant(source(DiskWriter, "_write_group", "lane.spool.sync()", "pass")),
+    "durable before the write": Mutant(_durable_before_the_write),
+    "a failed write is taken for done": Mutant(
+        source(DiskWriter, "write_out", "lane.unwritten.insert(index, part)", "pass")
+    ),
+    "group order reversed": Mutant(_reverses_groups, "calm network"),
+    "decisions overtake": Mutant(lambda patch: patch.setattr(Lane, "held", property(lambda _: False))),
+    "batches before decisions": Mutant(_batches_before_decisions),
+    "ids not in the spool": Mutant(lambda patch: patch.setattr(disk, "_stamp", lambda *_: None)),
+    "sent without ids": Mutant(lambda patch: patch.setattr(disk, "_differs", lambda *_: False)),
+    "commit mark dropped": Mutant(_drops_marks(m.Committed)),
+    "new ids' mark dropped": Mutant(_drops_marks(m.Identified)),
+    "released before committed": Mutant(
+        source(DiskWriter, "release", "lane.journal.release_position", "lane.spool.next_position")
+    ),
+    "bytes stay in memory": Mutant(
+        source(DiskWriter, "_write_group", "self.memory > _MEMORY_BYTES", "False")
+    ),
+    # What is believed of the cluster.
+    "resolve before the mark": Mutant(_resolves_before_the_mark),
+    "a lost answer is taken for not sent": Mutant(
+        source(Sender, "_produced", "sent=reply.sent", "sent=False")
+    ),
+    "a failure is taken for an acknowledgement": Mutant(
+        source(
+            Sender, "_produced", "elif reply.error_code:", "elif reply.error_code and reply.error_code != 7:"
+        )
+    ),
+    "no fence": Mutant(source(Sender, "_let_out", "self._fences.get((topic, partition), 0)", "None")),
+    "all are known": Mutant(
+        lambda patch: patch.setattr(questions, "_view", lambda *_: ProducerView(0, 2**30, 2**50))
+    ),
+    "ten in flight": Mutant(source(LaneKeeper, "open_lane", "window=config.window", "window=10")),
+    "new id before dead_at": Mutant(
+        source(LaneKeeper, "open_lane", "request_timeout_s=config.request_timeout_s", "request_timeout_s=0.0")
+    ),
+    "an earlier life sent nothing": Mutant(
+        source(
+            LaneKeeper, "open_lane", "journal.recovered(self._ground.now(), self._ground.moment())", "pass"
+        )
+    ),
+    "what another leader's log says is believed": Mutant(
+        source(questions.Question, "_judge", "self._leader_epoch:", "self._leader_epoch and False:")
+    ),
+    "a state is believed without a proof": Mutant(
+        source(questions.Question, "_on_described", "judgement.present > 1 and", "False and")
+    ),
+    "no look at the clock of others": Mutant(
+        lambda patch: patch.setattr(j.Journal, "broker_clock", lambda *_: False)
+    ),
+    # What is refused.
+    "rejected before durable in rejected/": Mutant(_keeps_no_copy, "refused"),
+    "divided in the wrong order": Mutant(
+        source(
+            Intake, "_divide", "for child, indexes in children\n", "for child, indexes in children[::-1]\n"
+        ),
+        "refused",
+    ),
+    "refused for good at once": Mutant(
+        source(
+            LaneKeeper, "open_lane", "refused_timeout_s=config.refused_timeout_s", "refused_timeout_s=0.0"
+        ),
+        "denied",
+    ),
+    "records are divided at once though older ones wait": Mutant(
+        source(Intake, "take", "elif not lane.journal.waiting(parcel.topic):", "else:"), "late topic"
+    ),
+    # Whom it belongs to.
+    "wrong-cluster check skipped": Mutant(
+        source(engines.Engine, "listen", "ground.cluster.guard(", "(lambda **_: None)("), "strangers"
+    ),
+    "adoption without a lock": Mutant(
+        source(
+            SpoolDirectory,
+            "_try",
+            "if not self._files.lock(handle):",
+            "if not self._files.lock(handle) and False:",
+        ),
+        "lanes",
+    ),
+    "a lane is let go before it is drained": Mutant(
+        source(
+            LaneKeeper, "adopt", "if not lane.journal.unfinished and not lane.journal.doubted:", "if True:"
+        ),
+        "lanes",
+    ),
+    "lanes are looked for only once": Mutant(
+        _timers_without(lambda message: message == ChoreDue(engines.Chore.ADOPT)), "lanes"
+    ),
+    # What has to come back by itself.
+    "timer never fires": Mutant(_timers_without(lambda message: isinstance(message, RetryDue))),
+    "no pause": Mutant(_no_pauses),
+    "a failed write is not tried again": Mutant(nothing(DiskWriter, "retry_write"), "calm network"),
+    "no producer id is asked for again": Mutant(
+        source(Sender, "granted", "self._ground.timer(", "(lambda *_: None)(")
+    ),
+    "topics are not looked for": Mutant(nothing(Topics, "poll"), "late topic"),
+    # What the cluster loses.
+    "no look after what was acknowledged": Mutant(
+        lambda patch: (
+            patch.setattr(LossWatch, "check_acked", lambda *_: None),
+            patch.setattr(LossWatch, "look_again", lambda *_: None),
+        ),
+        "lossy",
+    ),
+    "no check of the leader before": Mutant(nothing(LossWatch, "check_epoch"), "lossy"),
+    "another topic of the name is the same": Mutant(nothing(LossWatch, "compare_topic"), "recreated"),
+    "losses are not reported": Mutant(nothing(LossWatch, "acked_loss"), "lossy"),
+    "undecidable batches are sent again": Mutant(
+        source(Endings, "_park", "policy = self._config.on_undecidable", "policy = 'resend'"), "trimmed"
+    ),
+}
+
+JOURNAL: dict[str, tuple[str, int]] = {}
+_ = (Rejects,)

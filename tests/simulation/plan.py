@@ -1,0 +1,202 @@
+"""What happens in a history: settings, and events as data. A seed makes both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+__all__ = ["KINDS", "Event", "Plan", "Settings", "plan_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens. `a`, `b` and `c` are all that is random in it."""
+
+    name: str
+    a: int
+    b: int
+    c: int
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.a}, {self.b}, {self.c})"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What kind of world it is.
+
+    Attributes:
+        spool: Of all producers.
+        workers: Producers on the spool directory.
+        partitions: Of the topic.
+        brokers: How many.
+        describes: Brokers know DescribeProducers.
+        late_topic: The topic is made by an event, and the partitions of records are chosen when it is there.
+        old: How many of a hundred batches have old timestamps.
+        poison: How many of a hundred records a compacted topic refuses, because they have no key.
+        huge: How many of a hundred records are too large for the topic.
+        stubborn: How many of a hundred records the leader fails on.
+        segment_bytes: Of the spool.
+        spool_bytes: How large the spool may grow.
+        memory_bytes: Durable batches that are also in memory.
+        refused_s: `refused_timeout_ms`.
+        heals: `on_acked_loss="heal"`, or "event".
+        heals_recreated: `heal_recreated_topics`.
+        retains: The spool keeps everything that was acknowledged.
+        loses: The cluster loses what it acknowledged.
+    """
+
+    spool: str = "always"
+    workers: int = 1
+    partitions: int = 2
+    brokers: int = 3
+    describes: bool = True
+    late_topic: bool = False
+    old: int = 0
+    poison: int = 0
+    huge: int = 0
+    stubborn: int = 0
+    segment_bytes: int = 4 << 20
+    spool_bytes: int = 16 << 20
+    memory_bytes: int = 16 << 20
+    refused_s: float = 604_800.0
+    heals: bool = True
+    heals_recreated: bool = False
+    retains: bool = False
+    loses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What plans of a kind are like.
+
+    Attributes:
+        share: How many of all seeds are of it, in comparison.
+        weights: How often each event comes, in comparison; added to `_ALWAYS`.
+        settings: By name, the values that are drawn from.
+        steps: How many events, drawn from these.
+    """
+
+    share: int
+    weights: Mapping[str, int]
+    settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    steps: Sequence[int] = (15, 25, 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A history before it happens."""
+
+    seed: int
+    kind: str
+    settings: Settings
+    events: tuple[Event, ...]
+
+    def only(self, keep: Sequence[int]) -> Plan:
+        """The same with some of the events."""
+        return replace(self, events=tuple(self.events[at] for at in keep))
+
+
+_ALWAYS: Final = {"send": 30, "wait": 20}
+_NETWORK: Final = {"outage": 3, "swallow": 6, "cut": 4, "stall": 2, "deaf": 2, "slow": 2, "throttle": 1}
+_BROKERS: Final = {"lead": 4, "broker": 4, "pause": 2, "lag": 3, "code": 5, "foreign": 2}
+_DISK: Final = {"disk": 4, "full": 1}
+_CRASHES: Final = {"kill": 6, "crash_at": 5, "close": 2, "freeze": 2}
+_AGE: Final = {"forget": 2, "sleep": 1, "clock": 1}
+_ALL: Final = _NETWORK | _BROKERS | _DISK | _CRASHES | _AGE
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "all": Kind(
+        30,
+        _ALL | {"limit": 1, "spill": 1},
+        {
+            "spool": ("always", "always", "on_error"),
+            "brokers": (1, 3, 3),
+            "partitions": (1, 2, 2, 3),
+            "describes": (True, True, True, False),
+            "segment_bytes": (1500, 4000, 4 << 20),
+            "memory_bytes": (0, 2000, 16 << 20),
+        },
+    ),
+    "calm network": Kind(
+        5, _DISK | _CRASHES, {"spool": ("always", "on_error"), "segment_bytes": (1500, 4 << 20), "brokers": (1,)}
+    ),
+    "lanes": Kind(
+        15,
+        _NETWORK | {"kill": 12, "crash_at": 6, "close": 4, "freeze": 3, "lead": 2, "disk": 2},
+        {"workers": (2, 2, 3), "partitions": (1, 2), "spool": ("always", "always", "on_error"), "brokers": (1, 3)},
+    ),
+    "late topic": Kind(
+        10,
+        _NETWORK | _DISK | _CRASHES | {"create": 3, "spill": 1},
+        {"late_topic": (True,), "partitions": (1, 2, 3), "spool": ("always", "always", "on_error"), "brokers": (1, 3)},
+    ),
+    "old": Kind(
+        8,
+        _NETWORK | _BROKERS | _CRASHES | {"forget": 4, "expire": 6, "sleep": 3, "clock": 3},
+        {"old": (30, 100), "partitions": (1, 1, 2), "brokers": (1, 3)},
+    ),
+    "refused": Kind(
+        10,
+        _NETWORK | _CRASHES | {"disk": 2, "limit": 4, "code": 3},
+        {
+            "poison": (0, 5, 20),
+            "huge": (0, 5, 20),
+            "stubborn": (0, 0, 3),
+            "refused_s": (30.0, 604_800.0),
+            "partitions": (1, 2),
+            "spool": ("always", "always", "on_error"),
+            "brokers": (1, 3),
+            "segment_bytes": (2500, 4 << 20),
+        },
+    ),
+    "denied": Kind(
+        8,
+        {"outage": 2, "swallow": 3, "cut": 3, "kill": 3, "deny": 6, "missing": 4, "code": 6},
+        {"refused_s": (20.0, 604_800.0), "partitions": (1, 2), "brokers": (1,), "late_topic": (False, False, True)},
+    ),
+    "lossy": Kind(
+        10,
+        _NETWORK | _CRASHES | {"unclean": 10, "wipe": 2, "lead": 3, "code": 2, "foreign": 1},
+        {
+            "loses": (True,),
+            "retains": (True, True, True, False),
+            "heals": (True, True, True, False),
+            "partitions": (1, 1, 2),
+            "segment_bytes": (1500, 4 << 20),
+            "brokers": (1, 3),
+        },
+    ),
+    "recreated": Kind(
+        4,
+        _NETWORK | _CRASHES | {"recreate": 6, "lead": 2},
+        {"loses": (True,), "retains": (True, False), "heals_recreated": (False, True), "partitions": (1, 2), "brokers": (1,)},
+    ),
+    "trimmed": Kind(
+        4,
+        _NETWORK | _CRASHES | {"trim": 8, "forget": 3, "lead": 2},
+        {"partitions": (1, 2), "brokers": (1, 3), "describes": (True, False)},
+    ),
+    "strangers": Kind(
+        4, _NETWORK | {"kill": 4, "close": 2, "stranger": 8}, {"partitions": (1, 2), "brokers": (1,)}, (10, 20)
+    ),
+    "full": Kind(
+        4,
+        _NETWORK | {"kill": 3, "full": 8, "disk": 4, "crash_at": 2},
+        {"segment_bytes": (2000, 4000), "spool_bytes": (20_000, 40_000), "memory_bytes": (0, 4000), "brokers": (1,)},
+    ),
+}  # fmt: skip
+
+
+def plan_of(seed: int, kind: str = "") -> Plan:
+    """The history that a seed stands for, of its own kind or of the one that is asked for."""
+    rng = random.Random(f"{seed} {kind}")
+    name = kind or rng.choices(list(KINDS), [each.share for each in KINDS.values()])[0]
+    found = KINDS[name]
+    settings = Settings(**{key: rng.choice(values) for key, values in found.settings.items()})
+    weights = _ALWAYS | found.weights
+    names = rng.choices(list(weights), list(weights.values()), k=rng.choice(found.steps))
+    events = [Event(each, *(rng.randrange(1 << 16) for _ in range(3))) for each in names]
+    return Plan(seed, name, settings, tuple(events))

@@ -1,0 +1,300 @@
+"""The world that histories happen in: the one of the golden transcripts, with whims of leaders, frozen and killed processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import platform
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from virtual import TIMEOUT_S, Life, StormyCluster, World, _request
+
+from kafkasafe._core import batch as codec
+from kafkasafe.errors import SpoolError
+from kafkasafe.testing.disk import ProcessKilled
+from kafkasafe.testing.fake.desk import handler
+
+from .book import Violation
+
+__all__ = ["SimWorld", "Worker", "pinned"]
+
+_MOST_TURNS = 60_000
+_MOST_AT_ONCE = 1_000
+
+
+@contextlib.contextmanager
+def pinned() -> Iterator[None]:
+    """What a process gets from its machine is always the same, and nothing is logged: a run can be repeated anywhere."""
+    numbers, dice = itertools.count(1), random.Random(0)
+    pins: list[tuple[Any, str, Any]] = [
+        (os, "getpid", lambda: 4242),
+        (os, "urandom", dice.randbytes),
+        (platform, "node", lambda: "machine"),
+        (time, "monotonic_ns", lambda: next(numbers)),
+        (time, "time_ns", lambda: 1_700_000_000_000_000_000 + next(numbers)),
+    ]
+    before = [(place, name, getattr(place, name)) for place, name, _ in pins]
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        for place, name, pin in pins:
+            setattr(place, name, pin)
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
+        logging.disable(level)
+
+
+class SimCluster(StormyCluster):
+    """Leaders with whims, and what they are asked is watched.
+
+    Attributes:
+        hidden: APIs that brokers do not know.
+        refuses: Error codes instead of an answer to Produce, of the next requests: (code, appended all the same).
+        whim: Says of a Produce request which code it gets for what is in it, 0 for none.
+        on_produce: Gets topic, partition and header of each batch that is sent.
+        on_question: Gets topic and partition of each question, and of each batch that failed.
+        on_refused: Gets topic, partition and error code of each answer to a batch, and to questions about topics (-1).
+    """
+
+    def __init__(self, *args: Any) -> None:
+        self.hidden: frozenset[str] = frozenset()
+        self.refuses: deque[tuple[int, bool]] = deque()
+        self.whim: Callable[[bytes], int] = lambda _: 0
+        self.on_produce: Callable[[str, int, Any], None] = lambda *_: None
+        self.on_question: Callable[[str, int], None] = lambda *_: None
+        self.on_refused: Callable[[str, int, int], None] = lambda *_: None
+        self.traced = False
+        super().__init__(*args)
+
+    def speaks(self, name: str) -> tuple[int, int]:
+        """See `VirtualCluster`."""
+        return (0, -1) if name in self.hidden else super().speaks(name)
+
+    def ask(self, pipe, name, version, message, on_answer) -> None:
+        """See `StormyCluster`."""
+        what = ""
+        if self.traced and (what := _request(name, message)):
+            self.say(f"-> {what}")
+        addresses = _addresses(name, message)
+        if name == "Produce":
+            for topic in message.topic_data:
+                for part in topic.partition_data:
+                    self.on_produce(topic.name, part.index, codec.read_header(part.records))
+        else:
+            for topic, partition in addresses:
+                self.on_question(topic, partition)
+
+        def arrive() -> None:
+            if pipe.open:
+                if not self.weather[pipe.node].drop_requests:
+                    pipe.requests.append((name, version, message, answered))
+                    self._settle()
+            elif self.stragglers is not None and self.stragglers.random() < 0.5:
+                self.time.call_later(self.stragglers.uniform(0, TIMEOUT_S * 0.9), late)
+
+        home = self._desk.centre
+
+        def late() -> None:
+            if self._desk.centre is home and home.serves(pipe.node):
+                handler(name)(self._ask(pipe.node, version, message))
+                self._settle()
+
+        def answered(fields) -> None:
+            if name == "Produce":
+                for topic in fields["responses"]:
+                    for row in topic["partition_responses"]:
+                        self.on_refused(topic["name"], row["index"], row["error_code"])
+                        if row["error_code"]:
+                            self.on_question(topic["name"], row["index"])
+            elif name == "Metadata":
+                for topic in fields["topics"]:
+                    self.on_refused(topic["name"], -1, topic["error_code"])
+            on_answer(fields)
+
+        answered.swallowed = (what or name) if name == "Produce" else ""
+        self.time.call_later(self.latency_s, arrive)
+
+    def _work(self, pipe) -> bool:
+        if (
+            pipe.open
+            and pipe.held is None
+            and pipe.requests
+            and pipe.requests[0][0] == "Produce"
+            and not self._hangs(pipe.node)
+            and self.now_ms() >= pipe.muted_until_ms
+        ):
+            message = pipe.requests[0][2]
+            parts = [part for topic in message.topic_data for part in topic.partition_data]
+            code = next((code for part in parts if (code := self.whim(part.records))), 0)
+            appended = False
+            if not code and self.refuses:
+                code, appended = self.refuses.popleft()
+            if code:
+                name, version, message, on_answer = pipe.requests.popleft()
+                if appended:
+                    handler(name)(self._ask(pipe.node, version, message))
+                if self.traced:
+                    self.say(f"   error {code}{', and appended' if appended else ''}")
+                self._deliver(pipe, name, _error(message, code), on_answer)
+                return True
+        return super()._work(pipe)
+
+
+def _error(message: Any, code: int) -> dict[str, Any]:
+    rows = [
+        {
+            "name": topic.name,
+            "partition_responses": [
+                {
+                    "index": part.index,
+                    "error_code": code,
+                    "base_offset": -1,
+                    "log_append_time_ms": -1,
+                    "log_start_offset": -1,
+                    "record_errors": [],
+                    "error_message": None,
+                }
+                for part in topic.partition_data
+            ],
+        }
+        for topic in message.topic_data
+    ]
+    return {"responses": rows, "node_endpoints": []}
+
+
+def _addresses(name: str, message: Any) -> list[tuple[str, int]]:
+    match name:
+        case "DescribeProducers":
+            return [(topic.name, number) for topic in message.topics for number in topic.partition_indexes]
+        case "Fetch" | "OffsetForLeaderEpoch":
+            return [(topic.topic, part.partition) for topic in message.topics for part in topic.partitions]
+        case "ListOffsets":
+            return [
+                (topic.name, part.partition_index) for topic in message.topics for part in topic.partitions
+            ]
+    return []
+
+
+class Worker:
+    """A program with a producer on the spool directory, which is started again whenever it ended.
+
+    Attributes:
+        life: Its producer, None while it is down.
+        up_at: When it begins again, while it is down.
+        frozen_until: When it goes on, while it is stopped.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.life: Life | None = None
+        self.up_at = 0.0
+        self.frozen_until = 0.0
+
+
+class SimWorld(World):
+    """See the module."""
+
+    cluster_type = SimCluster
+    cluster: SimCluster
+
+    def __init__(
+        self,
+        brokers: int,
+        workers: int,
+        open_life: Callable[[Worker], Life],
+        on_death: Callable[[Life], None],
+        look: Callable[[], None],
+    ) -> None:
+        self.turns = 0
+        self.workers = [Worker(number) for number in range(workers)]
+        self._open_life = open_life
+        self._on_death = on_death
+        self._look = look
+        super().__init__(brokers, broker_session_timeout_ms=3000, auto_create_topics_enable="false")
+
+    def say(self, line: str) -> None:
+        if not self.silent:
+            super().say(line)
+
+    def die(self, life: Life) -> None:
+        """The process is dead; its program comes back after a moment, unless that was said already."""
+        self._on_death(life)
+        self.lives.remove(life)
+        life.kill()
+        worker = next(each for each in self.workers if each.life is life)
+        worker.life = None
+        worker.up_at = max(worker.up_at, self.time.monotonic() + 0.1)
+        self.say(f"   worker {worker.number} died")
+
+    def _raise_up(self, worker: Worker) -> None:
+        try:
+            worker.life = self._open_life(worker)
+        except (SpoolError, ProcessKilled, OSError) as error:
+            # The program sees an error, or is killed while it begins. It is started again.
+            self.say(f"   worker {worker.number} does not begin: {type(error).__name__}")
+            worker.up_at = self.time.monotonic() + 1.0
+            return
+        self.lives.append(worker.life)
+
+    def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
+        """See `World`."""
+        clock, desk = self.time, self.cluster._desk
+        end = clock.monotonic() + seconds
+        before, at_once = -1.0, 0
+        while True:
+            self.turns += 1
+            if self.turns > _MOST_TURNS:
+                raise Violation("hang", f"{_MOST_TURNS} turns, and no end in sight")
+            self._look()
+            at_once = at_once + 1 if clock.monotonic() == before else 0
+            before = clock.monotonic()
+            if at_once > _MOST_AT_ONCE:
+                raise Violation("hang", f"{_MOST_AT_ONCE} turns, and no time passes")
+            desk.advance(self.cluster.now_ms())
+            now = clock.monotonic()
+            wakes = []
+            for worker in self.workers:
+                if worker.life is None and worker.up_at <= now:
+                    self._raise_up(worker)
+                life = worker.life
+                if life is None:
+                    wakes.append(worker.up_at)
+                    continue
+                if worker.frozen_until > now:
+                    wakes.append(worker.frozen_until)
+                    continue
+                try:
+                    if life.inbox or life.engine.due <= now:
+                        life.turn()
+                except ProcessKilled:
+                    self.die(life)
+                    wakes.append(worker.up_at)
+                    continue
+                wakes.append(now if life.inbox else life.engine.due)
+            if until is not None and until():
+                return True
+            next_s = clock.next_s
+            if next_s is not None:
+                wakes.append(next_s)
+            due = min(wakes)
+            if (
+                due <= clock.monotonic()
+                and due == now
+                and any(
+                    worker.life is not None and worker.life.inbox and worker.frozen_until <= now
+                    for worker in self.workers
+                )
+            ):
+                continue
+            if due > end:
+                clock.run_until(end)
+                return until is None
+            clock.run_until(due)
