@@ -155,6 +155,11 @@ class Outlet:
         if isinstance(message.answer, t.Reached):
             self._link(message.answer.node).ready = True
             self.find_leaders()
+            nowhere = self._turns.get(_NOWHERE)
+            if nowhere and address in nowhere:
+                # The metadata do not say who leads, because a right is missing; the cluster knows it from before.
+                del nowhere[address]
+                self._turns.setdefault(message.answer.node, collections.OrderedDict())[address] = None
             return ()
         if node == _NOWHERE:
             return [address] if address in self._held else ()
