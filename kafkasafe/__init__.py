@@ -6,9 +6,11 @@ See docs/promises.md for the conditions under which that holds.
 from typing import TYPE_CHECKING
 
 from kafkasafe._io.retry import RetryEvent, RetryPolicy
+from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
 from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import (
+    BatchDroppedError,
     CheckpointMismatchError,
     ConfigError,
     DataLossError,
@@ -57,6 +59,9 @@ from kafkasafe.events import (
     SpoolWriteFailed,
     TopicAccepted,
     TopicRefused,
+    UnitCommitted,
+    UnitNotCommitted,
+    UnitRetried,
 )
 from kafkasafe.offsets import BaselineError
 from kafkasafe.producer import RecordFuture, SafeProducer
@@ -66,6 +71,9 @@ if TYPE_CHECKING:
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
     # producer
+    "AtomicBatch",
+    "BatchMetadata",
+    "BatchOutcome",
     "RecordFuture",
     "SafeProducer",
     # consumer
@@ -102,7 +110,11 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "SpoolWriteFailed",
     "TopicAccepted",
     "TopicRefused",
+    "UnitCommitted",
+    "UnitNotCommitted",
+    "UnitRetried",
     # errors
+    "BatchDroppedError",
     "BaselineError",
     "CheckpointMismatchError",
     "ConfigError",

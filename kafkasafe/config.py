@@ -73,6 +73,7 @@ _OURS: Final[dict[str, Any]] = {
 _SPOOL: Final[dict[str, Any]] = {
     "spool_dir": None,
     "spool": "always",
+    "delivery": "idempotent",
     "spool_lane": None,
     "spool_max_bytes": None,
     "spool_segment_bytes": None,
@@ -128,7 +129,6 @@ _WITHOUT_EFFECT: Final[dict[str, str]] = {
     "metrics_sample_window_ms": "metrics are counters and histograms, which need no samples",
     "kafka_client": "connections are kafkasafe's own",
     "bootstrap_timeout_ms": "a producer starts without a broker, and records wait on disk",
-    "transaction_timeout_ms": "there are no transactions",
 }
 _MOST_IN_FLIGHT: Final = 5
 """More could not be told from repetitions by a broker that remembers five batches of a producer."""
@@ -177,6 +177,8 @@ class ProducerConfig:
     spool_dir: Path
     spool_dir_is_default: bool
     spool: Literal["always", "on_error", "never"]
+    delivery: Literal["idempotent", "staged"]
+    transaction_timeout_ms: int
     spool_lane: int | None
     spool_max_bytes: int
     spool_segment_bytes: int
@@ -421,6 +423,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         spool_lane=_lane(merged["spool_lane"]),
         spool_max_bytes=spool_max,
         spool_segment_bytes=segment,
+        delivery=_choice(merged, "delivery", ("idempotent", "staged")),
+        transaction_timeout_ms=_number(merged, "transaction_timeout_ms", least=1000),
         spool_sync="os" if spool == "never" else _choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
         rejected_max_bytes=0 if spool == "never" else _number(merged, "rejected_max_bytes", least=0),

@@ -20,6 +20,7 @@ from kafka.errors import (
 )
 
 __all__ = [
+    "BatchDroppedError",
     "CheckpointMismatchError",
     "ConfigError",
     "DataLossError",
@@ -103,6 +104,29 @@ class RejectedError(KafkaSafeError):
     def __str__(self) -> str:
         """As of every other error, and not with `[Error …]` in front."""
         return str(KafkaError.__str__(self))
+
+
+class BatchDroppedError(KafkaSafeError):
+    """An atomic batch (`SafeProducer.batch`) was given up: nothing of it can be seen by readers of committed records.
+
+    Its records are in `rejected/`, or, where a consumer's offsets were part of it and the consumer is no member of its
+    group any more, nowhere: whoever has those partitions now reads the same records again.
+
+    Attributes:
+        code: Kafka's error code, 0 where there is none.
+    """
+
+    def __init__(self, message: str, *, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With its code."""
+        return _dropped, (self.args[0], self.code)
+
+
+def _dropped(message: str, code: int) -> BatchDroppedError:
+    return BatchDroppedError(message, code=code)
 
 
 @functools.cache

@@ -36,6 +36,9 @@ __all__ = [
     "SpoolWriteFailed",
     "TopicAccepted",
     "TopicRefused",
+    "UnitCommitted",
+    "UnitNotCommitted",
+    "UnitRetried",
 ]
 
 
@@ -47,6 +50,43 @@ class BatchCommitted:
     partition: int
     first_offset: int
     records: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCommitted:
+    """An atomic batch (`SafeProducer.batch`, `delivery="staged"`) is committed, and that is durable.
+
+    Attributes:
+        batch_id: Of the batch as a whole, 32 hexadecimal digits.
+        transactional_id: Given by the user; empty: one of the producer's own.
+        records: In all partitions.
+        partitions: How many.
+    """
+
+    batch_id: str
+    transactional_id: str
+    records: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitNotCommitted:
+    """An atomic batch was given up; nothing of it can be seen by readers of committed records."""
+
+    batch_id: str
+    transactional_id: str
+    records: int
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRetried:
+    """The transaction of an atomic batch was aborted; it is prepared again, in another one."""
+
+    batch_id: str
+    attempt: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +374,9 @@ Event = (
     | SpoolWriteFailed
     | TopicRefused
     | TopicAccepted
+    | UnitCommitted
+    | UnitNotCommitted
+    | UnitRetried
 )
 
 

@@ -492,6 +492,7 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
             yield PRODUCER[name], pair, count
     for name, by_name in (
         ("acked_loss_detected", stats.losses),
+        ("atomic_batches", stats.units),
         ("acked_lost_records", stats.lost_records),
         ("acked_healed_records", stats.healed_records),
         ("history_trimmed", stats.history_trimmed),
@@ -514,6 +515,8 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
     state = pump.state()
     for name, gauge in state.gauges.items():
         yield PRODUCER[name], (), gauge
+    for step, count in state.units.items():
+        yield PRODUCER["atomic_batches_waiting"], (step,), count
     for refused in state.refused:
         yield PRODUCER["refused_destinations"], (refused.topic, refused.error), 1
         yield PRODUCER["refused_records"], (refused.topic, refused.error), refused.records

@@ -84,6 +84,7 @@ class ProducerOptions(ConnectionOptions, total=False):
     max_request_size: int
     spool_dir: _Path | None
     spool: Literal["always", "on_error", "never"]
+    delivery: Literal["idempotent", "staged"]
     spool_lane: int | None
     spool_max_bytes: int | None
     spool_segment_bytes: int | None

@@ -33,12 +33,14 @@ from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.connect import connect
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
+from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.files import Files, OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.refusals import because, error_for_send
 from kafkasafe._io.stats import Reading
+from kafkasafe.atomic import AtomicBatch
 from kafkasafe.cluster.api import Broker, Cluster, in_words
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate, volatile_reason
 from kafkasafe.errors import (
@@ -97,6 +99,7 @@ class _Encoded:
     """What became of a chunk's records: `_Chunk` has the same attributes."""
 
     parcels: list[Parcel]
+    head: Parcel | None = None
     count: int = 0
     absent: frozenset[int] = frozenset()
     sizes: tuple[Sizes, Sizes] = (-1, -1)
@@ -131,6 +134,7 @@ class _Chunk:
         callbacks, errbacks: What else was added and not looked at yet: record, function, record, function and so on.
             An object for each would cost the garbage collector more than the records do.
         thread: Calls them.
+        atomic: The batch that it is a part of, which alone has it sealed.
         watched: Any were added.
     """
 
@@ -142,6 +146,7 @@ class _Chunk:
         "_sorted_calls",
         "_taken",
         "absent",
+        "atomic",
         "callbacks",
         "count",
         "due",
@@ -186,6 +191,7 @@ class _Chunk:
         self.errbacks: list[Any] = []
         self.thread = thread
         self.watched = False
+        self.atomic: AtomicBatch | None = None
         self._taken: list[list[bytes | None]] = []
         self._first_calls: list[Sequence[Any]] = []
         self._first_due = -1
@@ -468,6 +474,14 @@ def _changes(chunk: _Chunk, ledger: Ledger) -> Callable[[], bool]:
         return before is None or now != before
 
     return changed
+
+
+def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
+    """Have them delivered together (`delivery="staged"`): the parcel that stands for all of them."""
+    slip = Slip()
+    for parcel in parcels:
+        parcel.slip = slip
+    return Parcel("", -1, None, 0, 0, 0, slip=slip)
 
 
 def _take(added: list[Any]) -> list[Any]:
@@ -757,6 +771,9 @@ class SafeProducer:
         spool_segment_bytes (int): Size of one file. Default: an eighth of that, at most 64 MiB.
         spool_sync (str): "group": one fsync for all batches that wait. "each": one per batch. "os": none; a crash of
             the machine (not of the process) may lose what is not acknowledged.
+        delivery (str): "idempotent": each batch goes to its partition by itself, once, for readers of any kind.
+            "staged": in a transaction, committed in a step of its own, by this process or by another one; exactly once
+            for readers with `isolation_level="read_committed"`. See docs/staged.md.
         spool_lane (int): Ask for this lane; LaneBusyError if another process has it. Default: the lowest free one.
         retain_acked_bytes (int): Keep so many bytes of delivered records on disk. Default: 0.
         delivery_timeout_ms (int): When it ends a future fails, but the record stays in the spool and is delivered.
@@ -954,6 +971,102 @@ class SafeProducer:
             pass
         return self._accept(topic, key, value, special, size, chunk, index)
 
+    def batch(self, *, transactional_id: str = "") -> AtomicBatch:
+        """Records of any topics and partitions that are delivered together or not at all.
+
+            with producer.batch() as batch:
+                batch.send("orders", order)
+                batch.send("audit", entry)
+            batch.outcome.get()
+
+        An exception in the block: nothing of it is sent. At the end of the block the batch goes into the spool as one
+        unit, and from there to the cluster in one transaction: readers with `isolation_level="read_committed"` see all
+        of it or nothing, exactly once, whatever crashes. It waits there through an outage.
+
+        Args:
+            transactional_id: Of the transaction; by default one of this producer's own.
+        """
+        self._check_fork()
+        if self._closed is not None:
+            raise self._closed
+        return AtomicBatch(self, transactional_id)
+
+    def _send_into(
+        self,
+        batch: AtomicBatch,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: list[tuple[str, bytes]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> tuple[RecordFuture, int]:
+        """A record into an atomic batch, which nobody else looks at yet; and its size."""
+        key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
+        self._check_topic(topic)
+        if size > self._max_record_bytes:
+            raise kafka_errors.MessageSizeTooLargeError(
+                f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows"
+            )
+        most = self._config.spool_segment_bytes
+        if batch._bytes + size > most:
+            raise SpoolFullError(
+                f"An atomic batch may hold {most:,} bytes (spool_segment_bytes): this record was not added. Commit what"
+                " is there, or raise spool_segment_bytes"
+            )
+        chunk = batch._open.get(topic)
+        index = -1
+        if chunk is not None and chunk.left >= size:
+            index = next(chunk.numbers)
+        if chunk is None or not 0 <= index < _MAX_RECORDS - 1:
+            chunk = _Chunk(topic, time.time_ns() // 1_000_000, _NEVER, self._chunk_bytes, self._callbacks)
+            chunk.atomic = batch
+            batch._open[topic] = chunk
+            batch._chunks.append(chunk)
+            index = next(chunk.numbers)
+        chunk.left -= size
+        chunk.put(index, key, value, special)
+        return self._future(chunk, index), size
+
+    def _submit_unit(self, chunks: Sequence[_Chunk], head: Parcel, size: int) -> list[Parcel]:
+        """An atomic batch becomes one unit. What was accepted before it goes before it."""
+        self._check_fork()
+        pump = self._pump
+        deadline: float | None = None
+        while True:
+            if self._closed is not None:
+                raise self._closed
+            pump.ledger.raise_parked()
+            self._raise_wrong_cluster()
+            self._raise_loss()
+            self._raise_failure()
+            with pump.ledger.lock:
+                if pump.ledger.room(size + self._needed()):
+                    break
+            deadline = self._wait_for_room(deadline)
+        with self._lock:
+            for topic in dict.fromkeys(chunk.topic for chunk in chunks):
+                earlier = self._chunks.get(topic)
+                if earlier is not None:
+                    self._seal(earlier)
+            for chunk in chunks:
+                chunk.encoded = chunk.encoded or self._encoded(chunk)
+            parcels = [parcel for chunk in chunks if chunk.encoded for parcel in chunk.encoded.parcels]
+            for parcel in parcels:
+                parcel.slip = head.slip
+            pump.submit([head, *parcels])
+            for chunk in chunks:
+                encoded = chunk.encoded
+                if encoded is None:
+                    continue
+                chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
+                chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
+                chunk.parcels = encoded.parcels
+                chunk.forget()
+                if chunk.callbacks or chunk.errbacks:
+                    chunk.watch(chunk.parcels)
+        return parcels
+
     def _checked(
         self,
         topic: str,
@@ -1145,6 +1258,11 @@ class SafeProducer:
         with pump.ledger.lock:
             if not pump.ledger.room(needed):
                 return None
+        self._check_topic(topic)
+        due = time.monotonic() + self._config.linger_s
+        return _Chunk(topic, time.time_ns() // 1_000_000, due, self._chunk_bytes, self._callbacks)
+
+    def _check_topic(self, topic: str) -> None:
         if topic not in self._partition_counts:
             if not isinstance(topic, str):
                 raise TypeError(f"topic must be a string, not {type(topic).__name__}")
@@ -1152,8 +1270,6 @@ class SafeProducer:
                 raise ValueError(
                     f"Topic {topic!r} cannot exist: 1 to 249 characters of a-z A-Z 0-9 . _ -, and not . or .."
                 )
-        due = time.monotonic() + self._config.linger_s
-        return _Chunk(topic, time.time_ns() // 1_000_000, due, self._chunk_bytes, self._callbacks)
 
     def _needed(self) -> int:
         """Bytes that a new chunk and those that are open may need."""
@@ -1241,6 +1357,8 @@ class SafeProducer:
 
     def _seal_chunk(self, chunk: _Chunk) -> None:
         if chunk.parcels is None:
+            if chunk.atomic is not None:
+                chunk.atomic._cannot_wait()
             with self._lock:
                 if chunk.parcels is None:
                     self._seal(chunk)
@@ -1261,11 +1379,15 @@ class SafeProducer:
         if chunk.parcels is None:
             encoded = chunk.encoded or self._encoded(chunk)
             if chunk.encoded is None:
+                if self._config.delivery == "staged" and encoded.parcels:
+                    encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 chunk.encoded = encoded
                 chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
                 chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
             # Before anybody can wait for them.
-            self._pump.submit(chunk.encoded.parcels)
+            head = chunk.encoded.head
+            parcels = chunk.encoded.parcels
+            self._pump.submit(parcels if head is None else [head, *parcels])
             chunk.parcels = chunk.encoded.parcels
             chunk.forget()
         if chunk.firsts or chunk.callbacks or chunk.errbacks:
@@ -1300,7 +1422,7 @@ class SafeProducer:
         # Some took their number and did not get further: a signal handler, or Ctrl-C, came in the middle of `send`.
         present = [i for i in range(count) if i not in absent]
         if not present:
-            return _Encoded([], count, absent, sizes)
+            return _Encoded([], None, count, absent, sizes)
         encoded = self._encoded_all(
             chunk,
             [keys[i] for i in present] if keys else [],
@@ -1310,7 +1432,7 @@ class SafeProducer:
         parcel_of, index_in = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
         parcel_of[present] = 0 if encoded.parcel_of is None else encoded.parcel_of
         index_in[present] = np.arange(len(present)) if encoded.index_in is None else encoded.index_in
-        return _Encoded(encoded.parcels, count, absent, sizes, parcel_of, index_in)
+        return _Encoded(encoded.parcels, None, count, absent, sizes, parcel_of, index_in)
 
     def _encoded_all(
         self,

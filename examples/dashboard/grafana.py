@@ -220,6 +220,21 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Where it is used up, a partition with more to be rejected waits until others are resent or removed.",
             ),
             Shown(
+                "Atomic batches",
+                "short",
+                (
+                    (
+                        "sum by (client_id, outcome) (kafkasafe_atomic_batches_total[])",
+                        "{{client_id}} {{outcome}}",
+                    ),
+                    (
+                        "sum by (client_id, step) (kafkasafe_atomic_batches_waiting[])",
+                        "{{client_id}} {{step}}",
+                    ),
+                ),
+                "Delivered together or not at all: what became of them, and the step of those that are under way.",
+            ),
+            Shown(
                 "In doubt, and resolved",
                 "short",
                 (

@@ -34,6 +34,7 @@ from itertools import islice
 from typing import Final
 
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
 from kafkasafe._core.codes import Action, Scope, classify_produce, latest_timestamp
 from kafkasafe._core.identity import (
     BatchId,
@@ -131,6 +132,8 @@ class State(enum.Enum):
     """Where a batch is between `send()` and the end."""
 
     SEALED = "sealed"
+    JOINED = "joined"
+    """Part of a unit, which delivers it (`units.py`)."""
     PREPARED = "prepared"
     SENT = "sent"
     IN_DOUBT = "in_doubt"
@@ -145,6 +148,8 @@ class State(enum.Enum):
 TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     # Durable with an id (or, for an id given later, once its mark is durable).
     State.SEALED: frozenset({State.PREPARED, State.REPLACED, State.REJECTED, State.UNDECIDABLE}),
+    # Its unit is committed, or was given up.
+    State.JOINED: frozenset({State.ACKED, State.REPLACED, State.REJECTED}),
     # Only a durable batch is ever sent. In doubt: a former life may have sent it. Sealed: its id was taken back.
     State.PREPARED: frozenset({State.SENT, State.IN_DOUBT, State.SEALED, State.REJECTED}),
     # Prepared again: the answer proves that it was not appended.
@@ -227,6 +232,7 @@ class Batch:
         heirs: Its own parts that are not finished.
         revived: The cluster lost it after acknowledging it: it is sent again.
         origin: Where in the spool its records stood before partitions were chosen for them; -1 if nowhere else.
+        unit: What it is a part of: delivered together, or not at all.
         given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
             `marks.Given`); None where no mark is needed, or there.
         timeouts: How often in a row a request with it timed out.
@@ -261,6 +267,7 @@ class Batch:
     heirs: int = 0
     revived: bool = False
     origin: int = -1
+    unit: u.Unit | None = None
     given: tuple[tuple[int, int, int], ...] | None = None
     timeouts: int = 0
 
@@ -350,6 +357,8 @@ class Fate(enum.Enum):
     COMMITTED = "committed"
     REJECTED = "rejected"
     REPLACED = "replaced"
+    DROPPED = "dropped"
+    """With its unit, which nobody wants any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,31 +609,88 @@ class Identified:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitStaged:
+    """All of a unit is appended, and that is durable."""
+
+    unit: u.Unit
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEnded:
+    """The fate of a unit is durable."""
+
+    unit: u.Unit
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
 class SilenceBroken:
     """The log does not say any more that nothing is sent."""
 
 
-Consequence = Ended | Begun | Identified | SilenceBroken
+Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
+
+
+@dataclass(frozen=True, slots=True)
+class UnitGroup:
+    """One atomic group: a unit with all its batches, which may be none."""
+
+    unit: u.Unit
+    batches: tuple[Batch, ...]
+    handle: int
+    """Batches with a lower one were accepted before it."""
+
+    @property
+    def mark(self) -> m.Unit:
+        """What makes them a unit."""
+        unit = self.unit
+        return m.Unit(unit.unit_id, 0, len(self.batches), unit.transactional_id, unit.offsets)
 
 
 @dataclass(slots=True)
 class Persist:
-    """One group for the spool.
+    """What is to be written and made durable together: groups of batches, and one group for each new unit.
 
     Attributes:
         batches: To be written, in this order.
         marks: To be written in front of them.
         atomic: All or nothing.
         after: What is true once it is durable; `persisted()` acts on it.
+        units: New ones, each a group of its own.
     """
 
     batches: list[Batch] = field(default_factory=list)
     marks: list[m.Mark] = field(default_factory=list)
     atomic: bool = False
     after: list[Consequence] = field(default_factory=list)
+    units: list[UnitGroup] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.batches or self.marks or self.after)
+        return bool(self.batches or self.marks or self.after or self.units)
+
+    @property
+    def runs(self) -> list[tuple[UnitGroup | None, list[Batch]]]:
+        """Batches and units in the order in which they were accepted: nothing overtakes on its way to the disk."""
+        if not self.units:
+            return [(None, self.batches)] if self.batches else []
+        runs: list[tuple[UnitGroup | None, list[Batch]]] = []
+        batches, at = self.batches, 0
+        for group in self.units:
+            # A division is written as it is, before everything that came later.
+            begin = at
+            while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
+                at += 1
+            if at > begin:
+                runs.append((None, batches[begin:at]))
+            runs.append((group, list(group.batches)))
+        if at < len(batches):
+            runs.append((None, batches[at:]))
+        return runs
+
+    @property
+    def everything(self) -> list[Batch]:
+        """All batches, in the order in which they are written."""
+        return [batch for _, run in self.runs for batch in run]
 
 
 @dataclass(slots=True)
@@ -641,6 +707,8 @@ class Ready:
     asides: list[Aside]
     resolved: list[Resolution]
     notices: list[Notice]
+    units: list[u.Action]
+    ended: list[tuple[u.Unit, Fate]]
     wants_producer_id: bool
 
 
@@ -853,6 +921,8 @@ class Journal:
         self._holds: Mapping[Address | None, int] = {}
         self._halted = False
         self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
+        self._units_read: list[tuple[u.Unit, range]] = []
+        self.units = u.Units(self._in_front)
         self._group_index = 0
         self._blind_before = -1
         self._former_dead_at = 0.0
@@ -871,7 +941,7 @@ class Journal:
 
     @staticmethod
     def _fresh() -> Ready:
-        return Ready(Persist(), [], [], [], [], [], [], [], [], [], wants_producer_id=False)
+        return Ready(Persist(), [], [], [], [], [], [], [], [], [], [], [], wants_producer_id=False)
 
     def _touch(self, partition: _Partition) -> None:
         self._touched[partition.number] = None
@@ -887,7 +957,8 @@ class Journal:
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not doubted."""
         first = next(iter(self._spooled), self._end_position)
-        return min((first, *self._resent.values(), *self._doubted.values(), *self._healing_from()))
+        pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
+        return min((first, *self._resent.values(), *pinned))
 
     def _healing_from(self) -> Iterable[int]:
         return (healing.keep_from for healing in self._healing.values())
@@ -926,7 +997,7 @@ class Journal:
     @property
     def unfinished(self) -> int:
         """Batches that are not finished."""
-        return sum(len(p.queue) for p in self._partitions.values())
+        return sum(len(p.queue) for p in self._partitions.values()) + self.units.bare
 
     def topic(self, name: str) -> m.Topic | None:
         """What is remembered of a topic."""
@@ -1115,6 +1186,9 @@ class Journal:
             durable=True,
             former_life=True,
         )
+        unit = next((unit for unit, members in self._units_read if self._group_index in members), None)
+        if unit is not None:
+            unit.batches.append(batch)
         queue = self._partitions[destination].queue
         batch.origin = next((at for at, children in self._origins if self._group_index in children), -1)
         parent = next((p for p, children in self._parents if self._group_index in children), None)
@@ -1126,6 +1200,11 @@ class Journal:
             self._parts_heal(parent, (batch,))
         else:
             queue.append(batch)
+        if parent is not None and parent.unit is not None:
+            unit = parent.unit
+            unit.batches.insert(unit.batches.index(parent), batch)
+        if unit is not None:
+            batch.unit, batch.state = unit, State.JOINED
         batch.settle_at(position)
         batch.given = self._given.get(self._group_index)
         self._group_index += 1
@@ -1216,12 +1295,36 @@ class Journal:
                     # The first group of a later segment repeats it, less what was paid meanwhile.
                     self._afters = [each for each in self._afters if each.position != mark.position]
                     self._afters.append(mark)
+                case m.Unit(_, first, batches):
+                    read = self.units.recover(mark, position)
+                    self._units_read.append((read, range(first, first + batches)))
+                case m.Begun():
+                    self.units.recover_begun(mark)
+                case m.Staged():
+                    self.units.recover_staged(mark)
+                case m.Ended():
+                    self._recover_ended(mark)
                 case m.Quiet():
                     self._quiet = mark if mark.until_ms >= 0 else None
                 case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
                     self._declared(self._spooled[at].destination).explained = True
                 case m.Undecidable() | m.Resolved() | m.Cluster():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
+
+    def _recover_ended(self, mark: m.Ended) -> None:
+        unit = self.units.recover_ended(mark)
+        for batch in [] if unit is None else self._members(unit):
+            partition = self._partitions[batch.destination]
+            self._forget(batch)
+            if mark.outcome is m.UnitOutcome.COMMITTED and unit is not None:
+                self._unit_place(partition, unit, batch)
+                self._dequeue(partition, batch)
+                batch.state = State.COMMITTED
+                self._remember(partition, batch)
+            else:
+                partition.queue.remove(batch)
+                partition.explained = True
+                batch.state = State.REJECTED
 
     def _declared(self, destination: int) -> _Partition:
         if destination not in self._partitions:
@@ -1235,6 +1338,9 @@ class Journal:
         group cannot be decided: neither its old id nor its having none says that it was not sent.
         """
         if destination:
+            unit = next((unit for unit, members in self._units_read if self._group_index in members), None)
+            if unit is not None:
+                unit.code, unit.reason = DAMAGED, "a part of it is damaged on disk"
             self._group_index += 1
             if destination in self._partitions:
                 self._partitions[destination].explained = True
@@ -1253,9 +1359,12 @@ class Journal:
                 self._forget(parent)
             self._partitions[parent.destination].queue.remove(parent)
             parent.state = State.REPLACED
+            if parent.unit is not None:
+                parent.unit.batches.remove(parent)
             self._comes_back(parent)
         self._parents.clear()
         self._origins.clear()
+        self._units_read.clear()
         self._given.clear()
         self._group_index = 0
 
@@ -1289,6 +1398,13 @@ class Journal:
         self._still = quiet is not None
         pause_s = alive_s(quiet, clock, self._request_timeout_s)
         self._former_dead_at = now + pause_s
+        for unit in self.units.unfinished:
+            if unit.phase is u.Phase.WAITING and unit.position < self._blind_before:
+                unit.code = unit.code or DAMAGED
+                unit.reason = unit.reason or (
+                    "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
+                )
+        self.units.recovered()
         for partition in self._partitions.values():
             # Earlier lives had answers about the leaders before.
             del partition.checks[:-1]
@@ -1335,7 +1451,7 @@ class Journal:
 
     def _park_unsure(self, partition: _Partition) -> bool:
         head = next((batch for batch in partition.queue if batch.state is not State.ACKED), None)
-        if head is None or not 0 <= head.position < partition.unsure_before:
+        if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
             return False
         evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
         self._park(partition, head, evidence)
@@ -1364,6 +1480,7 @@ class Journal:
         Only while nothing waits, but what was sealed before any cluster was asked.
         """
         self._producer_id = -1
+        self.units.moved()
         self._healing.clear()
         for partition in self._partitions.values():
             partition.producer_id = partition.producer_epoch = -1
@@ -1431,6 +1548,7 @@ class Journal:
         size_bytes: int,
         max_timestamp: int,
         given: tuple[tuple[int, int, int], ...] | None = None,
+        unit: u.Unit | None = None,
     ) -> Batch:
         """A new batch, behind all earlier ones of its destination.
 
@@ -1440,13 +1558,49 @@ class Journal:
             size_bytes: Of all of it.
             max_timestamp: Newest, ms since the epoch.
             given: See `Batch`.
+            unit: Made by `units.seal`: the batch is a part of it. It ends with `close_unit`.
 
         Returns:
             The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
         """
         batch = self._make(destination, count, size_bytes, max_timestamp)
         batch.given = given
+        if unit is not None:
+            self._join(unit, batch)
+            unit.batches.append(batch)
+            batch.writing = True
+            return batch
         return self._enqueue(batch)
+
+    def _join(self, unit: u.Unit, batch: Batch) -> None:
+        # The next life goes by the order on the disk: what is only in memory and stands before it goes there first.
+        queue = self._partitions[batch.destination].queue
+        self.spill([other for other in queue if other.unit is None and not self._rests_on_disk(other)][-1:])
+        batch.unit, batch.state = unit, State.JOINED
+        self._partitions[batch.destination].queue.append(batch)
+
+    def close_unit(self, unit: u.Unit) -> None:
+        """All batches of a new unit are sealed: it is written as one group, and delivered as one."""
+        self.units.closed(unit)
+        self._next_handle += 1
+        self._ready.persist.units.append(UnitGroup(unit, tuple(self._members(unit)), self._next_handle))
+
+    @staticmethod
+    def _members(unit: u.Unit) -> list[Batch]:
+        return [batch for batch in unit.batches if isinstance(batch, Batch)]
+
+    @staticmethod
+    def _rests_on_disk(batch: Batch) -> bool:
+        return batch.durable or batch.writing
+
+    def _in_front(self, batch: u.Member) -> bool:
+        partition = self._partitions[batch.destination]
+        for other in partition.queue:
+            if other is batch:
+                return not (self._halted or self._is_held(partition, other))
+            if other.unit is None:
+                return False
+        return False
 
     def _enqueue(self, batch: Batch) -> Batch:
         partition = self._partitions[batch.destination]
@@ -1516,7 +1670,7 @@ class Journal:
             end_position: The spool's next position.
         """
         self._end_position = max(self._end_position, end_position)
-        for batch, position in zip(persist.batches, positions, strict=True):
+        for batch, position in zip(persist.everything, positions, strict=True):
             batch.settle_at(position)
             batch.durable = True
             batch.writing = False
@@ -1527,6 +1681,8 @@ class Journal:
             if batch.acked_early:
                 batch.acked_early = False
                 self._finish(self._partitions[batch.destination], batch)
+        for group in persist.units:
+            self.units.written(group.unit, min((b.position for b in group.batches), default=end_position - 1))
         for consequence in persist.after:
             self._follow(consequence)
 
@@ -1551,6 +1707,19 @@ class Journal:
                     if batch.state is State.SEALED and batch.identity is identity:
                         batch.move(State.PREPARED)
                 self._touch(self._partitions[destination])
+            case UnitStaged(unit):
+                self.units.staged(unit)
+            case UnitEnded(unit, fate):
+                for batch in self._members(unit):
+                    if fate is Fate.COMMITTED:
+                        self._leave(batch, State.COMMITTED, fate)
+                    else:
+                        self._partitions[batch.destination].queue.remove(batch)
+                        self._forget(batch)
+                        self._ready.resolved.append(Resolution(batch, fate))
+                    self._touch(self._partitions[batch.destination])
+                self.units.over(unit)
+                self._ready.ended.append((unit, fate))
             case SilenceBroken():
                 self._still = False
                 self._ready.sends += self._held or ()
@@ -2467,6 +2636,7 @@ class Journal:
             batch.base_offset = -1
             batch.unanswered = False
             batch.parent = None
+            batch.unit = None
             batch.revived = True
             partition.queue.appendleft(batch)
             self._spooled[batch.position] = batch
@@ -2587,8 +2757,14 @@ class Journal:
                 child.owed = batch.durable
                 if batch.rank:
                     child.origin = batch.written_at
-                self._enqueue(child)
+                if batch.unit is not None:
+                    self._join(batch.unit, child)
+                    self._write(child)
+                else:
+                    self._enqueue(child)
             made.append(child)
+        if batch.unit is not None:
+            self.units.divided(batch.unit, batch, made)
         self._parts_heal(batch, made)
         self._comes_back(batch)
         if batch.position >= 0:
@@ -2655,10 +2831,13 @@ class Journal:
             now: Seconds.
             now_ms: Wall clock, ms since the epoch.
         """
+        if self._touched:
+            self.units.look()
         while self._touched:
             number = next(iter(self._touched))
             del self._touched[number]
             self._advance(self._partitions[number], now, now_ms)
+        self._advance_units()
         ready, self._ready = self._ready, self._fresh()
         if ready.persist.atomic:
             self._set_apart(ready.persist)
@@ -2671,6 +2850,51 @@ class Journal:
         if self._still:
             self._break_silence(ready)
         return ready
+
+    def _advance_units(self) -> None:
+        units, persist = self.units, self._ready.persist
+        self._ready.units += units.advance()
+        for action in self._ready.units:
+            if isinstance(action, u.Refuse):
+                for batch in self._members(action.unit):
+                    batch.code, batch.message = action.unit.code, action.unit.reason
+        persist.marks += units.take_marks()
+        persist.after += map(UnitStaged, units.staging)
+        for unit in units.ending:
+            committed = unit.phase is u.Phase.COMMITTED
+            for batch in self._members(unit):
+                if committed:
+                    batch.move(State.ACKED)
+                    self._unit_place(self._partitions[batch.destination], unit, batch)
+                    self._relent(self._partitions[batch.destination])
+                else:
+                    batch.move(State.REJECTED)
+            fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
+            persist.after.append(UnitEnded(unit, fate))
+        units.staging, units.ending = [], []
+
+    def _unit_place(self, partition: _Partition, unit: u.Unit, batch: Batch) -> None:
+        """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""
+        base_offset = unit.places.get(batch.handle, -1)
+        batch.base_offset = base_offset
+        grant = unit.grant
+        if grant is not None and batch.handle in unit.sequences:
+            batch.identity = BatchId(
+                grant.producer_id, grant.epoch, unit.sequences[batch.handle], batch.count
+            )
+        if 0 <= base_offset <= partition.last_acked_offset:
+            self._stepped_back(partition, base_offset)
+        self._leads(partition, unit.epochs.get(batch.handle, partition.leader_epoch))
+        if base_offset >= 0:
+            partition.last_acked_offset = base_offset + batch.count - 1
+
+    def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
+        """The cluster refuses a destination of a unit for a reason that may pass.
+
+        Returns:
+            True when it did, and answered nothing else, for as long as anything is waited for.
+        """
+        return self._deny(self._partitions[destination], code, reason, Scope.DESTINATION, now)
 
     def _break_silence(self, ready: Ready) -> None:
         """What is to be sent waits until the log does not say any more that nothing is."""
@@ -2712,6 +2936,8 @@ class Journal:
                 parts += persist.batches[mark.first_child : mark.first_child + mark.children]
         apart = {batch.handle for batch in parts}
         self._ready.persist.batches += [b for b in persist.batches if b.handle not in apart]
+        self._ready.persist.units += persist.units
+        persist.units = []
         persist.batches[:] = parts
 
     def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
@@ -2724,7 +2950,7 @@ class Journal:
             if topic is not None and topic.partition_count > 0 and partition.flow is not _Flow.PARKED:
                 size = 0
                 for batch in partition.queue:
-                    if batch.state is not State.SEALED or not self._rests(batch):
+                    if batch.state not in {State.SEALED, State.JOINED} or not self._rests(batch):
                         break  # nothing overtakes it
                     self._ready.divides.append(Divide(batch, refused=False))
                     size += batch.size_bytes
@@ -2764,7 +2990,11 @@ class Journal:
         for batch in islice(partition.queue, _PREPARE_AHEAD):
             if batch.identity is not None:
                 continue
-            if batch.doomed or ((self._durable_first or batch.owed) and not batch.durable):
+            if (
+                batch.unit is not None
+                or batch.doomed
+                or ((self._durable_first or batch.owed) and not batch.durable)
+            ):
                 break
             self._identify(partition, batch)
             if batch.durable and batch.identity is not None:

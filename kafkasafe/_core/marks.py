@@ -19,31 +19,40 @@ __all__ = [
     "FORMAT_VERSION",
     "LANE_ID_BYTES",
     "NO_TOPIC_ID",
+    "UNIT_ID_BYTES",
     "After",
+    "Begun",
     "Cluster",
     "Committed",
     "Debt",
     "Decision",
     "Destination",
+    "Ended",
     "Given",
     "Granted",
     "Group",
+    "GroupOffsets",
     "Identified",
     "Identity",
     "IdentityReason",
     "ManifestEntry",
     "Mark",
     "MarkError",
+    "Placed",
+    "Position",
     "Quiet",
     "Rejected",
     "Replaced",
     "Resent",
     "Resolved",
     "Revived",
+    "Staged",
     "State",
     "Topic",
     "Torn",
     "Undecidable",
+    "Unit",
+    "UnitOutcome",
     "UnknownFormatError",
     "decode_group",
     "encode_group",
@@ -51,6 +60,7 @@ __all__ = [
 
 FORMAT_VERSION: Final = 2
 LANE_ID_BYTES: Final = 16
+UNIT_ID_BYTES: Final = 16
 NO_TOPIC_ID: Final = bytes(16)
 """Topic id of a topic whose id is not known."""
 
@@ -367,6 +377,130 @@ class After:
     debts: tuple[Debt, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a consumer group is to go on in one partition.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        offset: Of the next record to be read.
+        leader_epoch: Of the last one that was read, -1 when unknown.
+        metadata: Kept with it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """Offsets of a consumer group that are committed in a unit's transaction.
+
+    Attributes:
+        group: Its name.
+        member_id: In whose name; empty: nobody's.
+        generation_id: In which generation it got its partitions, -1 for none.
+        group_instance_id: Of a static member.
+        positions: By partition.
+    """
+
+    group: str
+    member_id: str
+    generation_id: int
+    group_instance_id: str | None
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Batches of this group are delivered together or not at all. Only in atomic groups.
+
+    Attributes:
+        unit_id: 16 bytes, never given twice.
+        first: Index of the first batch in this group's manifest.
+        batches: How many, ≥ 0.
+        transactional_id: Of its transaction; empty: one of the lane's own.
+        offsets: Of consumer groups, part of it.
+    """
+
+    unit_id: bytes
+    first: int
+    batches: int
+    transactional_id: str = ""
+    offsets: tuple[GroupOffsets, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A transaction was begun for a unit: what an earlier `Staged` of it says is void.
+
+    Attributes:
+        unit_id: The unit's.
+        transactional_id: Of the transaction.
+        producer_id: Granted by the coordinator.
+        producer_epoch: Granted by the coordinator.
+        protocol: 1, or 2 (KIP-890).
+    """
+
+    unit_id: bytes
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a batch of a unit is, committed or not.
+
+    Attributes:
+        destination: Its number.
+        position: Of the batch in the spool.
+        count: Records in it.
+        base_sequence: Of its first record.
+        base_offset: Of its first record in the partition, -1 where the broker did not say.
+    """
+
+    destination: int
+    position: int
+    count: int
+    base_sequence: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """All of a unit is in the logs of its partitions, and its transaction may be committed, by anybody who reads this.
+
+    Attributes:
+        begun: Under which transaction.
+        places: Of all its batches.
+    """
+
+    begun: Begun
+    places: tuple[Placed, ...]
+
+
+class UnitOutcome(enum.IntEnum):
+    """How a unit ended."""
+
+    COMMITTED = 1
+    DROPPED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The fate of a unit is final. A reason above 32,767 bytes is cut when written."""
+
+    unit_id: bytes
+    outcome: UnitOutcome
+    reason: str = ""
+
+
 Mark: TypeAlias = (
     Topic
     | Destination
@@ -385,6 +519,10 @@ Mark: TypeAlias = (
     | Given
     | Quiet
     | After
+    | Unit
+    | Begun
+    | Staged
+    | Ended
 )
 
 
@@ -409,6 +547,10 @@ class _Type(enum.IntEnum):
     GIVEN = 0x4B10
     QUIET = 0x4B11
     AFTER = 0x4B12
+    UNIT = 0x4B16
+    BEGUN = 0x4B17
+    STAGED = 0x4B18
+    ENDED = 0x4B19
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -439,6 +581,13 @@ _GIVEN: Final = struct.Struct(">ii")
 _RUN: Final = struct.Struct(">iii")
 _AFTER: Final = struct.Struct(">qi")
 _DEBT: Final = struct.Struct(">i16sq")
+_UNIT: Final = struct.Struct(">16sii")
+_UNIT_ID: Final = struct.Struct(">16s")
+_MEMBER: Final = struct.Struct(">ib")
+_OFFSET: Final = struct.Struct(">iqi")
+_GRANT: Final = struct.Struct(">qhb")
+_PLACED: Final = struct.Struct(">iqiiq")
+_OUTCOME: Final = struct.Struct(">b")
 
 _ATOMIC: Final = 1
 _SNAPSHOT: Final = 2
@@ -594,11 +743,66 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             pieces = [_AFTER.pack(position, len(debts))]
             pieces += [_DEBT.pack(debt.lane, debt.lane_id, debt.before) for debt in debts]
             return _Type.AFTER, b"".join(pieces)
+        case Unit(unit_id, first, batches, transactional_id, offsets):
+            head = _UNIT.pack(unit_id, first, batches) + _str16(transactional_id) + _NUMBER.pack(len(offsets))
+            return _Type.UNIT, head + b"".join(map(_group_offsets, offsets))
+        case Begun():
+            return _Type.BEGUN, _begun(mark)
+        case Staged(begun, places):
+            pieces = [_begun(begun), _NUMBER.pack(len(places))]
+            pieces += [
+                _PLACED.pack(p.destination, p.position, p.count, p.base_sequence, p.base_offset)
+                for p in places
+            ]
+            return _Type.STAGED, b"".join(pieces)
+        case Ended(unit_id, outcome, reason):
+            return _Type.ENDED, _UNIT_ID.pack(unit_id) + _OUTCOME.pack(outcome) + _str16(_cut(reason))
         case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
             pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
             pieces += [_COMMITTED_ENTRY.pack(position, offset) for position, offset in moved]
             return _Type.REVIVED, b"".join(pieces)
+
+
+def _begun(mark: Begun) -> bytes:
+    grant = _GRANT.pack(mark.producer_id, mark.producer_epoch, mark.protocol)
+    return _UNIT_ID.pack(mark.unit_id) + _str16(mark.transactional_id) + grant
+
+
+def _read_begun(body: _Body) -> Begun:
+    (unit_id,) = body.take(_UNIT_ID)
+    return Begun(unit_id, body.take_str(), *body.take(_GRANT))
+
+
+def _group_offsets(offsets: GroupOffsets) -> bytes:
+    static = offsets.group_instance_id is not None
+    pieces = [
+        _str16(offsets.group),
+        _str16(offsets.member_id),
+        _MEMBER.pack(offsets.generation_id, static),
+        _str16(offsets.group_instance_id or ""),
+        _NUMBER.pack(len(offsets.positions)),
+    ]
+    for at in offsets.positions:
+        pieces += [
+            _str16(at.topic),
+            _OFFSET.pack(at.partition, at.offset, at.leader_epoch),
+            _str16(at.metadata),
+        ]
+    return b"".join(pieces)
+
+
+def _read_group_offsets(body: _Body) -> GroupOffsets:
+    group, member_id = body.take_str(), body.take_str()
+    generation_id, static = body.take(_MEMBER)
+    instance_id = body.take_str()
+    (count,) = body.take(_NUMBER)
+    positions = []
+    for _ in range(count):
+        topic = body.take_str()
+        partition, offset, leader_epoch = body.take(_OFFSET)
+        positions.append(Position(topic, partition, offset, leader_epoch, body.take_str()))
+    return GroupOffsets(group, member_id, generation_id, instance_id if static else None, tuple(positions))
 
 
 def _read_mark(body: _Body) -> Mark:
@@ -650,6 +854,22 @@ def _read_mark(body: _Body) -> Mark:
         case _Type.AFTER:
             position, count = body.take(_AFTER)
             mark = After(position, tuple(Debt(*entry) for entry in body.take_all(_DEBT, count)))
+        case _Type.UNIT:
+            unit_id, first, batches = body.take(_UNIT)
+            transactional_id = body.take_str()
+            (count,) = body.take(_NUMBER)
+            groups = tuple(_read_group_offsets(body) for _ in range(count))
+            mark = Unit(unit_id, first, batches, transactional_id, groups)
+        case _Type.BEGUN:
+            mark = _read_begun(body)
+        case _Type.STAGED:
+            begun = _read_begun(body)
+            (count,) = body.take(_NUMBER)
+            mark = Staged(begun, tuple(Placed(*entry) for entry in body.take_all(_PLACED, count)))
+        case _Type.ENDED:
+            (unit_id,) = body.take(_UNIT_ID)
+            (outcome,) = body.take(_OUTCOME)
+            mark = Ended(unit_id, body.member(UnitOutcome, outcome), body.take_str())
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -711,12 +931,29 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                     first >= end and count >= 1 and partition >= 0
                     for end, (first, count, partition) in zip(ends, runs, strict=False)
                 )
+            case Unit(unit_id, first, batches):
+                valid = group.atomic and len(unit_id) == UNIT_ID_BYTES and first >= 0 and batches >= 0
+                valid = valid and first + batches <= len(group.manifest)
+            case Begun():
+                valid = _valid_begun(mark)
+            case Staged(begun, places):
+                valid = _valid_begun(begun) and all(
+                    p.destination >= 1 and min(p.position, p.base_sequence) >= 0 and p.count >= 1
+                    for p in places
+                )
+            case Ended(unit_id):
+                valid = len(unit_id) == UNIT_ID_BYTES
             case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
                 named = (*positions, *given_up, *(position for position, _ in moved))
                 valid = destination >= 1 and end_offset >= 0 and len(set(named)) == len(named)
                 valid = valid and all(0 <= position < group.position for position in named)
                 valid = valid and all(offset >= 0 for _, offset in moved)
         _demand(valid, mark)
+
+
+def _valid_begun(mark: Begun) -> bool:
+    valid = len(mark.unit_id) == UNIT_ID_BYTES and bool(mark.transactional_id)
+    return valid and mark.producer_id >= 0 and mark.producer_epoch >= 0 and mark.protocol in {1, 2}
 
 
 def _demand(valid: bool, what: object) -> None:

@@ -43,12 +43,15 @@ class Owed:
         self.synced_position = 0
         self.open: dict[int, tuple[int, int]] = {}
         self._addresses: dict[int, Address] = {}
+        self._units: dict[bytes, set[int]] = {}
+        """Positions of units that are not finished."""
 
     def copy(self) -> Owed:
         """Another one that knows the same."""
         other = Owed()
         other.lane_id, other.damaged, other.synced_position = self.lane_id, self.damaged, self.synced_position
         other._addresses, other.open = dict(self._addresses), dict(self.open)
+        other._units = {unit_id: set(positions) for unit_id, positions in self._units.items()}
         return other
 
     def begins(self, position: int) -> None:
@@ -61,6 +64,7 @@ class Owed:
         self.lane_id = group.lane_id
         self.synced_position = max(self.synced_position, group.synced_position)
         origins: dict[int, int] = {}
+        members: dict[int, bytes] = {}
         for mark in marks:
             match mark:
                 case m.Destination(number, topic, partition):
@@ -73,6 +77,15 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     origins.update((index, origin) for index in range(first, first + count))
+                    for unit_id, positions in self._units.items():
+                        if at in positions:
+                            members.update(dict.fromkeys(range(first, first + count), unit_id))
+                case m.Unit(unit_id, first, count):
+                    self._units[unit_id] = set()
+                    members.update(dict.fromkeys(range(first, first + count), unit_id))
+                case m.Ended(unit_id):
+                    for at in self._units.pop(unit_id, ()):
+                        self.open.pop(at, None)
                 case m.Revived(destination, _, positions):
                     self.open.update((at, (destination, at)) for at in positions)
                 case m.Torn(positions):
@@ -82,6 +95,8 @@ class Owed:
                     pass  # says nothing of what is finished
         for index, entry in enumerate(group.manifest):
             self.open[entry.position] = entry.destination, origins.get(index, entry.position)
+            if index in members:
+                self._units[members[index]].add(entry.position)
 
     def drop(self, position: int) -> None:
         """It is damaged: nobody delivers it."""

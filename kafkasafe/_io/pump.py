@@ -44,11 +44,13 @@ class PumpState:
         gauges: By name.
         last_acked_offsets: By (topic, partition).
         refused: What the cluster refuses, confirmed.
+        units: Atomic batches without a fate, by step.
     """
 
     gauges: Mapping[str, float]
     last_acked_offsets: Mapping[tuple[str, int], int]
     refused: Sequence[RefusedDestination]
+    units: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,11 @@ class Pump:
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
         gauges["in_doubt_batches"] = sum(journal.in_doubt for journal in journals)
         offsets = dict(self._ground.own.journal.last_acked_offsets())
-        return PumpState(gauges, offsets, [each for each in self.engine.endings.refused() if each.confirmed])
+        units = collections.Counter(
+            unit.phase.value for journal in journals for unit in journal.units.unfinished
+        )
+        refused = [each for each in self.engine.endings.refused() if each.confirmed]
+        return PumpState(gauges, offsets, refused, units)
 
     def resume_parked(self, *, resend: bool) -> None:
         """Decide undecidable batches: send them again (they may be twice in the log), or take them as delivered.

@@ -149,6 +149,8 @@ _DEFINITIONS: Final = (
     Definition(
         "undecidable_batches", "counter", "Batches of which nobody could know whether they are in the log."
     ),
+    Definition("atomic_batches", "counter", "Atomic batches by what became of them.", ("outcome",)),
+    Definition("atomic_batches_waiting", "gauge", "Atomic batches without a fate, by step.", ("step",)),
     Definition("spool_write_errors", "counter", "Writes to the spool that failed."),
     Definition("spool_full", "counter", "Sends that were refused because there was no room."),
     Definition(
@@ -338,7 +340,7 @@ class Stats(RetryStats):
     """All that a pump counts; `exhausted` are batches that were not acknowledged within `delivery_timeout_ms`.
 
     Attributes:
-        records: By (topic, outcome): accepted, committed, rejected, timed_out, damaged.
+        records: By (topic, outcome): accepted, committed, rejected, timed_out, damaged, dropped.
         errors: By (api, error): answers with an error code, and requests without an answer.
         sequence_errors: By (error, verdict).
         in_doubt_resolved: By (verdict, method): batches.
@@ -346,6 +348,7 @@ class Stats(RetryStats):
         lost_records: By topic.
         healed_records: By topic.
         history_trimmed: By topic: how often nothing was left to prove that what was acknowledged was ever there.
+        units: By outcome: atomic batches.
         replayed_records: Of earlier lives, found when a lane was opened.
         corrupt: Damaged ranges found then.
         fsync: Durations of writes to the spool, made durable.
@@ -363,6 +366,7 @@ class Stats(RetryStats):
         self.lost_records: collections.Counter[str] = collections.Counter()
         self.healed_records: collections.Counter[str] = collections.Counter()
         self.history_trimmed: collections.Counter[str] = collections.Counter()
+        self.units: collections.Counter[str] = collections.Counter()
         self.replayed_records = 0
         self.corrupt = 0
         self.fsync = Histogram()

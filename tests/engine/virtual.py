@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from kafkasafe._io.engine import messages as msg
 from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
 from kafkasafe.cluster import api
@@ -30,6 +32,8 @@ from kafkasafe.testing.fake.desk import handler
 from kafkasafe.testing.fake.virtual import VirtualCluster
 
 TIMEOUT_S = 5.0
+SWALLOWED = {"Produce", "EndTxn", "TxnOffsetCommit", "AddPartitionsToTxn", "AddOffsetsToTxn"}
+"""Requests whose answers may get lost."""
 SPOOL = Path("/spool")
 
 
@@ -70,7 +74,7 @@ class StormyCluster(VirtualCluster):
         def answered(fields) -> None:
             on_answer(fields)
 
-        answered.swallowed = what if name == "Produce" else ""
+        answered.swallowed = what if name in SWALLOWED else ""
         self.time.call_later(self.latency_s + through_s, arrive)
         return taken_s
 
@@ -111,6 +115,17 @@ def _request(name: str, message) -> str:
                 else "end"
             )
             return f"{name} {message.topics[0].name}-{part.partition_index} {what}"
+        case "InitProducerId" if message.transactional_id:
+            return f"{name} {_transaction(message.transactional_id)}"
+        case "AddPartitionsToTxn" | "AddOffsetsToTxn":
+            return name
+        case "TxnOffsetCommit":
+            return f"{name} {_transaction(message.group_id)}"
+        case "EndTxn":
+            word = "commit" if message.committed else "abort"
+            return f"{name} {word} id {message.producer_id}/{message.producer_epoch}"
+        case "OffsetFetch":
+            return name
         case "OffsetForLeaderEpoch":
             topic = message.topics[0]
             return f"{name} {topic.topic}-{topic.partitions[0].partition} {topic.partitions[0].leader_epoch}"
@@ -203,6 +218,22 @@ class Life:
         self.engine.ledger.submit([parcel])
         return parcel
 
+    def unit(
+        self, *parts, unit_id: bytes | None = None, transactional_id: str = "", offsets=()
+    ) -> list[Parcel]:
+        """Batches, each (topic, partition, values), that are delivered together; the first parcel stands for all."""
+        self._world.units += 1
+        slip = Slip(unit_id or self._world.units.to_bytes(16), transactional_id, tuple(offsets))
+        now_ms = self._world.time.wall_ms()
+        parcels = [Parcel("", -1, None, 0, 0, 0, slip=slip)]
+        for topic, partition, values in parts:
+            data = codec.encode([None] * len(values), list(values), timestamps=now_ms)
+            parcels.append(
+                Parcel(topic, partition, data, len(data), len(values), now_ms, slip=slip, watcher=self._ended)
+            )
+        self.engine.ledger.submit(parcels)
+        return parcels
+
     def _ended(self, parcel: Parcel) -> None:
         where = _place(parcel.topic, parcel.partition)
         if parcel.error is not None:
@@ -231,6 +262,7 @@ class World:
     def __init__(self, brokers: int = 1, version: str = "4.3.0", **settings) -> None:
         self.lines: list[str] = []
         self.lives: list[Life] = []
+        self.units = 0
         self.disk = Disk()
         config = {name.replace("_", "."): value for name, value in settings.items()}
         self.cluster = self.cluster_type(self.say, brokers, version, config)
@@ -292,6 +324,33 @@ class World:
         columns = [codec.decode(data[at : at + header.size_bytes]) for at, header in codec.iter_headers(data)]
         return [value for each in columns for value in each.values]
 
+    def committed(self, topic: str, partition: int) -> list[bytes]:
+        """The values that readers of committed records see, in order; up to the first transaction that is open."""
+        found = self.centre.partition(topic, partition)
+        data = b"".join(
+            bytes(each.data) for each in found.log.batches if each.end_offset <= found.log.high_watermark
+        )
+        batches = [codec.decode(data[at : at + header.size_bytes]) for at, header in codec.iter_headers(data)]
+        values: list[bytes] = []
+        for index, each in enumerate(batches):
+            if each.header.is_control:
+                continue
+            if each.header.is_transactional:
+                end = next(
+                    (
+                        other
+                        for other in batches[index + 1 :]
+                        if other.header.is_control and other.header.producer_id == each.header.producer_id
+                    ),
+                    None,
+                )
+                if end is None:
+                    break
+                if end.keys[0][2:4] != b"\0\1":
+                    continue
+            values += each.values
+        return values
+
 
 def tracing(world: World):
     """Have the spool's writes written down too: (original, traced) of `Spool.write_group` and `Spool.sync`."""
@@ -320,6 +379,10 @@ def tracing(world: World):
 
 def _choose(_topic, partitions, keys, _values):
     return np.arange(len(keys)) % partitions
+
+
+def _transaction(name: str) -> str:
+    return re.sub("-[0-9a-f]{32}-", "-LANE-", name)
 
 
 def _identity(header) -> str:
@@ -382,6 +445,10 @@ def describe(message) -> str:
             return f"<- {inquiry} {step}: {_reply(answer)}"
         case msg.ProducerIdAnswered(_, answer):
             return f"<- ProducerId {_reply(answer)}"
+        case msg.UnitAnswered(_, action, step, answer):
+            return f"<- {type(action).__name__} {step}: {_reply(answer)}"
+        case msg.UnitDue(_, action):
+            return f"UnitDue {type(action).__name__}"
         case msg.MetadataChanged(refreshed):
             topics = [
                 f"{name} {'error ' + str(info.error_code) if info.error_code else len(info.partitions)}"

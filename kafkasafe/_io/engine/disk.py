@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -89,6 +90,17 @@ class DiskWriter:
             self.write_out(lane)
 
     def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
+        if self._config.spool_sync == "each" and len(persist.everything) > 1 and persist.units:
+            parts = _apart(persist)
+            while parts:
+                self._write_unit(lane, parts[0])
+                parts.pop(0)
+                # A failure leaves in it what was not durable yet.
+                persist.marks = [mark for part in parts for mark in part.marks]
+                persist.after = [each for part in parts for each in part.after]
+                persist.batches = [batch for part in parts for batch in part.batches]
+                persist.units = [unit for part in parts for unit in part.units]
+            return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
             return
@@ -100,17 +112,18 @@ class DiskWriter:
             persist.marks, persist.after = [], []
 
     def _write_group(self, lane: Lane, persist: j.Persist) -> None:
-        parcels = [lane.parcels[batch.handle] for batch in persist.batches]
+        batches = persist.everything
+        parcels = [lane.parcels[batch.handle] for batch in batches]
         positions: list[int] = []
-        if parcels or persist.marks:
+        if parcels or persist.marks or persist.units:
             data = [
                 (batch.destination, self._stamped(parcel, batch))
-                for parcel, batch in zip(parcels, persist.batches, strict=True)
+                for parcel, batch in zip(parcels, batches, strict=True)
             ]
             started = self._ground.clock.monotonic()
             try:
-                for marks, part in _groups(persist, data):
-                    positions += lane.spool.write_group(marks, part, atomic=persist.atomic)
+                for marks, part, atomic in _groups(persist, data):
+                    positions += lane.spool.write_group(marks, part, atomic=atomic)
                 lane.spool.sync()
             finally:
                 # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
@@ -124,6 +137,9 @@ class DiskWriter:
                 self._ground.stats.fsync.observe(seconds)
         self.publish_used()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
+        if persist.units and not self._config.in_memory:
+            heads = [lane.heads.get(group.unit.unit_id) for group in persist.units]
+            self._ledger.made_durable([head for head in heads if head is not None])
         # In memory nothing is safe by that, and the journal's copy is no reason to forget the bytes.
         if parcels and not self._config.in_memory:
             self.memory += sum(parcel.size_bytes for parcel in parcels)
@@ -298,18 +314,29 @@ def _stamp(data: bytearray, identity: BatchId | None) -> None:
 
 def _groups(
     persist: j.Persist, data: Sequence[tuple[int, bytearray]]
-) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]]]]:
-    """A batch among whose records some have a given partition is the first of its group, whose mark says which.
+) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
+    """(marks, batches, atomic) of each group.
 
-    The spool writes what is too large as several groups, and marks with the first batch.
+    A batch among whose records some have a given partition is the first of its group, whose mark says which: the spool
+    writes what is too large as several groups, and marks with the first batch. A unit is always one group.
     """
-    groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]]]] = [(list(persist.marks), [])]
-    for batch, content in zip(persist.batches, data, strict=True):
-        if batch.given is not None:
-            if groups[-1][1]:
-                groups.append(([], []))
-            groups[-1][0].append(m.Given(0, batch.given))
-        groups[-1][1].append(content)
+    groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
+    if persist.marks:
+        groups.append((list(persist.marks), [], persist.atomic))
+    contents = iter(data)
+    for unit, batches in persist.runs:
+        if unit is not None:
+            given = [m.Given(i, b.given) for i, b in enumerate(batches) if b.given is not None]
+            groups.append(([unit.mark, *given], list(itertools.islice(contents, len(batches))), True))
+            continue
+        if not groups or groups[-1][1]:
+            groups.append(([], [], persist.atomic))
+        for batch in batches:
+            if batch.given is not None:
+                if groups[-1][1]:
+                    groups.append(([], [], persist.atomic))
+                groups[-1][0].append(m.Given(0, batch.given))
+            groups[-1][1].append(next(contents))
     return groups
 
 
@@ -318,6 +345,15 @@ def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
 
     With `smaller` batches that are alone already come in halves: together they may never fit on the disk.
     """
+    if persist.units:
+        if persist.atomic:
+            decisions = [j.Persist(persist.batches, persist.marks, True, persist.after)]
+            return decisions + [j.Persist(units=[unit]) for unit in persist.units]
+        decisions = [j.Persist(marks=persist.marks, after=persist.after)]
+        runs = [
+            j.Persist(batches) if unit is None else j.Persist(units=[unit]) for unit, batches in persist.runs
+        ]
+        return (decisions if decisions[0] else []) + runs
     if persist.atomic or not persist.batches:
         return [persist]
     if not (persist.marks or persist.after):

@@ -20,6 +20,7 @@ from kafkasafe._io.refusals import RefusedDestination, counted, refused
 from kafkasafe._io.rejected import data_of
 from kafkasafe.cluster import api as t
 from kafkasafe.errors import (
+    BatchDroppedError,
     DeliveryTimeoutError,
     RejectedError,
     SpoolCorruptError,
@@ -94,6 +95,13 @@ class Endings:
                         reason=batch.message,
                     )
                     self._dead_letter(lane, batch, parcel)
+                case j.Fate.DROPPED:
+                    self._ground.stats.records[parcel.topic, "dropped"] += batch.count
+                    parcel.error = BatchDroppedError(
+                        "The record was part of an atomic batch that was dropped, nothing of which readers of committed"
+                        f" records can see: {'' if batch.unit is None else batch.unit.reason}",
+                        code=0 if batch.unit is None else batch.unit.code,
+                    )
                 case j.Fate.REPLACED:
                     continue
             self._disk.drop(parcel)

@@ -45,6 +45,9 @@ from kafkasafe._io.engine.messages import (
     SpillAsked,
     StrangerMet,
     Submitted,
+    TakeOver,
+    UnitAnswered,
+    UnitDue,
     WriteDue,
 )
 from kafkasafe._io.engine.order import Order
@@ -53,6 +56,7 @@ from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.sender import Sender
 from kafkasafe._io.engine.surroundings import Surroundings
 from kafkasafe._io.engine.topics import TOPIC_POLL_S, Topics
+from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe.errors import DeliveryTimeoutError
 
@@ -78,6 +82,7 @@ class Engine:
         self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
         self._losses = LossWatch(ground, ledger, intake)
         self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
+        self._transactor = Transactor(ground, ledger, disk, self._rejects)
         self._inquiries = Inquiries(ground, self._sender)
         self.endings = Endings(ground, ledger, disk, self._losses)
         self._order = Order(ground)
@@ -136,6 +141,12 @@ class Engine:
                 inquiry.resume(step, answer)
             case InquiryDue(inquiry):
                 inquiry.go_on()
+            case UnitAnswered(lane, action, step, answer):
+                self._transactor.answered(lane, action, step, answer)
+            case UnitDue(lane, action):
+                lane.journal.units.again(action)
+            case TakeOver(transactional_id):
+                self._ground.own.journal.units.take_over(transactional_id)
             case RetryDue(lane, destination):
                 lane.journal.retry(destination)
             case AsideDue(lane, destination):
@@ -248,7 +259,11 @@ class Engine:
             # After what is reported of a loss, before anybody sees that a batch is done.
             self._losses.publish_doubted(lane)
             # A spill may name batches that this very turn resolves or divides: written while their bytes are here.
-            spilled = bool(ready.persist.batches) and lane.own and self._config.spool != "always"
+            spilled = (
+                bool(ready.persist.batches or ready.persist.units)
+                and lane.own
+                and self._config.spool != "always"
+            )
             if spilled:
                 self.disk.persist(lane, ready.persist)
             divided = self.intake.divide_all(lane, ready.divides)
@@ -263,10 +278,13 @@ class Engine:
                     self._inquiries.survey(lane, survey)
                 for check in ready.checks:
                     self._losses.check_epoch(lane, check)
+                self._transactor.carry_out(lane, ready.units)
             for wait in ready.waits:
                 self._sender.wait(lane, wait)
             if ready.resolved:
                 self.endings.resolve(lane, ready.resolved)
+            if ready.ended:
+                self._transactor.resolve(lane, ready.ended)
             if (
                 ready.wants_producer_id
                 and not lane.producer_id_wanted
@@ -275,6 +293,6 @@ class Engine:
                 self._sender.want_producer_id(lane)
             if ready.persist and not spilled:
                 self.disk.persist(lane, ready.persist)
-            elif not (spilled or divided or ready.resolved or ready.sends or ready.asides):
+            elif not (spilled or divided or ready.resolved or ready.sends or ready.asides or ready.units):
                 break
         self.disk.release(lane)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
+from kafkasafe._core import units as u
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
@@ -16,6 +18,7 @@ from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.engine.parcels import UNCHOSEN, Choose, Indexes, Parcel, given_partitions, pieces
 from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.engine.slips import Slip
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 __all__ = ["Intake"]
@@ -41,20 +44,41 @@ class Intake:
             parcels = [parcel for parcel in parcels if not parcel.taken]
             for parcel in parcels:
                 parcel.taken = True
+        for slip, some in itertools.groupby(parcels, lambda parcel: parcel.slip):
+            if slip is None:
+                self._take_all(lane, some)
+            else:
+                self._take_unit(lane, slip, list(some))
+
+    def _take_all(self, lane: Lane, parcels: Iterable[Parcel]) -> None:
         for parcel in parcels:
+            for part in self._parts(lane, parcel):
+                self._seal(lane, part)
+
+    def _take_unit(self, lane: Lane, slip: Slip, parcels: Sequence[Parcel]) -> None:
+        """The first of them stands for all of it."""
+        lane.heads[slip.unit_id] = parcels[0]
+        unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets)
+        for parcel in parcels[1:]:
+            for part in self._parts(lane, parcel):
+                self._seal(lane, part, unit)
+        lane.journal.close_unit(unit)
+
+    def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
+        """Itself, or what it is divided into at once."""
+        if parcel.count:
             self._ground.counters["records_accepted"] += parcel.count
             self._ground.stats.records[parcel.topic, "accepted"] += parcel.count
-            topic = lane.journal.topic(parcel.topic)
-            if parcel.partition == UNCHOSEN:
-                if topic is None or topic.partition_count < 1:
-                    self._ground.refresh_topics([parcel.topic])
-                elif not lane.journal.waiting(parcel.topic):
-                    # Sealed just before the topic became known: divided at once, so that order holds.
-                    self._divide_in_memory(lane, parcel, topic.partition_count)
-                    continue
-            self._seal(lane, parcel)
+        topic = lane.journal.topic(parcel.topic)
+        if parcel.partition == UNCHOSEN:
+            if topic is None or topic.partition_count < 1:
+                self._ground.refresh_topics([parcel.topic])
+            elif not lane.journal.waiting(parcel.topic):
+                # Sealed just before the topic became known: divided at once, so that order holds.
+                return self._divide_in_memory(parcel, topic.partition_count)
+        return [parcel]
 
-    def _seal(self, lane: Lane, parcel: Parcel) -> None:
+    def _seal(self, lane: Lane, parcel: Parcel, unit: u.Unit | None = None) -> None:
         destination = lane.journal.destination(parcel.topic, parcel.partition)
         batch = lane.journal.seal(
             destination,
@@ -62,6 +86,7 @@ class Intake:
             size_bytes=parcel.size_bytes,
             max_timestamp=parcel.max_timestamp,
             given=parcel.given,
+            unit=unit,
         )
         self.register(lane, parcel, batch)
 
@@ -70,7 +95,7 @@ class Intake:
         parcel.batch = batch
         lane.parcels[batch.handle] = parcel
 
-    def _divide_in_memory(self, lane: Lane, parcel: Parcel, partitions: int) -> None:
+    def _divide_in_memory(self, parcel: Parcel, partitions: int) -> list[Parcel]:
         data = parcel.data
         if data is None:
             raise AssertionError("A parcel that was just accepted has its bytes")
@@ -78,9 +103,8 @@ class Intake:
         given = given_partitions(columns, parcel.given)
         children = self._split_by_partition(parcel, columns, given, partitions)
         self._adopt_children(parcel, children)
-        for child, _ in children:
-            self._seal(lane, child)
         parcel.data = None
+        return [child for child, _ in children]
 
     @staticmethod
     def _adopt_children(parcel: Parcel, children: list[tuple[Parcel, Indexes]]) -> None:

@@ -21,6 +21,7 @@ from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue, LaneRead
 from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.recovery import LostEntry, replay
 from kafkasafe._io.rejected import RejectedStore, retire, waits_of
@@ -134,6 +135,7 @@ class LaneKeeper:
             own,
             RejectedStore(self._ground.files, lock.path, spool.lane_id),
         )
+        journal.units.name(f"kafkasafe-{spool.lane_id.hex()}")
         lost = sum(isinstance(entry, LostEntry) for entry in entries)
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
@@ -154,6 +156,13 @@ class LaneKeeper:
                 for parcel in lane.parcels.values():
                     parcel.number = next(self._ledger.numbers)
                     self._ledger.open[parcel.number] = parcel
+        for unit in lane.journal.units.unfinished if lane.own else ():
+            slip = Slip(unit.unit_id, unit.transactional_id, unit.offsets)
+            head = Parcel("", -1, None, 0, 0, 0, durable=True, slip=slip)
+            lane.heads[unit.unit_id] = head
+            with self._ledger.lock:
+                head.number = next(self._ledger.numbers)
+                self._ledger.open[head.number] = head
         if waiting:
             records = sum(batch.count for _, _, batch in waiting)
             doubt = sum(batch.identity is not None for _, _, batch in waiting)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from kafkasafe._core import journal as j
+from kafkasafe._core import units as u
 from kafkasafe._core.order import Owed
 from kafkasafe._core.uplink import Ticket
 from kafkasafe._io.engine.lane import Lane
@@ -42,6 +43,9 @@ __all__ = [
     "SpillAsked",
     "StrangerMet",
     "Submitted",
+    "TakeOver",
+    "UnitAnswered",
+    "UnitDue",
     "WriteDue",
 ]
 
@@ -242,6 +246,31 @@ class InquiryDue:
     inquiry: Inquiry
 
 
+@dataclass(frozen=True, slots=True)
+class UnitAnswered:
+    """The answer to a request of a unit's transaction. `step`: where one action takes several."""
+
+    lane: Lane
+    action: u.Request
+    step: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDue:
+    """The pause before a unit's next try is over."""
+
+    lane: Lane
+    action: u.Request | u.Rest
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """A transactional id that the user gave becomes the own lane's: whoever had it before is fenced."""
+
+    transactional_id: str
+
+
 Message: TypeAlias = (
     Submitted
     | SpillAsked
@@ -265,4 +294,7 @@ Message: TypeAlias = (
     | ProducerIdDue
     | EpochCheckDue
     | InquiryDue
+    | UnitAnswered
+    | UnitDue
+    | TakeOver
 )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
+from kafkasafe._io.engine.slips import Slip
 
 __all__ = ["UNCHOSEN", "Choose", "Indexes", "Parcel", "given_partitions", "leaves", "pieces", "seems_given"]
 
@@ -44,6 +45,7 @@ class Parcel:
         children: It was divided: (child, indexes of its records in this one).
         parent: What it was divided from.
         given: Of records whose partitions are to be chosen, those whose partition was given: see `journal.Batch`.
+        slip: Of the unit that it is a part of. The first parcel of a unit has no records: it stands for all of it.
         watcher: Called with it, and the lock held, when it is done; then no more. What it is divided into inherits it.
     """
 
@@ -65,6 +67,7 @@ class Parcel:
     children: list[tuple[Parcel, Indexes]] | None = None
     parent: Parcel | None = None
     given: tuple[tuple[int, int, int], ...] | None = None
+    slip: Slip | None = None
     watcher: Callable[[Parcel], None] | None = None
     batch: j.Batch | None = None
     loose: bool = False

@@ -36,6 +36,7 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 _LAST_EPOCH: Final = 2**15 - 2
 _FENCED_BY_NAME: Final = {"EndTxn": 2, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "InitProducerId": 4}
+_MARKERS_AGAIN_MS: Final = 20
 _MARKERS_TAKE_MS: Final = 2
 _SECOND_PROTOCOL: Final = {"EndTxn": 5, "Produce": 12, "TxnOffsetCommit": 5}
 
@@ -385,12 +386,14 @@ class Transactions:
 
     def _complete(self, known: _Transaction, now_ms: int) -> None:
         commit = known.state is TxnState.COMMITTING
+        left: set[tuple[str, int]] = set()
         for place in sorted(known.partitions):
             try:
                 partition = self._centre.partition(*place)
             except RefusedError:
                 continue  # its topic is gone
-            if partition.leader < 0:
+            if partition.leader < 0 or not self._centre.serves(partition.leader):
+                left.add(place)  # tried again until it has a leader, as long as that takes
                 continue
             partition.log.append_marker(
                 known.producer_id,
@@ -401,8 +404,12 @@ class Transactions:
                 now_ms=now_ms,
             )
         self._centre.replicate()
+        known.partitions = left
+        if left:
+            known.complete_ms = now_ms + max(self.markers_take_ms, _MARKERS_AGAIN_MS)
+            return
         self._groups.end_transaction(known.producer_id, commit=commit)
-        known.partitions, known.groups = set(), set()
+        known.groups = set()
         known.state = TxnState.COMMITTED if commit else TxnState.ABORTED
 
 

@@ -1,0 +1,25 @@
+"""What callers hold of a unit: parcels that are delivered together, in one transaction, or not at all."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from kafkasafe._core import marks as m
+
+__all__ = ["Slip"]
+
+
+@dataclass(slots=True, eq=False)
+class Slip:
+    """One unit on its way. All parcels with the same slip are handed over in one call.
+
+    Attributes:
+        unit_id: 16 bytes, never given twice.
+        transactional_id: Given by the user; empty: one of the lane's own.
+        offsets: Of consumer groups, part of it.
+    """
+
+    unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
+    transactional_id: str = ""
+    offsets: tuple[m.GroupOffsets, ...] = ()

@@ -1,0 +1,407 @@
+"""Out to the cluster in transactions: what `_core/units.py` decides about the units of a lane, carried out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kafkasafe import events
+from kafkasafe._core import batch as codec
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.codes import Scope, classify_code, classify_produce
+from kafkasafe._core.rejected import Refused
+from kafkasafe._io.engine.disk import DiskWriter
+from kafkasafe._io.engine.ground import Ground, text
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.messages import UnitAnswered, UnitDue
+from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe.cluster import api as t
+from kafkasafe.cluster import transactions as x
+from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
+
+__all__ = ["Transactor"]
+
+_EVIDENCE_BYTES: Final = 64 * 1024
+_SOON_S: Final = 0.01
+"""The coordinator, or a partition's leader, still completes the transaction before: a matter of milliseconds."""
+_SOON: Final = frozenset({19, 51, 88})
+_PLACE: Final = frozenset({3, 17, 29, 100})
+
+
+class Transactor:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+        self._rejects = rejects
+
+    def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
+        """Requests go out; answers come back as `UnitAnswered`."""
+        appends: list[u.Append] = []
+        for action in actions:
+            if isinstance(action, u.Append):
+                appends.append(action)
+                continue
+            if appends:
+                self._append(lane, appends)
+                appends = []
+            match action:
+                case u.Fence():
+                    self._fence(lane, action)
+                case u.Join():
+                    places = [lane.journal.address(number) for number in action.unit.destinations]
+                    self._ground.cluster.add_partitions_to_transaction(
+                        self._identity(action), places, self._then(lane, action, "joined")
+                    )
+                case u.Note():
+                    self._note(lane, action)
+                case u.End():
+                    self._ground.cluster.end_transaction(
+                        self._identity(action), True, self._then(lane, action, "ended")
+                    )
+                case u.Ask():
+                    self._ask(lane, action)
+                case u.Refuse(unit):
+                    self._refuse(lane, unit)
+                case u.Again():
+                    self._pause(lane, action)
+        if appends:
+            self._append(lane, appends)
+
+    def _then(self, lane: Lane, action: u.Request, step: str) -> Callable[[Any], None]:
+        return lambda answer: self._ground.post(UnitAnswered(lane, action, step, answer))
+
+    def _identity(self, action: u.Join | u.Note | u.End | u.Append) -> x.TransactionIdentity:
+        grant = action.unit.grant
+        if grant is None:
+            raise AssertionError(f"{action.unit} has no grant")
+        return x.TransactionIdentity(
+            action.slot.transactional_id, grant.producer_id, grant.epoch, grant.protocol
+        )
+
+    def _fence(self, lane: Lane, action: u.Fence) -> None:
+        keep = None
+        if action.keep is not None:
+            kept = action.keep
+            keep = x.TransactionIdentity(
+                action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
+            )
+        self._ground.cluster.init_transactional_id(
+            action.slot.transactional_id,
+            self._config.transaction_timeout_ms,
+            self._then(lane, action, "fenced"),
+            keep=keep,
+        )
+
+    def _append(self, lane: Lane, appends: Sequence[u.Append]) -> None:
+        requests: list[t.ProduceRequest[u.Append]] = []
+        for action in appends:
+            batch = action.batch
+            topic, partition = lane.journal.address(batch.destination)
+            if not isinstance(batch, j.Batch):
+                continue  # a unit of a journal has no others
+            try:
+                # A copy: what is on disk, and may be put aside, is no part of any transaction.
+                data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+            except SpoolCorruptError as error:
+                if self._rejects.damaged(lane, batch, error):
+                    lane.journal.units.give_up(action.unit, j.DAMAGED, str(error))
+                else:
+                    self._failed(lane, action, None, str(error), sent=False)
+                continue
+            except SpoolError as error:
+                self._failed(lane, action, None, str(error), sent=False)
+                continue
+            identity = self._identity(action)
+            codec.stamp_identity(
+                data, identity.producer_id, identity.epoch, action.base_sequence, transactional=True
+            )
+            batch.tries += 1
+            self._ground.counters["batches_sent"] += 1
+            if batch.tries > 1:
+                self._ground.counters["batches_resent"] += 1
+            requests.append(t.ProduceRequest(action, topic, partition, data, transaction=identity))
+        if requests:
+            self._ground.cluster.produce(
+                requests,
+                -1,
+                int(self._config.request_timeout_s * 1000),
+                lambda action, answer: self._ground.post(UnitAnswered(lane, action, "appended", answer)),
+            )
+
+    # -- offsets of groups, the marker among them ------------------------------------------------------------------
+
+    def _note(self, lane: Lane, action: u.Note) -> None:
+        identity = self._identity(action)
+        if identity.protocol < 2:
+            self._ground.cluster.add_offsets_to_transaction(
+                identity, self._group(action), self._then(lane, action, "added")
+            )
+        else:
+            self._commit_offsets(lane, action)
+
+    @staticmethod
+    def _group(action: u.Note) -> str:
+        if action.index < 0:
+            return action.slot.transactional_id
+        return action.unit.offsets[action.index].group
+
+    def _commit_offsets(self, lane: Lane, action: u.Note) -> None:
+        unit = action.unit
+        member = x.NO_MEMBER
+        if action.index < 0:
+            marker = x.OffsetToCommit(0, unit.unit_id.hex())
+            offsets = {self._marker_place(lane, unit): marker}
+        else:
+            given = unit.offsets[action.index]
+            offsets = {
+                (at.topic, at.partition): x.OffsetToCommit(at.offset, at.metadata, at.leader_epoch)
+                for at in given.positions
+            }
+            member = x.GroupMember(given.member_id, given.generation_id, given.group_instance_id)
+        self._ground.cluster.commit_offsets_in_transaction(
+            self._identity(action),
+            self._group(action),
+            offsets,
+            self._then(lane, action, "noted"),
+            member=member,
+        )
+
+    @staticmethod
+    def _marker_place(lane: Lane, unit: u.Unit) -> tuple[str, int]:
+        """A partition that surely exists: the coordinator takes offsets of no other."""
+        if unit.batches:
+            return lane.journal.address(unit.batches[0].destination)
+        first = unit.offsets[0].positions[0]
+        return first.topic, first.partition
+
+    # -- the outcome -----------------------------------------------------------------------------------------------
+
+    def _ask(self, lane: Lane, action: u.Ask) -> None:
+        self._ground.counters["units_asked"] += 1
+        topic, partition = self._marker_place(lane, action.unit)
+        self._ground.cluster.committed_offset(
+            action.slot.transactional_id, topic, partition, self._then(lane, action, "marker")
+        )
+
+    def _look_into_log(self, lane: Lane, action: u.Ask) -> bool:
+        """No marker: groups forget theirs after a week. The log says it too, as long as it reaches back."""
+        unit = action.unit
+        batch = next((each for each in unit.batches if unit.places.get(each.handle, -1) >= 0), None)
+        if batch is None:
+            return False
+        topic, partition = lane.journal.address(batch.destination)
+        self._ground.cluster.fetch_records(
+            topic,
+            partition,
+            unit.places[batch.handle],
+            _EVIDENCE_BYTES,
+            self._then(lane, action, "log"),
+            isolation_level=1,
+        )
+        return True
+
+    def _judge_log(self, lane: Lane, action: u.Ask, answer: t.RecordsFetched) -> None:
+        unit, grant = action.unit, action.unit.grant
+        batch = next(each for each in unit.batches if unit.places.get(each.handle, -1) >= 0)
+        place = unit.places[batch.handle]
+        committed = False
+        found = next(codec.iter_headers(bytes(answer.records)), None)
+        if found is not None and grant is not None:
+            header = found[1]
+            ours = (grant.producer_id, grant.epoch, unit.sequences.get(batch.handle, -1))
+            named = (header.producer_id, header.producer_epoch, header.base_sequence)
+            aborted = any(number == grant.producer_id and first <= place for number, first in answer.aborted)
+            committed = header.base_offset == place and named == ours and not aborted
+        if committed:
+            self._log.warning(
+                "A staged batch is committed, as the log of its partition shows; its marker is gone",
+                lane=lane.name,
+                event="marker_gone",
+            )
+        lane.journal.units.told(action, committed=committed)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def answered(self, lane: Lane, action: u.Request, step: str, answer: Any) -> None:
+        """What became of a request."""
+        units = lane.journal.units
+        if isinstance(answer, t.Failure):
+            self._failed(
+                lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
+            )
+            return
+        code = answer.error_code
+        if code and step != "log":
+            message = getattr(answer, "error_message", None) or classify_code(code).name
+            self._failed(lane, action, code, f"{classify_code(code).name} ({code}): {message}")
+            return
+        self._ground.progressed()
+        match action, step:
+            case u.Fence(), _:
+                identity = answer.identity
+                units.fenced(action, u.Grant(identity.producer_id, identity.epoch, identity.protocol))
+            case u.Join(), _:
+                units.joined(action)
+            case u.Append(), _:
+                topic, partition = lane.journal.address(action.batch.destination)
+                if isinstance(action.batch, j.Batch):
+                    parcel = lane.parcels.get(action.batch.handle)
+                    if parcel is not None:
+                        parcel.log_append_time = answer.log_append_time
+                units.appended(action, answer.base_offset, self._ground.leader_epoch(topic, partition))
+            case u.Note(), "added":
+                self._commit_offsets(lane, action)
+            case u.Note(), _:
+                units.noted(action)
+            case u.End(), _:
+                after = answer.identity
+                units.ended(
+                    action, None if after is None else u.Grant(after.producer_id, after.epoch, after.protocol)
+                )
+            case u.Ask(), "marker":
+                ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()
+                if ours or not self._look_into_log(lane, action):
+                    units.told(action, committed=ours)
+            case u.Ask(), _:
+                if code:
+                    # It cannot say anything; the marker, which is not there, has said it.
+                    units.told(action, committed=False)
+                else:
+                    self._judge_log(lane, action, answer)
+
+    def _failed(
+        self, lane: Lane, action: u.Request, code: int | None, reason: str, *, sent: bool = True
+    ) -> None:
+        name = type(action).__name__.lower()
+        self._ground.counters[f"unit_{name}_failures"] += 1
+        self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
+        lasting = False
+        if isinstance(action, (u.Append, u.Join)) and code is not None:
+            if code in _PLACE or classify_produce(code).scope is Scope.DESTINATION:
+                for destination in action.unit.destinations:
+                    lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
+            if classify_code(code).refresh_metadata:
+                self._ground.refresh_topics(
+                    lane.journal.address(number)[0] for number in action.unit.destinations
+                )
+        lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
+
+    # -- pauses ----------------------------------------------------------------------------------------------------
+
+    def _pause(self, lane: Lane, again: u.Again) -> None:
+        backoff = self._ground.slow_backoff if again.slow else self._ground.backoff
+        pause_s = backoff.pause_s(again.attempt)
+        if again.code in _SOON and again.attempt <= 6:
+            pause_s = min(pause_s, _SOON_S * again.attempt)
+        self._ground.counters["retries"] += 1
+        self._ground.stats.backoff_s["transaction"] += pause_s
+        what = type(again.action).__name__
+        self._log.seldom(
+            logging.WARNING if again.attempt > 3 else logging.INFO,
+            "unit_retried",
+            f"{lane.name} {what}",
+            "%s: %s of an atomic batch: attempt %d failed, next in %.2f s: %s",
+            lane.name,
+            what,
+            again.attempt,
+            pause_s,
+            again.reason,
+            lane=lane.name,
+            attempt=again.attempt,
+            pause_s=round(pause_s, 3),
+            code=again.code,
+        )
+        if isinstance(again.action, u.Rest):
+            self._ground.emit(
+                events.UnitRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
+            )
+        self._ground.timer(pause_s, UnitDue(lane, again.action))
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, lane: Lane, unit: u.Unit) -> None:
+        """Before the mark that ends it is decided, what it holds is durable in `rejected/`."""
+        batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
+        left = [batch for batch in batches if batch.handle not in lane.kept_in]
+        if self._config.in_memory:
+            lane.kept_in.update((batch.handle, None) for batch in left)
+            left = []
+        for destination in dict.fromkeys(batch.destination for batch in left):
+            topic, partition = lane.journal.address(destination)
+            portion = []
+            mine = [batch for batch in left if batch.destination == destination]
+            used = sum(each.rejected.size_bytes for each in self._ground.lanes)
+            if used + sum(batch.size_bytes for batch in mine) > self._config.rejected_max_bytes:
+                reason = (
+                    f"rejected/ is full ({used:,} bytes of rejected_max_bytes="
+                    f"{self._config.rejected_max_bytes:,}): resend or remove what is there, or raise the limit"
+                )
+                lane.journal.units.put_aside(unit, kept=False, reason=reason)
+                return
+            try:
+                for batch in mine:
+                    data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
+                path = lane.rejected.keep(
+                    portion,
+                    m.Destination(destination, topic, partition),
+                    cluster_id=self._ground.cluster_id or "",
+                    now_ms=self._ground.clock.wall_ms(),
+                )
+            except (OSError, SpoolError) as error:
+                lane.disown()
+                lane.journal.units.put_aside(unit, kept=False, reason=str(error))
+                return
+            lane.kept_in.update((batch.handle, path) for batch in mine)
+        lane.journal.units.put_aside(unit, kept=True)
+
+    def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
+        """Units whose fate is final and durable. After their batches."""
+        for unit, fate in ended:
+            records = sum(batch.count for batch in unit.batches)
+            outcome = fate.value
+            self._ground.stats.units[outcome] += 1
+            if fate is j.Fate.COMMITTED:
+                self._ground.emit(
+                    events.UnitCommitted(
+                        unit.unit_id.hex(), unit.transactional_id, records, len(unit.destinations)
+                    )
+                )
+            else:
+                self._log.error(
+                    "%s: an atomic batch of %d records is %s: %s",
+                    lane.name,
+                    records,
+                    outcome,
+                    unit.reason,
+                    lane=lane.name,
+                    records=records,
+                    code=unit.code,
+                    event="unit_not_committed",
+                )
+                self._ground.emit(
+                    events.UnitNotCommitted(
+                        unit.unit_id.hex(), unit.transactional_id, records, unit.code, unit.reason
+                    )
+                )
+            head = lane.heads.pop(unit.unit_id, None)
+            if head is None:
+                continue
+            if fate is not j.Fate.COMMITTED:
+                head.error = BatchDroppedError(
+                    f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed records:"
+                    f" {unit.reason}",
+                    code=unit.code,
+                )
+            with self._ledger.lock:
+                self._ledger.durable(head)
+            self._ledger.finish(head)

@@ -1,0 +1,334 @@
+"""Atomic batches: records of any topics, and a consumer's offsets, that readers see together or never.
+
+    with producer.batch() as batch:
+        batch.send("orders", order)
+        batch.send("audit", entry)
+    batch.outcome.durable()     # on disk, as a whole: delivered whatever happens
+    batch.outcome.get()         # committed
+
+docs/staged.md says what happens in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import kafka.errors as kafka_errors
+from kafka import TopicPartition
+
+from kafkasafe._core import marks as m
+from kafkasafe._io.engine.parcels import Parcel, leaves
+from kafkasafe._io.engine.slips import Slip
+from kafkasafe.errors import UsageError
+
+if TYPE_CHECKING:
+    from kafkasafe.producer import RecordFuture, SafeProducer
+
+__all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetadata:
+    """A committed atomic batch.
+
+    Attributes:
+        batch_id: As `spool ls` shows it.
+        offsets: Of each partition, the offsets of the first and the last record (inclusive), -1 where not known.
+        records: How many there are.
+    """
+
+    batch_id: str
+    offsets: Mapping[TopicPartition, tuple[int, int]]
+    records: int
+
+
+class BatchOutcome:
+    """What becomes of an atomic batch as a whole.
+
+    Attributes:
+        batch_id: As `spool ls` shows it: 32 hexadecimal digits.
+    """
+
+    def __init__(self, producer: SafeProducer, head: Parcel, parcels: list[Parcel], batch_id: str) -> None:
+        self.batch_id = batch_id
+        self._producer = producer
+        self._head = head
+        self._parcels = parcels
+        self._callbacks: list[tuple[bool, Callable[[Any], object]]] = []
+
+    def __repr__(self) -> str:
+        if self.done():
+            return f"<BatchOutcome {self.batch_id} {self._head.error or 'committed'}>"
+        return f"<BatchOutcome {self.batch_id} pending{', durable' if self._head.durable else ''}>"
+
+    def durable(self, timeout: float | None = None) -> BatchOutcome:
+        """Wait until all of it is on disk; with `spool="never"`: until it is committed.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Returns:
+            Itself. From here on a crash of this process, of brokers, or of both cannot lose the batch, or half of it.
+
+        Raises:
+            KafkaTimeoutError: Not durable in time. It may still become so.
+            SpoolError: The spool failed for good.
+        """
+        in_memory = self._producer._config.in_memory
+
+        def kept() -> bool:
+            return self._head.done or (self._head.durable and not in_memory)
+
+        if not self._producer._pump.wait(kept, timeout) and not kept():
+            self._producer._raise_failure()
+            raise kafka_errors.KafkaTimeoutError(f"The batch was not durable after {timeout} s")
+        if self._head.error is not None:
+            raise self._head.error
+        return self
+
+    def get(self, timeout: float | None = None) -> BatchMetadata:
+        """Wait until it is committed, and until its callbacks have run.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Raises:
+            KafkaTimeoutError: Not committed in time. It stays in the spool and is still delivered, as a whole.
+            BatchDroppedError: It was given up, and none of it is delivered.
+            WrongClusterError: Another cluster answers instead of the one that it is for.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pump = self._producer._pump
+        pump.wait(lambda: self._head.done or pump.ledger.wrong_cluster is not None, timeout)
+        if not self._head.done:
+            self._producer._raise_failure()
+            self._producer._raise_wrong_cluster()
+            raise kafka_errors.KafkaTimeoutError(
+                f"The batch was not committed after {timeout} s. It is kept and delivered as a whole."
+                f"{self._producer._network_cause()}"
+            )
+        self._producer._called(None, deadline)
+        if self._head.error is not None:
+            raise self._head.error
+        return self._metadata()
+
+    def done(self) -> bool:
+        """Whether its fate is final."""
+        return self._head.done
+
+    def exception(self) -> BaseException | None:
+        """Why it was given up; None when it was not, or not yet."""
+        return self._head.error if self._head.done else None
+
+    def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
+        """Call `f(*args, metadata, **kwargs)` when it is committed, on the producer's callback thread."""
+        return self._add(True, lambda metadata: f(*args, metadata, **kwargs))
+
+    def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
+        """Call `f(*args, exception, **kwargs)` when it is given up."""
+        return self._add(False, lambda error: f(*args, error, **kwargs))
+
+    def _add(self, wanted: bool, call: Callable[[Any], object]) -> BatchOutcome:
+        self._producer._callbacks.start()
+        self._callbacks.append((wanted, call))
+        # In this order: the pump sets `done`, then looks for the watcher.
+        self._head.watcher = self._ended
+        if self._head.done:
+            self._head.watcher = None
+            self._producer._callbacks.put(lambda: self._call(0))
+        return self
+
+    def _ended(self, _: Parcel) -> None:
+        """By the pump, with its lock held."""
+        self._producer._callbacks.hand(self._call, len(self._callbacks))
+
+    def _call(self, due: int) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        error = self._head.error
+        answer: Any = self._metadata() if error is None else error
+        mine = [call for wanted, call in callbacks if wanted is (error is None)]
+        self._producer._callbacks.call(mine, [answer] * len(mine), due)
+
+    def _metadata(self) -> BatchMetadata:
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        records = 0
+        for parcel in (leaf for each in self._parcels for leaf in leaves(each)):
+            at = TopicPartition(parcel.topic, parcel.partition)
+            last = parcel.base_offset + parcel.count - 1 if parcel.base_offset >= 0 else -1
+            found[at] = found.get(at, (parcel.base_offset, -1))[0], last
+            records += parcel.count
+        return BatchMetadata(self.batch_id, found, records)
+
+
+class AtomicBatch:
+    """Collects what is to be delivered together. One thread at a time.
+
+    Nothing of it leaves memory before `commit`. From then on it is one unit: in the spool, in Kafka, and for readers.
+    """
+
+    def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
+        self._producer = producer
+        self._transactional_id = transactional_id
+        self._chunks: list[Any] = []
+        self._open: dict[str, Any] = {}
+        self._offsets: dict[str, m.GroupOffsets] = {}
+        self._after: list[Callable[[Any], object]] = []
+        self._bytes = 0
+        self._dropped = False
+        self._outcome: BatchOutcome | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._outcome is not None or self._dropped:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.drop()
+
+    @property
+    def outcome(self) -> BatchOutcome:
+        """What becomes of it.
+
+        Raises:
+            UsageError: It is not committed yet, or was dropped.
+        """
+        if self._outcome is None:
+            raise UsageError(
+                "This batch was dropped: nothing of it is sent"
+                if self._dropped
+                else "This batch is still open: commit it, or leave its with block, before its outcome is asked for"
+            )
+        return self._outcome
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordFuture:
+        """Add a record. Arguments and errors are those of `SafeProducer.send`; nothing is accepted before `commit`.
+
+        Returns:
+            A future for the record's metadata, which may be waited for after `commit`.
+
+        Raises:
+            UsageError: The batch was committed, or dropped.
+            SpoolFullError: The batch is larger than a file of the spool (`spool_segment_bytes`) may be.
+        """
+        self._check_open()
+        future, size = self._producer._send_into(self, topic, value, key, headers, partition, timestamp_ms)
+        self._bytes += size
+        return future
+
+    def send_offsets(self, offsets: Any, group: Any = None) -> None:
+        """Commit a consumer's offsets together with the records.
+
+        The group takes them only from a member: when the consumer has lost its partitions before the batch is
+        committed, all of the batch is dropped (BatchDroppedError), and whoever has them now reads the same records
+        again. The consumer has to be opened with `enable_auto_commit=False`.
+
+        Args:
+            offsets: A KafkaConsumer or SafeConsumer: its positions on the partitions that it is assigned. Or a dict
+                {TopicPartition: OffsetAndMetadata}, with `group`.
+            group: The consumer's `group_metadata()`, or the name of a group that has no members.
+
+        Raises:
+            UsageError: The batch was committed or dropped; or the consumer is in no group.
+        """
+        self._check_open()
+        given = _positions(offsets, group)
+        if given.positions:
+            self._offsets[given.group] = given
+
+    def spool_after_commit(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call `f(*args, metadata, **kwargs)` when the batch is committed, on the producer's callback thread.
+
+        `flush()`, `close()` and `outcome.get()` return after it. In another life of the spool, which delivers what this
+        process left, nobody calls it.
+        """
+        self._after.append(lambda metadata: f(*args, metadata, **kwargs))
+
+    def commit(self) -> BatchOutcome:
+        """Hand it over as one unit.
+
+        Returns:
+            Its outcome. `durable()` waits until all of it is on disk, `get()` until readers can see it.
+
+        Raises:
+            SpoolFullError: No room within `max_block_ms`. Nothing of it was accepted; it may be committed again later.
+            UsageError: It was committed or dropped before.
+        """
+        self._check_open()
+        slip = Slip(transactional_id=self._transactional_id, offsets=tuple(self._offsets.values()))
+        head = Parcel("", -1, None, 0, 0, 0, slip=slip)
+        parcels = self._producer._submit_unit(self._chunks, head, self._bytes)
+        self._outcome = BatchOutcome(self._producer, head, parcels, slip.unit_id.hex())
+        for call in self._after:
+            self._outcome.add_callback(call)
+        return self._outcome
+
+    def drop(self) -> None:
+        """Forget it. Nothing of it was sent, or will be."""
+        if self._outcome is not None:
+            raise UsageError("This batch was committed already")
+        self._dropped = True
+
+    def _check_open(self) -> None:
+        if self._outcome is not None or self._dropped:
+            raise UsageError(f"This batch was {'dropped' if self._dropped else 'committed'} already")
+
+    def _cannot_wait(self) -> None:
+        """Somebody waits for a record of it."""
+        if self._outcome is None:
+            raise UsageError(
+                "The batch that this record is part of was dropped: it is not sent"
+                if self._dropped
+                else "The batch that this record is part of is still open: nothing of it is sent before it is committed"
+            )
+
+
+def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
+    if isinstance(offsets, Mapping):
+        if group is None:
+            raise UsageError(
+                "send_offsets({...}) needs the group: consumer.group_metadata(), or a group's name"
+            )
+        found = {
+            at: (given, "", -1)
+            if isinstance(given, int)
+            else (
+                given.offset,
+                given.metadata or "",
+                -1 if (e := getattr(given, "leader_epoch", -1)) is None else e,
+            )
+            for at, given in offsets.items()
+        }
+    else:
+        consumer = offsets
+        if getattr(consumer, "config", {}).get("group_id") is None:
+            raise UsageError(
+                "This consumer is in no group (group_id): there are no offsets to be committed for it"
+            )
+        group = consumer.group_metadata()
+        found = {at: (consumer.position(at), "", -1) for at in consumer.assignment()}
+    positions = tuple(
+        m.Position(at.topic, at.partition, offset, epoch, metadata)
+        for at, (offset, metadata, epoch) in sorted(found.items())
+    )
+    if isinstance(group, str):
+        return m.GroupOffsets(group, "", -1, None, positions)
+    return m.GroupOffsets(
+        group.group_id, group.member_id or "", group.generation_id, group.group_instance_id, positions
+    )

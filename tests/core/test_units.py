@@ -1,0 +1,282 @@
+"""Marks of units ⇄ control records, and the order in which `Units` does things."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+
+LANE = b"0123456789abcdef"
+ID = st.binary(min_size=16, max_size=16)
+NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=9)
+INT32 = st.integers(0, 2**31 - 1)
+INT64 = st.integers(0, 2**62)
+POSITION = st.builds(m.Position, NAME, INT32, INT64, st.integers(-1, 9), NAME)
+OFFSETS = st.builds(
+    m.GroupOffsets,
+    NAME,
+    NAME,
+    st.integers(-1, 9),
+    st.none() | NAME,
+    st.lists(POSITION, max_size=3).map(tuple),
+)
+BEGUN = st.builds(m.Begun, ID, NAME, INT64, st.integers(0, 2**15 - 1), st.sampled_from([1, 2]))
+PLACED = st.builds(m.Placed, st.integers(1, 9), INT64, st.integers(1, 99), INT32, st.integers(-1, 2**62))
+MARKS = st.one_of(
+    st.builds(m.Unit, ID, st.just(0), st.just(0), NAME, st.lists(OFFSETS, max_size=2).map(tuple)),
+    BEGUN,
+    st.builds(m.Staged, BEGUN, st.lists(PLACED, max_size=3).map(tuple)),
+    st.builds(m.Ended, ID, st.sampled_from(m.UnitOutcome), NAME),
+)
+
+
+@given(st.lists(MARKS, max_size=4))
+def test_what_is_written_of_units_is_read_back(marks):
+    group = m.Group(m.FORMAT_VERSION, LANE, 100, 90, True, False, False, ())
+    assert m.decode_group(m.encode_group(group, marks, 1)) == (group, marks)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        m.Unit(b"short", 0, 0),
+        m.Unit(LANE, 0, 1),
+        m.Begun(LANE, "", 1, 0, 1),
+        m.Begun(LANE, "x", 1, 0, 3),
+        m.Staged(m.Begun(LANE, "x", 1, 0, 1), (m.Placed(0, 0, 1, 0, 0),)),
+        m.Ended(b"", m.UnitOutcome.COMMITTED),
+    ],
+)
+def test_what_has_no_meaning_is_not_written(mark):
+    group = m.Group(m.FORMAT_VERSION, LANE, 100, 90, True, False, False, ())
+    with pytest.raises(m.MarkError):
+        m.encode_group(group, [mark], 1)
+
+
+def test_a_unit_stands_in_an_atomic_group_only():
+    group = m.Group(m.FORMAT_VERSION, LANE, 100, 90, False, False, False, ())
+    with pytest.raises(m.MarkError):
+        m.encode_group(group, [m.Unit(LANE, 0, 0)], 1)
+
+
+@dataclass(eq=False)
+class Batch:
+    handle: int
+    destination: int
+    count: int
+    position: int
+
+
+class Script:
+    """Answers what it is asked in the order it is told to."""
+
+    def __init__(self, protocol: int) -> None:
+        self.units = u.Units(lambda _: True, pool=2)
+        self.units.name("lane")
+        self.protocol = protocol
+        self.epoch = 0
+        self.actions: list[u.Action] = []
+        self.offsets: dict[int, int] = {}
+        self.handles = 0
+
+    def seal(self, number: int, *destinations: int) -> u.Unit:
+        unit = self.units.seal(bytes([number]) * 16, "", ())
+        for destination in destinations:
+            self.handles += 1
+            unit.batches.append(Batch(self.handles, destination, 3, self.handles * 10))
+        self.units.closed(unit)
+        self.units.written(unit, number)
+        return unit
+
+    def turn(self) -> list[m.Mark]:
+        """Whatever is to be done now; what is to be written is durable at once."""
+        written = []
+        for _ in range(9):
+            self.actions += self.units.advance()
+            written += self.units.take_marks()
+            for unit in self.units.staging:
+                self.units.staged(unit)
+            for unit in self.units.ending:
+                self.units.over(unit)
+            self.units.staging, self.units.ending = [], []
+        return written
+
+    def take(self, kind):
+        found = [action for action in self.actions if isinstance(action, kind)]
+        self.actions = [action for action in self.actions if not isinstance(action, kind)]
+        return found
+
+    def fence_all(self) -> None:
+        for action in self.take(u.Fence):
+            self.epoch += 1
+            self.units.fenced(action, u.Grant(7, self.epoch, self.protocol))
+        self.turn()
+
+    def append(self, action: u.Append) -> None:
+        at = self.offsets.get(action.batch.destination, 0)
+        self.offsets[action.batch.destination] = at + action.batch.count
+        self.units.appended(action, at, 0)
+
+    def prepare(self) -> None:
+        """Everything up to, and not with, EndTxn."""
+        for _ in range(9):
+            self.turn()
+            self.fence_all()
+            for action in self.take(u.Join):
+                self.units.joined(action)
+            self.turn()
+            for action in self.take(u.Append):
+                self.append(action)
+            for action in self.take(u.Note):
+                self.units.noted(action)
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable(protocol):
+    script = Script(protocol)
+    unit = script.seal(1, 1, 2)
+    script.prepare()
+    # Once more, and the mark stays unwritten.
+    assert unit.phase is u.Phase.ENDING
+    [end] = script.take(u.End)
+    assert end.unit is unit
+
+    late = Script(protocol)
+    unit = late.seal(1, 1, 2)
+    late.turn()
+    late.fence_all()
+    for action in late.take(u.Join):
+        late.units.joined(action)
+    late.actions += late.units.advance()
+    for action in late.take(u.Append):
+        late.append(action)
+    for action in late.take(u.Note):
+        late.units.noted(action)
+    late.actions += late.units.advance()
+    assert unit.phase is u.Phase.STAGING
+    assert late.take(u.End) == []
+
+
+def test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side():
+    script = Script(2)
+    first, second = script.seal(1, 1), script.seal(2, 1)
+    script.prepare()
+    ends = script.take(u.End)
+    assert [end.unit for end in ends] == [first]
+    assert second.phase is u.Phase.STAGED
+    script.units.ended(ends[0], u.Grant(7, 99, 2))
+    script.turn()
+    assert [end.unit for end in script.take(u.End)] == [second]
+
+
+def test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again():
+    script = Script(2)
+    first, second = script.seal(1, 1), script.seal(2, 1)
+    script.prepare()
+    [end] = script.take(u.End)
+    # It timed out; the marker does not say that it was committed.
+    script.units.failed(end, 48, "INVALID_TXN_STATE")
+    script.turn()
+    script.fence_all()
+    [ask] = script.take(u.Ask)
+    script.units.told(ask, committed=False)
+    script.prepare()
+    [end] = script.take(u.End)
+    assert end.unit is first
+    script.units.ended(end, u.Grant(7, 99, 2))
+    script.prepare()
+    for again in script.take(u.Again):
+        script.units.again(again.action)
+    script.prepare()
+    [end] = script.take(u.End)
+    assert end.unit is second
+    assert second.places[second.batches[0].handle] > first.places[first.batches[0].handle]
+
+
+def test_an_outcome_that_the_marker_shows_is_believed():
+    script = Script(2)
+    unit = script.seal(1, 1)
+    script.prepare()
+    [end] = script.take(u.End)
+    script.units.failed(end, 90, "PRODUCER_FENCED")
+    script.turn()
+    script.fence_all()
+    [ask] = script.take(u.Ask)
+    script.units.told(ask, committed=True)
+    assert [type(mark) for mark in script.turn()] == [m.Ended]
+    assert unit.phase is u.Phase.OVER
+
+
+def test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_again():
+    script = Script(1)
+    script.seal(1, 1)
+    script.prepare()
+    [end] = script.take(u.End)
+    script.units.failed(end, None, "no answer")
+    script.turn()
+    script.units.again(script.take(u.Again)[0].action)
+    script.turn()
+    [again] = script.take(u.End)
+    script.units.ended(again, u.Grant(7, 1, 1))
+    script.turn()
+    script.seal(2, 1)
+    script.turn()
+    assert [action.slot.transactional_id for action in script.take(u.Fence)] == ["lane-0"]
+
+
+def test_the_next_life_sends_the_same_commit():
+    begun = m.Begun(LANE, "lane-1", 7, 3, 1)
+    units = u.Units(lambda _: True, pool=2)
+    units.name("lane")
+    unit = units.recover(m.Unit(LANE, 0, 1), 5)
+    unit.batches.append(Batch(1, 1, 3, 6))
+    units.recover_begun(begun)
+    units.recover_staged(m.Staged(begun, (m.Placed(1, 6, 3, 0, 40),)))
+    units.recovered()
+    actions = units.advance()
+    [end] = [action for action in actions if isinstance(action, u.End)]
+    assert (end.slot.transactional_id, end.unit.grant) == ("lane-1", u.Grant(7, 3, 1))
+    # What the earlier life may have left open elsewhere is ended at once.
+    assert [a.slot.transactional_id for a in actions if isinstance(a, u.Fence)] == ["lane-0"]
+
+
+def test_a_unit_that_no_mark_calls_staged_is_prepared_again_behind_a_fence():
+    begun = m.Begun(LANE, "lane-1", 7, 3, 1)
+    units = u.Units(lambda _: True, pool=2)
+    units.name("lane")
+    unit = units.recover(m.Unit(LANE, 0, 1), 5)
+    unit.batches.append(Batch(1, 1, 3, 6))
+    units.recover_staged(m.Staged(begun, (m.Placed(1, 6, 3, 0, 40),)))
+    units.recover_begun(m.Begun(LANE, "lane-0", 8, 0, 1))
+    units.recovered()
+    actions = units.advance()
+    assert {type(action) for action in actions} == {u.Fence}
+    assert unit.phase is u.Phase.WAITING
+
+
+def test_a_consumer_that_is_no_member_any_more_has_the_batch_dropped():
+    script = Script(2)
+    offsets = m.GroupOffsets("g", "me", 3, None, (m.Position("in", 0, 5),))
+    unit = script.units.seal(LANE, "", (offsets,))
+    unit.batches.append(Batch(1, 1, 3, 6))
+    script.units.closed(unit)
+    script.units.written(unit, 1)
+    script.turn()
+    script.fence_all()
+    for action in script.take(u.Append):
+        script.append(action)
+    script.turn()
+    [marker] = script.take(u.Note)
+    script.units.noted(marker)
+    script.turn()
+    [note] = script.take(u.Note)
+    script.units.failed(note, 25, "UNKNOWN_MEMBER_ID")
+    marks = script.turn()
+    assert [mark.outcome for mark in marks if isinstance(mark, m.Ended)] == [m.UnitOutcome.DROPPED]
+    assert script.take(u.End) == []
+    assert script.take(u.Fence)  # which aborts what was written

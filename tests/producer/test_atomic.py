@@ -1,0 +1,247 @@
+"""Atomic batches and staged delivery, as users see them: on the fake cluster, and once on a real broker."""
+
+from __future__ import annotations
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
+from kafkasafe.errors import ConfigError
+
+
+def read(servers, *topics, isolation="read_committed"):
+    """Values by topic, in the order of each log."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, isolation_level=isolation, enable_auto_commit=False, group_id=None
+    )
+    try:
+        places = [
+            TopicPartition(topic, number)
+            for topic in topics
+            for number in consumer.partitions_for_topic(topic)
+        ]
+        consumer.assign(places)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(places)
+        found = {topic: [] for topic in topics}
+        for _ in range(200):
+            for place, records in consumer.poll(100).items():
+                found[place.topic] += [record.value for record in records]
+            if all(consumer.position(place) >= ends[place] for place in places):
+                break
+        return found
+    finally:
+        consumer.close()
+
+
+def see(servers, expected):
+    """Readers see these values by topic, a moment after they are committed at the latest: markers come behind EndTxn."""
+    for _ in range(100):
+        found = read(servers, *expected)
+        if found == expected:
+            return
+    assert found == expected
+
+
+def has_committed(consumer, place, offset):
+    """A group's offset is this, a moment after the batch with it is committed at the latest."""
+    for _ in range(200):
+        found = consumer.committed(place)
+        if found == offset:
+            return
+        consumer.poll(50)
+    assert found == offset
+
+
+@pytest.fixture
+def producer(fake_kafka, tmp_path):
+    fake_kafka.create_topic("orders", partitions=2)
+    fake_kafka.create_topic("audit", partitions=1)
+    seen = []
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool", on_event=seen.append
+    ) as made:
+        made.seen = seen
+        yield made
+
+
+def test_all_of_a_batch_is_delivered_and_told(producer, fake_kafka):
+    called = []
+    with producer.batch() as batch:
+        first = batch.send("orders", b"1", key=b"a")
+        second = batch.send("audit", b"one", headers=[("h", b"x")])
+        batch.spool_after_commit(called.append)
+    assert batch.outcome.durable(60) is batch.outcome
+    done = batch.outcome.get(60)
+    assert done.records == 2
+    assert done.offsets[TopicPartition("audit", 0)] == (0, 0)
+    assert called == [done]
+    assert (first.get(60).topic, second.get(60).offset) == ("orders", 0)
+    see(fake_kafka.bootstrap_servers, {"orders": [b"1"], "audit": [b"one"]})
+    committed = [event for event in producer.seen if isinstance(event, events.UnitCommitted)]
+    assert [(event.batch_id, event.records, event.partitions) for event in committed] == [
+        (done.batch_id, 2, 2)
+    ]
+
+
+def test_an_exception_in_the_block_sends_nothing(producer, fake_kafka):
+    batch = producer.batch()
+
+    def fails():
+        with batch:
+            futures.append(batch.send("orders", b"1"))
+            raise KeyError("no")
+
+    futures = []
+    with pytest.raises(KeyError):
+        fails()
+    [future] = futures
+    with pytest.raises(UsageError, match="dropped"):
+        future.get(1)
+    with pytest.raises(UsageError, match="dropped"):
+        batch.outcome.get(1)
+    with producer.batch() as batch:
+        batch.send("audit", b"after")
+    batch.outcome.get(60)
+    see(fake_kafka.bootstrap_servers, {"orders": [], "audit": [b"after"]})
+
+
+def test_nothing_can_be_waited_for_while_the_block_is_open(producer):
+    with producer.batch() as batch:
+        future = batch.send("orders", b"1")
+        with pytest.raises(UsageError, match="still open"):
+            future.get(1)
+        with pytest.raises(UsageError, match="still open"):
+            batch.outcome  # noqa: B018
+    assert future.get(60).offset == 0
+    with pytest.raises(UsageError, match="committed already"):
+        batch.send("orders", b"2")
+
+
+def test_records_and_batches_keep_the_order_in_which_they_were_accepted(producer, fake_kafka):
+    for number in range(6):
+        producer.send("audit", b"p%d" % number)
+        with producer.batch() as batch:
+            batch.send("audit", b"u%d" % number)
+            batch.send("orders", b"u%d" % number, partition=0)
+    producer.flush(60)
+    expected = [b"%s%d" % (kind, number) for number in range(6) for kind in (b"p", b"u")]
+    see(fake_kafka.bootstrap_servers, {"audit": expected})
+
+
+def test_what_the_cluster_refuses_for_good_takes_all_of_the_batch_with_it(fake_kafka, tmp_path):
+    fake_kafka.create_topic("orders", partitions=1)
+    fake_kafka.create_topic("small", partitions=1, config={"max.message.bytes": 200})
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool"
+    ) as producer:
+        with producer.batch() as batch:
+            batch.send("orders", b"1")
+            future = batch.send("small", bytes(500))
+        with pytest.raises(BatchDroppedError, match="MESSAGE_TOO_LARGE"):
+            batch.outcome.get(60)
+        assert future.exception is not None
+        with producer.batch() as batch:
+            batch.send("orders", b"2")
+        batch.outcome.get(60)
+    see(fake_kafka.bootstrap_servers, {"orders": [b"2"], "small": []})
+    assert len(list((tmp_path / "spool").glob("lane-*/rejected/*.log"))) == 2
+
+
+def test_a_batch_waits_in_the_spool_and_the_next_life_delivers_it(fake_kafka, tmp_path):
+    # Nobody ever heard of the topics: their partitions are chosen when it is delivered.
+    producer = SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path / "spool")
+    with producer.batch() as batch:
+        batch.send("orders", b"1", key=b"a")
+        batch.send("audit", b"one")
+    batch.outcome.durable(60)
+    producer.close(0)
+    fake_kafka.create_topic("orders", partitions=2)
+    fake_kafka.create_topic("audit", partitions=1)
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool"
+    ) as producer:
+        producer.flush(60)
+    see(fake_kafka.bootstrap_servers, {"orders": [b"1"], "audit": [b"one"]})
+
+
+def test_staged_delivery_is_seen_when_it_is_committed(fake_kafka, tmp_path):
+    fake_kafka.create_topic("orders", partitions=3)
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers,
+        spool_dir=tmp_path / "spool",
+        delivery="staged",
+        linger_ms=1,
+    ) as producer:
+        futures = [producer.send("orders", b"%d" % i, key=b"%d" % (i % 7)) for i in range(500)]
+        assert len({(f.get(60).partition, f.get(60).offset) for f in futures}) == 500
+    for _ in range(100):
+        values = read(fake_kafka.bootstrap_servers, "orders")["orders"]
+        if len(values) >= 500:
+            break
+    assert sorted(values) == sorted(b"%d" % i for i in range(500))
+
+
+def test_offsets_are_committed_with_the_batch_or_not_at_all(fake_kafka, tmp_path):
+    servers = fake_kafka.bootstrap_servers
+    fake_kafka.create_topic("in", partitions=1)
+    fake_kafka.create_topic("out", partitions=1)
+    place = TopicPartition("in", 0)
+    with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path / "spool") as producer:
+        with producer.batch() as batch:
+            batch.send("out", b"1")
+            batch.send_offsets({place: 7}, "readers")
+        batch.outcome.get(60)
+        # Nothing but offsets is a batch, too.
+        with producer.batch() as batch:
+            batch.send_offsets({place: 9}, "readers")
+        batch.outcome.get(60)
+    consumer = KafkaConsumer(bootstrap_servers=servers, group_id="readers", enable_auto_commit=False)
+    try:
+        has_committed(consumer, place, 9)
+    finally:
+        consumer.close()
+
+
+def test_a_consumer_that_lost_its_partitions_gets_nothing_committed(kafka, tmp_path):
+    servers = kafka.bootstrap_servers
+    kafka.create_topic("members-in", partitions=1)
+    kafka.create_topic("members-out", partitions=1)
+    with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path / "spool") as producer:
+        for number in range(3):
+            producer.send("members-in", b"%d" % number)
+        producer.flush(60)
+        consumer = KafkaConsumer(
+            "members-in",
+            bootstrap_servers=servers,
+            group_id="members",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        )
+        seen = []
+        for _ in range(600):
+            seen += [record for records in consumer.poll(100).values() for record in records]
+            if len(seen) == 3:
+                break
+        with producer.batch() as batch:
+            batch.send("members-out", b"done")
+            batch.send_offsets(consumer)
+        batch.outcome.get(60)
+        metadata = consumer.group_metadata()
+        has_committed(consumer, TopicPartition("members-in", 0), 3)
+        consumer.close()
+        with producer.batch() as batch:
+            batch.send("members-out", b"too late")
+            batch.send_offsets({TopicPartition("members-in", 0): 1}, metadata)
+        with pytest.raises(BatchDroppedError) as raised:
+            batch.outcome.get(60)
+        assert raised.value.code in {22, 25}
+        with producer.batch() as batch:
+            batch.send("members-out", b"after")
+        batch.outcome.get(60)
+    see(servers, {"members-out": [b"done", b"after"]})
+
+
+def test_wrong_options_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'staged'"):
+        SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="stage")
