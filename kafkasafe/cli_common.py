@@ -41,6 +41,7 @@ __all__ = [
     "duration_s",
     "open_directory",
     "print_rejected",
+    "print_unreadable",
     "progress",
     "refuse_unknown_hosts",
 ]
@@ -205,6 +206,12 @@ def counted(number: int, what: str, plural: str = "") -> str:
 def address_of(topic: str, partition: int) -> str:
     """As in "orders-2", or "orders, no partition yet"."""
     return f"{topic}-{partition}" if partition >= 0 else f"{topic}, no partition yet"
+
+
+def print_unreadable(troubles: Sequence[tuple[str, str]], *, to_stderr: bool = False) -> None:
+    """Lanes that cannot be read, and why; the others were shown."""
+    for name, reason in troubles:
+        print(f"{name}: CANNOT BE READ: {reason}", file=sys.stderr if to_stderr else sys.stdout)
 
 
 def print_rejected(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> None:

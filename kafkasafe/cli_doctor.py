@@ -35,6 +35,7 @@ from kafkasafe.cli_common import (
     duration_s,
     open_directory,
     print_rejected,
+    print_unreadable,
     progress,
     refuse_unknown_hosts,
 )
@@ -94,7 +95,8 @@ def doctor(
     if options is not None:
         refuse_unknown_hosts(options)
     lanes = open_directory(directory)
-    contents = _read(lanes)
+    troubles: list[tuple[str, str]] = []
+    contents = _read(lanes, troubles)
     bound = lanes.cluster_id()
     topics = sorted({batch.topic for content in contents for batch in content.batches})
     settings: list[tuple[str, Concern]] = []
@@ -109,25 +111,33 @@ def doctor(
     counts = collections.Counter(examined.verdict.finding for examined in found)
     rejected = any(content.rejected for content in contents)
     bad = bool(
-        damage or rejected or counts[Finding.UNKNOWABLE] or any(c.level == "breaks" for _, c in settings)
+        troubles
+        or damage
+        or rejected
+        or counts[Finding.UNKNOWABLE]
+        or any(c.level == "breaks" for _, c in settings)
     )
     unanswered = options is not None and counts[Finding.NOT_ANSWERED] > 0
     if as_json:
-        _print_json(directory, lanes, contents, found, settings, (bound, cluster_id), bad)
+        _print_json(directory, lanes, contents, found, settings, (bound, cluster_id), bad, troubles)
     else:
-        _print(lanes, contents, found, settings, every=every)
+        _print(lanes, contents, found, settings, every=every, troubles=troubles)
     if unanswered:
         raise typer.Exit(EXIT_FAILED)
     if bad:
         raise typer.Exit(EXIT_BROKEN)
 
 
-def _read(lanes: SpoolDirectory) -> list[LaneContent]:
+def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneContent]:
     numbers = lanes.lanes()
     contents = []
     with progress("reading", "lanes") as told:
         for number in numbers:
-            contents.append(read_content(lanes.lane_path(number), files=lanes.files))
+            path = lanes.lane_path(number)
+            try:
+                contents.append(read_content(path, files=lanes.files))
+            except SpoolError as error:
+                troubles.append((path.name, str(error)))
             told(len(contents), len(numbers))
     resent = [mark for content in contents for mark in resent_in(content.log)]
     return [content.without(resent) for content in contents]
@@ -206,11 +216,12 @@ def _print(
     settings: Sequence[tuple[str, Concern]],
     *,
     every: bool,
+    troubles: Sequence[tuple[str, str]],
 ) -> None:
-    for number, content in zip(lanes.lanes(), contents, strict=False):
+    for content in contents:
         mine = [examined for examined in found if examined.batch.lane == content.name]
         records = sum(examined.batch.records for examined in mine)
-        pid = lanes.seems_owned(number)
+        pid = lanes.seems_owned(lanes.number_of(content.name))
         owner = f"owned by process {pid}, what it has under way may change" if pid else "owned by nobody"
         print(
             f"{content.name}: {owner}; not delivered: {counted(records, 'record')} in {counted(len(mine), 'batch')}"
@@ -234,7 +245,8 @@ def _print(
             print(f"    {verdict.evidence}")
     if any(content.rejected_records for content in contents):
         print(RESEND_HINT)
-    if not contents:
+    print_unreadable(troubles)
+    if not contents and not troubles:
         print(f"{lanes.path} has no lanes")
     for topic, concern in settings:
         head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
@@ -272,6 +284,7 @@ def _print_json(
     settings: Sequence[tuple[str, Concern]],
     clusters: tuple[str | None, str | None],
     bad: bool,
+    troubles: Sequence[tuple[str, str]],
 ) -> None:
     rows = []
     for examined in found:
@@ -300,14 +313,16 @@ def _print_json(
         "lanes": [
             {
                 "lane": content.name,
-                "owner_pid": lanes.seems_owned(number) or None,
+                "error": None,
+                "owner_pid": lanes.seems_owned(lanes.number_of(content.name)) or None,
                 "damage": [str(damage) for damage in content.damage],
                 "extent": content.extent,
                 "rejected": [dataclasses.asdict(rejected) for rejected in content.rejected_records],
                 "rejected_unreadable": list(content.rejected_unreadable),
             }
-            for number, content in zip(lanes.lanes(), contents, strict=False)
-        ],
+            for content in contents
+        ]
+        + [{"lane": name, "error": reason} for name, reason in troubles],
         "batches": rows,
         "settings": [{"topic": topic, **dataclasses.asdict(concern)} for topic, concern in settings],
     }

@@ -20,6 +20,7 @@ import typer
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe._core import batch as codec
+from kafkasafe._core import marks as m
 from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.engine.parcels import given_partitions
@@ -44,6 +45,7 @@ from kafkasafe.cli_common import (
     one_line,
     open_directory,
     print_rejected,
+    print_unreadable,
     progress,
 )
 from kafkasafe.cli_doctor import ask
@@ -51,7 +53,6 @@ from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate
 from kafkasafe.errors import (
     DataLossError,
-    LaneBusyError,
     SpoolCorruptError,
     SpoolError,
     UndecidableError,
@@ -84,10 +85,12 @@ LaneName = Annotated[
 def spool_ls(directory: Directory, as_json: Json = False) -> None:
     """Lanes of a spool directory: whose they are, how large, what waits in them, and what was rejected."""
     rows: list[dict[str, Any]] = []
-    for lanes, number, found in _inspected(directory):
+    troubles: list[tuple[str, str]] = []
+    for lanes, number, found in _inspected(directory, troubles):
         rows.append(
             {
                 "lane": lanes.lane_path(number).name,
+                "error": None,
                 "owner_pid": lanes.seems_owned(number) or None,
                 "segments": found.segments,
                 "bytes": found.size_bytes,
@@ -106,12 +109,14 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
         if not as_json:
             _print_lane(rows[-1], found)
     if as_json:
-        print(json.dumps(rows, indent=1))
-    elif not rows:
+        print(json.dumps([*rows, *_unread(troubles)], indent=1))
+    elif not rows and not troubles:
         print(f"{directory} has no lanes")
-    elif any(row["rejected_records"] for row in rows):
-        print(RESEND_HINT)
-    _end(rows, "damaged_ranges", "rejected_records", "rejected_unreadable")
+    else:
+        print_unreadable(troubles)
+        if any(row["rejected_records"] for row in rows):
+            print(RESEND_HINT)
+    _end(rows, "damaged_ranges", "rejected_records", "rejected_unreadable", troubles=troubles)
 
 
 def _print_lane(row: dict[str, Any], found: Inspected) -> None:
@@ -142,12 +147,13 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     the end of its lane may look torn. A segment that is missing is damage.
     """
     rows = []
-    for lanes, number, found in _inspected(directory):
+    troubles: list[tuple[str, str]] = []
+    for lanes, number, found in _inspected(directory, troubles):
         row = dataclasses.asdict(found)
         del row["waiting"]
-        rows.append({"lane": lanes.lane_path(number).name, **row})
+        rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([*rows, *_unread(troubles)], indent=1))
     for row in rows if not as_json else ():
         torn = ""
         if row["torn_bytes"]:
@@ -164,7 +170,9 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
             print(f"  UNREADABLE {unreadable}")
         if row["extent"]:
             print(f"  note: {row['extent']}")
-    _end(rows, "damage", "rejected_unreadable")
+    if not as_json:
+        print_unreadable(troubles)
+    _end(rows, "damage", "rejected_unreadable", troubles=troubles)
 
 
 # -- show, export ------------------------------------------------------------------------------------------------------
@@ -188,7 +196,8 @@ def spool_show(
     rows = []
     damaged = False
     unreadable: list[str] = []
-    for content in _contents(directory, lane):
+    troubles: list[tuple[str, str]] = []
+    for content in _contents(directory, lane, troubles):
         damaged = damaged or bool(content.damage)
         unreadable += [f"{content.name}: {text}" for text in content.rejected_unreadable]
         for batch in content.batches:
@@ -222,12 +231,13 @@ def spool_show(
                 f"  {one_line({name: record[name] for name in ('timestamp_ms', 'key', 'value', 'headers')})}"
             )
     if not rows and not as_json:
-        print("Nothing waits; --all shows what is delivered")
+        print(f"Nothing waits{' in the others' if troubles else ''}; --all shows what is delivered")
+    print_unreadable(troubles, to_stderr=as_json)
     for text in unreadable if not as_json else ():
         print(f"UNREADABLE {text}")
     if damaged and not as_json:
         print("Damaged ranges are not shown: see kafkasafe spool verify")
-    if damaged or unreadable or any(row["status"] == Fate.REJECTED.value for row in rows):
+    if damaged or unreadable or troubles or any(row["status"] == Fate.REJECTED.value for row in rows):
         raise typer.Exit(EXIT_BROKEN)
 
 
@@ -326,7 +336,9 @@ def spool_export(
     wanted = set(status or _STATUSES)
     counts: dict[str, int] = dict.fromkeys(_STATUSES, 0)
     damage: list[str] = []
-    contents = list(_contents(directory, lane))
+    troubles: list[tuple[str, str]] = []
+    contents = list(_contents(directory, lane, troubles))
+    damage += [f"{name}: {reason}" for name, reason in troubles]
     total = sum(len(content.batches) for content in contents)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -460,20 +472,27 @@ def spool_repair(
         path = lanes.lane_path(number)
         if not apply:
             owner = lanes.seems_owned(number)
-            plan = Plan(f"it belongs to process {owner}") if owner else plan_repair(path, files=lanes.files)
+            try:
+                plan = (
+                    Plan(f"it belongs to process {owner}") if owner else plan_repair(path, files=lanes.files)
+                )
+            except SpoolError as error:
+                plan = Plan(str(error))
             plans.append((path.name, plan, None))
             continue
         try:
             lock = lanes.take_lane(number)
-        except LaneBusyError as error:
+        except SpoolError as error:
             plans.append((path.name, Plan(str(error)), None))
             continue
         try:
             plan = plan_repair(path, files=lanes.files)
             kept = carry_out(path, plan, files=lanes.files) if plan.steps else None
             plans.append((path.name, plan, kept))
+        except SpoolError as error:
+            plans.append((path.name, Plan(str(error)), None))
         finally:
-            lock.release()
+            lock.release(drained=False)
     if as_json:
         rows = [
             {
@@ -666,7 +685,7 @@ def _deliver(
         lost = lost or str(error)
     left, damaged, foreign = _left(lanes, set())
     rejected = [
-        found for _, _, found in _inspected(lanes.path) if found.rejected or found.rejected_unreadable
+        found for _, _, found in _inspected(lanes.path, []) if found.rejected or found.rejected_unreadable
     ]
     refused = max(0, _rejected(lanes) - refused_before)
     delivered = max(0, before - left - refused)
@@ -677,7 +696,7 @@ def _deliver(
 
 def _rejected(lanes: SpoolDirectory) -> int:
     """Records in rejected/ of all lanes."""
-    return sum(each.records for _, _, found in _inspected(lanes.path) for each in found.rejected)
+    return sum(each.records for _, _, found in _inspected(lanes.path, []) for each in found.rejected)
 
 
 class SafeDrain(SafeProducer):
@@ -877,20 +896,41 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _end(rows: Sequence[dict[str, Any]], *bad: str) -> None:
-    if any(row[name] for row in rows for name in bad):
+def _end(rows: Sequence[dict[str, Any]], *bad: str, troubles: Sequence[tuple[str, str]]) -> None:
+    if troubles or any(row[name] for row in rows for name in bad):
         raise typer.Exit(EXIT_BROKEN)
 
 
-def _inspected(directory: Path) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
-    """Each lane. What one of them names as resent, another one's rejected/ has no more."""
-    resent = [
-        mark
-        for lanes, number in _lanes(directory)
-        for mark in resent_in(read_lane(lanes.lane_path(number), files=lanes.files))
-    ]
+def _unread(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """Rows of lanes that cannot be read, for JSON."""
+    return [{"lane": name, "error": reason} for name, reason in troubles]
+
+
+def _inspected(
+    directory: Path, troubles: list[tuple[str, str]]
+) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
+    """Each lane. What one of them names as resent, another one's rejected/ has no more.
+
+    Args:
+        directory: The spool directory.
+        troubles: Gets the name of each lane that cannot be read, and why.
+    """
+    resent: list[m.Resent] = []
+    whole = []
     for lanes, number in _lanes(directory):
-        yield lanes, number, inspect(lanes.lane_path(number), files=lanes.files, resent=resent)
+        path = lanes.lane_path(number)
+        try:
+            resent += resent_in(read_lane(path, files=lanes.files))
+            whole.append(number)
+        except SpoolError as error:
+            troubles.append((path.name, str(error)))
+    for lanes, number in _lanes(directory):
+        path = lanes.lane_path(number)
+        try:
+            if number in whole:
+                yield lanes, number, inspect(path, files=lanes.files, resent=resent)
+        except SpoolError as error:
+            troubles.append((path.name, str(error)))
 
 
 def _lanes(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDirectory, int]]:
@@ -907,9 +947,13 @@ def _lanes(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDi
             yield lanes, number
 
 
-def _contents(directory: Path, lane: str | None) -> Iterator[LaneContent]:
-    contents = [
-        read_content(lanes.lane_path(number), files=lanes.files) for lanes, number in _lanes(directory, lane)
-    ]
+def _contents(directory: Path, lane: str | None, troubles: list[tuple[str, str]]) -> Iterator[LaneContent]:
+    contents = []
+    for lanes, number in _lanes(directory, lane):
+        path = lanes.lane_path(number)
+        try:
+            contents.append(read_content(path, files=lanes.files))
+        except SpoolError as error:
+            troubles.append((path.name, str(error)))
     resent = [mark for content in contents for mark in resent_in(content.log)]
     yield from (content.without(resent) for content in contents)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -484,12 +485,39 @@ def test_a_segment_that_was_deleted_is_damage_for_every_command(capsys, lane):
         opens(lane)
 
 
-def test_a_lane_that_is_no_directory_is_told(capsys, lane):
-    (lane.path.parent / "lane-001").symlink_to("nowhere")
-    for command in (("spool", "ls"), ("spool", "repair"), ("doctor",)):
-        code, out, err = run(capsys, *command, lane.path.parent)
-        assert (code, out) == (3, "")
-        assert "lane-001 is not a directory" in err
+def test_a_lane_that_cannot_be_read_is_named_and_the_others_are_shown(capsys, lane):
+    """A file or a link in the place of a lane, a directory or a pipe in that of a segment."""
+    spool = lane.path.parent
+    (spool / "lane-001").symlink_to("nowhere")
+    (spool / "lane-9999").write_text("a note")
+    for number, make in ((2, Path.mkdir), (3, os.mkfifo)):
+        (spool / f"lane-00{number}").mkdir()
+        make(spool / f"lane-00{number}" / f"{0:020d}.log")
+    bad = ("lane-001", "lane-002", "lane-003", "lane-9999")
+    for command in (("spool", "ls"), ("spool", "verify"), ("spool", "show"), ("doctor",)):
+        code, out, err = run(capsys, *command, spool)
+        assert code == 1, out + err
+        for name in bad:
+            assert f"{name}: CANNOT BE READ: " in out, command
+        assert "lane-003 cannot be read: [Errno 22] It is not a regular file" in out
+        assert "lane-000" in out
+        code, out, err = run(capsys, *command, spool, "--json")
+        rows = json.loads(out)
+        assert code == 1
+        if command[-1] == "show":
+            assert {row["lane"] for row in rows} == {"lane-000"}
+            assert all(f"{name}: CANNOT BE READ: " in err for name in bad)
+        else:
+            found = {row["lane"]: row["error"] for row in (rows["lanes"] if command == ("doctor",) else rows)}
+            assert found.pop("lane-000") is None
+            assert sorted(name for name, reason in found.items() if reason) == list(bad)
+    code, out, _ = run(capsys, "spool", "repair", spool)
+    assert (code, out.count("not touched"), "lane-000: nothing to repair" in out) == (3, 4, True)
+    # Nor do they keep a producer from starting, or lanes that were left behind from being adopted.
+    directory = SpoolDirectory.open(spool, files=OsFiles())
+    for lock in directory.dead_lanes():
+        lock.release()
+    directory.take_lane(client="a").release()
 
 
 def test_a_lane_that_a_process_owns_is_left_alone(capsys, lane):

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -107,7 +108,12 @@ class OsFiles:
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         """See `Files`."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return os.open(path, flags, _FILE_MODE)
+        # A pipe in the place of a file is not waited for.
+        handle = os.open(path, flags | os.O_NONBLOCK, _FILE_MODE)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "It is not a regular file", str(path))
+        return handle
 
     def close(self, handle: int) -> None:
         """See `Files`."""

@@ -35,6 +35,8 @@ _BACK_BY_NUMBER_S: Final = 20.0
 """How long a lane is waited for that a sibling has adopted: any of them, or the one that was asked for."""
 _BACK_PAUSE_S: Final = 0.02
 _NOBODY: Final = "-"
+_NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
+"""What something says that is no lane, or has no segments in it."""
 _BIND_TRIES: Final = 250  # 5 s
 _STRANGERS: Final = frozenset({"lost+found"})
 """What a directory may hold that is to become a spool directory: a file system's root has this."""
@@ -141,12 +143,14 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         files: The disk.
+        strange: By number, why what has a lane's name is none, as far as `dead_lanes` met it.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
         self.path = path
         self.files = self._files = files
         self._offered: dict[int, tuple[tuple[str, int], ...]] = {}
+        self.strange: dict[int, str] = {}
         self._free_since: dict[int, float] = {}
 
     @classmethod
@@ -255,6 +259,11 @@ class SpoolDirectory:
     def lane_path(self, number: int) -> Path:
         """The directory of a lane."""
         return self.path / f"lane-{number:03d}"
+
+    def number_of(self, name: str) -> int:
+        """The number of the lane with this directory's name; -1 if no lane has it."""
+        match = _LANE.fullmatch(name)
+        return int(match[1]) if match else -1
 
     def take_lane(
         self,
@@ -430,7 +439,10 @@ class SpoolDirectory:
             for number in self.lanes():
                 try:
                     content = self.content(number)
-                except NotADirectoryError:
+                except OSError as error:
+                    if error.errno not in _NO_LANE:
+                        raise
+                    self.strange[number] = str(error)
                     continue
                 if not content or self._offered.get(number) == content:
                     continue
