@@ -65,6 +65,7 @@ from kafkasafe.events import (
 )
 from kafkasafe.offsets import BaselineError
 from kafkasafe.producer import RecordFuture, SafeProducer
+from kafkasafe.transactional import LastTransaction
 
 if TYPE_CHECKING:
     __version__: str
@@ -74,6 +75,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "AtomicBatch",
     "BatchMetadata",
     "BatchOutcome",
+    "LastTransaction",
     "RecordFuture",
     "SafeProducer",
     # consumer

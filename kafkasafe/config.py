@@ -178,6 +178,7 @@ class ProducerConfig:
     spool_dir_is_default: bool
     spool: Literal["always", "on_error", "never"]
     delivery: Literal["idempotent", "staged"]
+    transactional_id: str | None
     transaction_timeout_ms: int
     spool_lane: int | None
     spool_max_bytes: int
@@ -327,11 +328,9 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
             "acks=1: what only the leader has can be lost with it; 'all' is what makes delivery lossless",
             event="option_weak",
         )
-    if merged["transactional_id"] is not None:
-        raise ConfigError(
-            "transactional_id is not supported: SafeProducer is exactly-once without transactions; for atomic writes"
-            " to several partitions use KafkaProducer"
-        )
+    transactional_id = merged["transactional_id"]
+    if transactional_id is not None and not (isinstance(transactional_id, str) and transactional_id):
+        raise ConfigError(f"transactional_id must be a text that is not empty, not {transactional_id!r}")
     if not merged["enable_idempotence"]:
         raise ConfigError("enable_idempotence=False would make every retry a possible duplicate; leave it on")
     kind = merged["compression_type"]
@@ -424,6 +423,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         spool_max_bytes=spool_max,
         spool_segment_bytes=segment,
         delivery=_choice(merged, "delivery", ("idempotent", "staged")),
+        transactional_id=transactional_id,
         transaction_timeout_ms=_number(merged, "transaction_timeout_ms", least=1000),
         spool_sync="os" if spool == "never" else _choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,

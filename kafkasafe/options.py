@@ -71,7 +71,7 @@ class ProducerOptions(ConnectionOptions, total=False):
     key_serializer: Any
     value_serializer: Any
     enable_idempotence: bool
-    transactional_id: None
+    transactional_id: str | None
     transaction_timeout_ms: float
     delivery_timeout_ms: float | None
     acks: Literal["all", "-1", "1", -1, 1]

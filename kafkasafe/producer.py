@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, ClassVar, Final, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, Unpack
 
 import kafka.errors as kafka_errors
 import numpy as np
@@ -55,6 +55,9 @@ from kafkasafe.logs import EventLog, apart, drain, own_threads
 from kafkasafe.metrics import flush as flush_metrics
 from kafkasafe.metrics import install, producer_readings
 from kafkasafe.options import ProducerOptions
+
+if TYPE_CHECKING:
+    from kafkasafe.transactional import LastTransaction, Transactions
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
@@ -881,6 +884,12 @@ class SafeProducer:
                 # Before the threads start: then the journal is the pump's.
                 self._unchosen.update(self._pump.unchosen_topics())
                 self._partition_counts.update(self._pump.remembered_topics())
+                self._transactions: Transactions | None = None
+                if config.transactional_id is not None:
+                    from kafkasafe.transactional import Transactions
+
+                    self._transactions = Transactions(self, config.transactional_id)
+                    self.send = self._transactions.send  # type: ignore[method-assign]
                 self._pump.start()
             except BaseException:
                 self._transport.close(0.0)
@@ -1729,6 +1738,8 @@ class SafeProducer:
         self._closed = ProducerClosedError(
             "The producer is closed. What was accepted before is delivered or on disk"
         )
+        if self._transactions is not None:
+            self._transactions.close()
         if pump.is_current_thread():
             # Called by a hook or a handler: who waits here waits for himself. What was accepted is written on the way.
             self._seal_all()
@@ -1964,28 +1975,89 @@ class SafeProducer:
         """The record format: 2, since SafeProducer speaks to brokers since 0.11 alone."""
         return 2
 
-    def init_transactions(self) -> NoReturn:
-        """There are no transactions: KafkaProducer without a transactional_id raises as well."""
-        raise kafka_errors.IllegalStateError(
-            "SafeProducer has no transactions: each record is delivered exactly once without. For atomic writes to"
-            " several partitions use KafkaProducer with a transactional_id"
-        )
+    # -- transactions ----------------------------------------------------------------------------------------------
 
-    def begin_transaction(self) -> NoReturn:
-        """See `init_transactions`."""
-        self.init_transactions()
+    def init_transactions(self) -> LastTransaction | None:
+        """Take the transactional id over. Call it once, before the first transaction.
 
-    def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> NoReturn:  # noqa: ARG002
-        """See `init_transactions`."""
-        self.init_transactions()
+        Older producers with the same id are fenced. A transaction that `commit_transaction` was called for, by an
+        earlier producer on this spool, is brought to its end first, whatever stopped that one.
 
-    def commit_transaction(self) -> NoReturn:
-        """See `init_transactions`."""
-        self.init_transactions()
+        Returns:
+            What became of the last such transaction, as far as this spool knows one; else None: what an earlier
+            producer had not decided to commit was never sent. A second call does nothing and returns None.
 
-    def abort_transaction(self) -> NoReturn:
-        """See `init_transactions`."""
-        self.init_transactions()
+        Raises:
+            IllegalStateError: No `transactional_id`.
+            KafkaTimeoutError: Not done within `max_block_ms`. Nothing is lost; another call waits on.
+            TransactionalIdAuthorizationFailedError, InvalidTransactionTimeoutError: The cluster refuses it.
+        """
+        return self._in_transactions().init()
+
+    def begin_transaction(self) -> None:
+        """From now on `send` and `send_offsets_to_transaction` are part of one transaction.
+
+        Raises:
+            IllegalStateError: No `transactional_id`.
+            KafkaError: Before `init_transactions`, in a transaction, fenced, or after an error and before its abort.
+        """
+        self._in_transactions().begin()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, Any],
+        group_metadata: Any,
+    ) -> None:
+        """Commit a consumer's offsets in the transaction. The group's answer comes with `commit_transaction`.
+
+        Args:
+            offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to be read.
+            group_metadata: The consumer's `group_metadata()`, or the name of a group that has no members.
+
+        Raises:
+            IllegalStateError: No `transactional_id`.
+            KafkaError: Not in a transaction.
+            TypeError, ValueError: `group_metadata` is neither, or makes no sense.
+        """
+        self._in_transactions().send_offsets(offsets, group_metadata)
+
+    def commit_transaction(self) -> None:
+        """Commit: from the moment that it is on disk it is decided, and survives whatever crashes.
+
+        Returns when readers of committed records can see it. It waits for as long as that takes; interrupted, it may be
+        called again, and a later producer's `init_transactions` goes on with it.
+
+        Raises:
+            IllegalStateError: No `transactional_id`.
+            ProducerFencedError: Another producer has taken the id over. Nothing of the transaction is delivered, and
+                this producer can only be closed.
+            CommitFailedError: The consumer whose offsets are part of it is not in its group any more. Nothing of it is
+                delivered: call `abort_transaction`.
+            BatchDroppedError: The cluster refused it for good, its records are in `rejected/`: call
+                `abort_transaction`.
+            SpoolFullError: No room within `max_block_ms`. It is still open.
+            KafkaError: Not in a transaction.
+        """
+        self._in_transactions().commit()
+
+    def abort_transaction(self) -> None:
+        """Forget it. Nothing of it was sent; its futures have a TransactionAbortedError.
+
+        Raises:
+            IllegalStateError: No `transactional_id`.
+            KafkaError: Not in a transaction, or fenced.
+        """
+        self._in_transactions().abort()
+
+    def _in_transactions(self) -> Transactions:
+        self._check_fork()
+        if self._transactions is None:
+            raise kafka_errors.IllegalStateError(
+                "Transactional method invoked on a non-transactional producer: set transactional_id"
+            )
+        if self._closed is not None:
+            raise self._closed
+        return self._transactions
 
     def bootstrap_connected(self) -> bool:
         """Whether the cluster answers: use it as readiness probe.

@@ -89,6 +89,8 @@ TESTS = {
     "A partition is doubted before its batch": "test_what_is_doubted_is_kept_until_the_log_was_read",
     "Nothing of a healing is released": "test_healing_is_told_by_the_life_that_ends_it_with_all_of_it",
     "The protocol of a transaction": "test_the_same_end_again_is_answered_as_the_first_was",
+    "InitProducerId with one's own identity": "test_a_consumer_that_is_out_of_its_group_commits_nothing",
+    "A marker's group has": "test_a_group_of_the_same_name_as_the_transactional_id_keeps_its_offsets",
     "A join under way": "test_partitions_that_a_topic_got_are_assigned",
     "A damaged control batch": "test_a_hole_in_the_spool_parks_what_was_before_it",
     "A leader that lost its state": "test_one_late_request_does_not_speak_for_those_before_it",

@@ -344,6 +344,8 @@ class Units:
         """By destination, the last offset of what is committed (inclusive)."""
         self._actions: list[Action] = []
         self._dirty = False
+        self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
+        """Of each transactional id that a user gave, the unit that earlier lives ended last."""
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
         """Nobody waits for them: they go to the disk with what somebody waits for."""
@@ -435,6 +437,8 @@ class Units:
         unit = self._units.pop(mark.unit_id, None)
         if unit is None:
             return None
+        if unit.transactional_id:
+            self.earlier[unit.transactional_id] = (unit, mark)
         if mark.outcome is m.UnitOutcome.COMMITTED:
             self._raise_floors(unit)
         self._leave(unit)
@@ -447,6 +451,8 @@ class Units:
     def recovered(self) -> None:
         """The log is read. Whatever an earlier life may have left open is ended before anything new is begun."""
         for slot in self._slots.values():
+            # A new life takes names over, whatever epochs earlier ones came to.
+            slot.former = None
             if slot.unit is not None and slot.unit.slot is not slot:
                 slot.unit = None
             if slot.unit is None:
@@ -951,7 +957,8 @@ class Units:
         slot.former = None
         for unit in list(self._units.values()):
             if unit.transactional_id == slot.transactional_id and unit.phase is Phase.WAITING:
-                unit.code, unit.reason, unit.dropped = 90, reason, True
+                # Where it moves a group's offsets, whoever has the name reads the same records again.
+                unit.code, unit.reason, unit.dropped = 90, reason, bool(unit.offsets)
                 self._refuse(unit)
 
     def _refuse(self, unit: Unit) -> None:

@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.clock import SystemClock
 from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import first
-from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, SpillAsked
+from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, SpillAsked, TakeOver
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
@@ -196,6 +198,14 @@ class Pump:
             )
             with self.ledger.lock:
                 return done
+
+    def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
+        """The unit under a user's transactional id that earlier lives ended last. Before `start`."""
+        return self._ground.own.journal.units.earlier.get(transactional_id)
+
+    def take_over(self, transactional_id: str) -> None:
+        """Have a transactional id made the own lane's; `Ledger.names` says when it is."""
+        self._post(TakeOver(transactional_id))
 
     def spill_all(self) -> None:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""

@@ -171,6 +171,23 @@ def test_a_successor_may_ask_twice(door):
     assert door.init(first.transactional_id, keep=second).epoch == second.epoch + 1
 
 
+def test_a_successor_to_oneself_ends_the_own_transaction_first(door):
+    topic, first = door.topic(), door.init()
+    door.write(first, topic)
+    ended = door.end(first, commit=False)
+    assert ended.error_code == 0
+    if door.protocol == 2:
+        assert ended.identity.epoch == first.epoch + 1
+    assert door.init(first.transactional_id, keep=ended.identity).epoch == ended.identity.epoch + 1
+
+
+def test_a_successor_to_oneself_in_the_own_transaction_is_fenced_by_itself(door):
+    topic, first = door.topic(), door.init()
+    door.write(first, topic)
+    answer = door.ask(door.client.init_transactional_id, first.transactional_id, 60_000, keep=first)
+    assert (answer.error_code == 90) is (door.protocol == 1), answer
+
+
 def test_after_its_time_a_transaction_is_aborted(door):
     topic, identity = door.topic(), door.init(timeout_ms=1000)
     door.write(identity, topic)

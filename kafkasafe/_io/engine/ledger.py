@@ -73,6 +73,10 @@ class Ledger:
         """Partitions of the own lane where acknowledged records may be gone: the cluster is being asked."""
         self.left_behind: set[int] = set()
         """Lanes without an owner in which something waited when this producer began, and still does."""
+        self.names: dict[str, BaseException | None] = {}
+        """Transactional ids of users that were taken over (None), or that the cluster refuses."""
+        self.name_trouble: dict[str, str] = {}
+        """Why one is not taken over yet."""
         self._revived_number = 0
         """Of the newest parcel that is sent again because the cluster lost it."""
 
@@ -153,6 +157,14 @@ class Ledger:
         with self.lock:
             parcel.number = self._revived_number = next(self.numbers)
             self.open[parcel.number] = parcel
+
+    def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
+        """A transactional id is ours, or refused; with `trouble` neither, and it is tried again."""
+        with self.lock:
+            self.name_trouble[name] = trouble
+            if not trouble:
+                self.names[name] = error
+                self.waiters.notify_all()
 
     def lose(self, error: DataLossError | SpoolCorruptError) -> None:
         """Raise it once, from the next `send`, `flush` or `close`."""

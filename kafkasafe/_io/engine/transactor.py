@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from kafka.errors import for_code
+
 from kafkasafe import events
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
@@ -25,11 +27,19 @@ from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
 
 __all__ = ["Transactor"]
 
+_OURS: Final = "kafkasafe-"
 _EVIDENCE_BYTES: Final = 64 * 1024
 _SOON_S: Final = 0.01
 """The coordinator, or a partition's leader, still completes the transaction before: a matter of milliseconds."""
 _SOON: Final = frozenset({19, 51, 88})
+_OVER: Final = frozenset({0, 47, 48, 49, 90})
+_REFUSED_NAMES: Final = frozenset({31, 50, 53})
 _PLACE: Final = frozenset({3, 17, 29, 100})
+
+
+def marker_group(transactional_id: str) -> str:
+    """The group whose offset is a transactional id's marker: none that a user could mean by the same name."""
+    return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
 
 
 class Transactor:
@@ -88,12 +98,36 @@ class Transactor:
         )
 
     def _fence(self, lane: Lane, action: u.Fence) -> None:
-        keep = None
-        if action.keep is not None:
-            kept = action.keep
-            keep = x.TransactionIdentity(
-                action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
+        kept = action.keep
+        if kept is None:
+            self._init(lane, action, None)
+            return
+        # What it has open is its own. InitProducerId would abort that under a newer epoch, which looks as if somebody
+        # else had taken the id over.
+        keep = x.TransactionIdentity(
+            action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
+        )
+        self._ground.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
+
+    def _aborted(self, lane: Lane, action: u.Fence, answer: x.TransactionEnded) -> None:
+        """The own transaction is ended, or there was none, or the id is another's by now, as InitProducerId tells."""
+        kept, after = action.keep, answer.identity
+        if kept is None or answer.error_code not in _OVER:
+            code = answer.error_code
+            self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
+        elif after is not None and after.protocol >= 2:
+            # It has a new epoch by that.
+            lane.journal.units.fenced(action, u.Grant(after.producer_id, after.epoch, after.protocol))
+        else:
+            self._init(
+                lane,
+                action,
+                x.TransactionIdentity(
+                    action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
+                ),
             )
+
+    def _init(self, lane: Lane, action: u.Fence, keep: x.TransactionIdentity | None) -> None:
         self._ground.cluster.init_transactional_id(
             action.slot.transactional_id,
             self._config.transaction_timeout_ms,
@@ -151,7 +185,7 @@ class Transactor:
     @staticmethod
     def _group(action: u.Note) -> str:
         if action.index < 0:
-            return action.slot.transactional_id
+            return marker_group(action.slot.transactional_id)
         return action.unit.offsets[action.index].group
 
     def _commit_offsets(self, lane: Lane, action: u.Note) -> None:
@@ -189,7 +223,7 @@ class Transactor:
         self._ground.counters["units_asked"] += 1
         topic, partition = self._marker_place(lane, action.unit)
         self._ground.cluster.committed_offset(
-            action.slot.transactional_id, topic, partition, self._then(lane, action, "marker")
+            marker_group(action.slot.transactional_id), topic, partition, self._then(lane, action, "marker")
         )
 
     def _look_into_log(self, lane: Lane, action: u.Ask) -> bool:
@@ -239,6 +273,9 @@ class Transactor:
                 lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
             )
             return
+        if step == "aborted" and isinstance(action, u.Fence):
+            self._aborted(lane, action, answer)
+            return
         code = answer.error_code
         if code and step != "log":
             message = getattr(answer, "error_message", None) or classify_code(code).name
@@ -249,6 +286,7 @@ class Transactor:
             case u.Fence(), _:
                 identity = answer.identity
                 units.fenced(action, u.Grant(identity.producer_id, identity.epoch, identity.protocol))
+                self._ledger.name_answered(action.slot.transactional_id)
             case u.Join(), _:
                 units.joined(action)
             case u.Append(), _:
@@ -284,6 +322,8 @@ class Transactor:
         name = type(action).__name__.lower()
         self._ground.counters[f"unit_{name}_failures"] += 1
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
+        if isinstance(action, u.Fence):
+            self._name_failed(action.slot.transactional_id, code, reason)
         lasting = False
         if isinstance(action, (u.Append, u.Join)) and code is not None:
             if code in _PLACE or classify_produce(code).scope is Scope.DESTINATION:
@@ -294,6 +334,14 @@ class Transactor:
                     lane.journal.address(number)[0] for number in action.unit.destinations
                 )
         lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
+
+    def _name_failed(self, name: str, code: int | None, reason: str) -> None:
+        """Who waits for a transactional id of the user's hears of what will not pass by itself."""
+        if code in _REFUSED_NAMES:
+            error: BaseException = for_code(code)(reason)
+            self._ledger.name_answered(name, error)
+        else:
+            self._ledger.name_answered(name, trouble=f" ({reason})")
 
     # -- pauses ----------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,9 @@ class Transactions:
                     return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
                 self._check_identity(ask, "InitProducerId", known, *named)
             if known.state is TxnState.ONGOING:
+                ended = known.producer_id, known.epoch
                 known.epoch += 1
+                known.kept = ended if known.second else None
                 self._end(known, commit=False, now_ms=ask.now_ms)
                 self._settled(known)
             if known.epoch >= _LAST_EPOCH:

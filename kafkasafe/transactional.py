@@ -1,0 +1,411 @@
+"""KafkaProducer's transactions: its methods and errors, on atomic batches (`kafkasafe.atomic`).
+
+What is sent between `begin_transaction` and `commit_transaction` is one atomic batch. It leaves memory when it is
+committed: then it is on disk as a whole before anything of it is sent, and delivered as a whole whatever crashes. So an
+aborted transaction leaves nothing in any log, and one that is committed waits through an outage.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import kafka.errors as kafka_errors
+from kafka import TopicPartition
+from kafka.producer.future import RecordMetadata
+from kafka.structs import ConsumerGroupMetadata
+
+from kafkasafe._core import marks as m
+from kafkasafe.atomic import AtomicBatch, BatchOutcome
+from kafkasafe.errors import BatchDroppedError, ProducerClosedError
+from kafkasafe.logs import EventLog
+from kafkasafe.producer import RecordFuture, SafeProducer
+
+if TYPE_CHECKING:
+    from kafkasafe._io.engine.parcels import Parcel
+
+__all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
+
+log = EventLog("producer")
+
+_FENCED: Final = frozenset({47, 90})
+_NOT_A_MEMBER: Final = frozenset({22, 25, 82})
+
+
+class State(enum.Enum):
+    """Where a transactional producer is, in kafka-python's words."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    COMMITTING_TRANSACTION = "COMMITTING_TRANSACTION"
+    ABORTING_TRANSACTION = "ABORTING_TRANSACTION"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+
+_FROM: Final[Mapping[State, frozenset[State]]] = {
+    State.IN_TRANSACTION: frozenset({State.READY}),
+    # Again, where an earlier call was interrupted: it is decided, and goes on.
+    State.COMMITTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.COMMITTING_TRANSACTION}),
+    State.ABORTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.ABORTABLE_ERROR}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LastTransaction:
+    """What became of the transaction that was committed last under this transactional id, by an earlier producer.
+
+    Attributes:
+        batch_id: As `spool ls` shows it.
+        committed: Whether readers see it. If not, nobody sees any of it.
+        offsets: The consumer groups' offsets that were part of it, by group.
+        error: Why it was not committed.
+    """
+
+    batch_id: str
+    committed: bool
+    offsets: Mapping[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+class TransactionFuture(RecordFuture):
+    """The result of one `send` in a transaction.
+
+    While the transaction is open the record is in memory only: `get()` returns at once with offset -1, which says that
+    it was accepted, and no more. From `commit_transaction` on it is any other record's future.
+    """
+
+    __slots__ = ("_partition", "_transaction")
+
+    _transaction: _Transaction
+    _partition: int
+
+    def get(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait until the transaction is committed; while it is open: the metadata without an offset, at once.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Raises:
+            TransactionAbortedError: It was aborted.
+            KafkaTimeoutError, BatchDroppedError: As of `BatchOutcome.get`.
+        """
+        self._raise_aborted()
+        if self._transaction.is_open:
+            at = TopicPartition(self._chunk.topic, self._partition)
+            return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
+        return super().get(timeout)
+
+    def durable(self, timeout: float | None = None) -> RecordFuture:
+        """Wait until the transaction is on disk, which it is from `commit_transaction` on.
+
+        Raises:
+            TransactionAbortedError: It was aborted.
+            UsageError: It is open.
+        """
+        self._raise_aborted()
+        return super().durable(timeout)
+
+    @property
+    def is_done(self) -> bool:  # type: ignore[override]
+        """Whether the transaction is committed, aborted or given up."""
+        return self._transaction.aborted or super().is_done
+
+    @property
+    def exception(self) -> BaseException | None:  # type: ignore[override]
+        """Why the record is not delivered, None while that is open or when it was."""
+        if self._transaction.aborted:
+            return kafka_errors.TransactionAbortedError()
+        return super().exception
+
+    def _raise_aborted(self) -> None:
+        if self._transaction.aborted:
+            raise kafka_errors.TransactionAbortedError
+
+    def __repr__(self) -> str:
+        if self._transaction.aborted:
+            return f"<TransactionFuture {self._chunk.topic} aborted>"
+        return super().__repr__()
+
+
+class _Transaction(AtomicBatch):
+    """One of them."""
+
+    aborted = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more can be added."""
+        return self._outcome is None and not self.aborted
+
+    def abort(self) -> None:
+        """Forget it; errbacks are called."""
+        self.drop()
+        self.aborted = True
+        for chunk in self._chunks:
+            calls = list(zip(chunk.errbacks[::2], chunk.errbacks[1::2], strict=False))
+            if calls:
+                functions = [call for _, call in calls]
+                errors = [kafka_errors.TransactionAbortedError() for _ in calls]
+                self._producer._callbacks.put(_later(self._producer, functions, errors))
+            chunk.forget()
+
+
+def _later(
+    producer: SafeProducer, calls: Sequence[Callable[[Any], object]], errors: Sequence[Any]
+) -> Callable[[], None]:
+    return lambda: producer._callbacks.call(list(calls), list(errors), 0)
+
+
+class Transactions:
+    """The transactions of one producer with a `transactional_id`. One thread at a time, as KafkaProducer's."""
+
+    def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
+        # Weakly, or a producer that the application drops would only be collected by chance.
+        self._reference = weakref.ref(producer)
+        self._id = transactional_id
+        self._state = State.UNINITIALIZED
+        self._error: BaseException | None = None
+        self._open: _Transaction | None = None
+        pump = producer._pump
+        self._log = log.bind(client_id=producer._config.client_id)
+        # Before the pump starts, or they might end unseen.
+        self._earlier: list[Parcel] = [
+            head
+            for head in pump.ledger.open.values()
+            if head.slip is not None and head.slip.transactional_id == transactional_id and not head.count
+        ]
+        self._ended = pump.earlier(transactional_id)
+        self._asked = False
+
+    @property
+    def _producer(self) -> SafeProducer:
+        producer = self._reference()
+        if producer is None:
+            raise ProducerClosedError("The producer of this transaction is gone")
+        return producer
+
+    # -- the methods -------------------------------------------------------------------------------------------------
+
+    def init(self) -> LastTransaction | None:
+        """See `SafeProducer.init_transactions`."""
+        if self._state is not State.UNINITIALIZED:
+            return None
+        pump, limit_s = self._producer._pump, self._producer._config.max_block_s
+        deadline = time.monotonic() + limit_s
+        waiting = (
+            f"not known within {limit_s:g} s what became of the last transaction. It is on disk, and goes on"
+        )
+        self._await(lambda: all(head.done for head in self._earlier), deadline, waiting)
+        if not self._asked:
+            pump.take_over(self._id)
+            self._asked = True
+        self._await(lambda: pump.ledger.names.get(self._id, False) is not False, deadline, "not granted")
+        error = pump.ledger.names[self._id]
+        if error is not None:
+            self._asked = False
+            pump.ledger.names.pop(self._id, None)
+            raise error
+        self._state = State.READY
+        return self._last()
+
+    def _await(self, ready: Callable[[], bool], deadline: float, what: str) -> None:
+        producer = self._producer
+        left_s = max(0.0, deadline - time.monotonic())
+        if producer._pump.wait(ready, left_s):
+            return
+        producer._raise_failure()
+        producer._raise_wrong_cluster()
+        raise kafka_errors.KafkaTimeoutError(
+            f"transactional_id {self._id}: {what}. Call init_transactions() again to wait on"
+            f"{producer._pump.ledger.name_trouble.get(self._id, '')}{producer._network_cause()}"
+        )
+
+    def _last(self) -> LastTransaction | None:
+        last: LastTransaction | None = None
+        if self._ended is not None:
+            unit, mark = self._ended
+            committed = mark.outcome is m.UnitOutcome.COMMITTED
+            error = None if committed else BatchDroppedError(mark.reason)
+            last = LastTransaction(unit.unit_id.hex(), committed, _by_group(unit.offsets), error)
+        for head in self._earlier:
+            slip = head.slip
+            if slip is None:
+                continue
+            offsets = _by_group(slip.offsets)
+            last = LastTransaction(slip.unit_id.hex(), head.error is None, offsets, head.error)
+            if last.committed:
+                self._log.info(
+                    "%s: a transaction that an earlier producer had decided to commit is committed: %s",
+                    self._id,
+                    last.batch_id,
+                    event="transaction_recovered",
+                )
+            else:
+                self._log.warning(
+                    "%s: a transaction that an earlier producer had decided to commit is not: %s: %s",
+                    self._id,
+                    last.batch_id,
+                    last.error,
+                    event="transaction_recovered",
+                )
+        self._earlier = []
+        return last
+
+    def begin(self) -> None:
+        """See `SafeProducer.begin_transaction`."""
+        self._raise_error()
+        self._move(State.IN_TRANSACTION)
+        self._open = _Transaction(self._producer, self._id)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordFuture:
+        """See `SafeProducer.send`."""
+        producer = self._producer
+        producer._check_fork()
+        if producer._closed is not None:
+            raise producer._closed
+        if self._error is not None:
+            raise kafka_errors.KafkaError(
+                "Cannot perform send because at least one previous transactional or idempotent request has failed with"
+                f" errors: {self._error}"
+            ) from self._error
+        if self._state is State.UNINITIALIZED:
+            raise kafka_errors.IllegalStateError(
+                "Cannot perform a 'send' before completing a call to init_transactions when transactions are enabled."
+            )
+        batch = self._open
+        if self._state is not State.IN_TRANSACTION or batch is None:
+            raise kafka_errors.IllegalStateError(f"Cannot call send in state {self._state.value}")
+        accepted = batch.send(topic, value, key, headers, partition, timestamp_ms)
+        future: TransactionFuture = TransactionFuture()
+        future._producer, future._chunk, future._index = producer, accepted._chunk, accepted._index
+        future._first = True
+        future._transaction, future._partition = batch, -1 if partition is None else partition
+        return future
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: Any) -> None:
+        """See `SafeProducer.send_offsets_to_transaction`."""
+        if isinstance(group, str):
+            group = ConsumerGroupMetadata(group_id=group)
+        elif not isinstance(group, ConsumerGroupMetadata):
+            raise TypeError(
+                "send_offsets_to_transaction expects group_metadata to be a ConsumerGroupMetadata or a group_id str,"
+                f" got {type(group)!r}"
+            )
+        if group.generation_id > 0 and not group.member_id:
+            raise ValueError(
+                f"Invalid ConsumerGroupMetadata: generation_id={group.generation_id} implies a joined group but"
+                " member_id is empty"
+            )
+        self._raise_error()
+        if self._state is not State.IN_TRANSACTION or self._open is None:
+            raise kafka_errors.KafkaError(
+                "Cannot send offsets to transaction because the producer is not in an active transaction"
+            )
+        if offsets:
+            self._open.send_offsets(dict(offsets), group)
+
+    def commit(self) -> None:
+        """See `SafeProducer.commit_transaction`."""
+        self._raise_error()
+        if (
+            State.COMMITTING_TRANSACTION not in _FROM
+            or self._state not in _FROM[State.COMMITTING_TRANSACTION]
+        ):
+            self._move(State.COMMITTING_TRANSACTION)
+        batch = self._open
+        if batch is None:
+            raise AssertionError("There is no transaction")
+        if batch.is_open:
+            if not batch._chunks and not batch._offsets:
+                self._state, self._open = State.READY, None
+                return
+            batch.commit()
+        self._state = State.COMMITTING_TRANSACTION
+        self._ended_with(batch.outcome)
+
+    def _ended_with(self, outcome: BatchOutcome) -> None:
+        try:
+            outcome.get()
+        except BatchDroppedError as dropped:
+            self._open = None
+            error = _as_kafka_python(dropped)
+            fatal = isinstance(error, kafka_errors.ProducerFencedError)
+            self._state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
+            self._error = error
+            raise error from dropped
+        self._state, self._open = State.READY, None
+
+    def abort(self) -> None:
+        """See `SafeProducer.abort_transaction`."""
+        if self._state is not State.ABORTABLE_ERROR:
+            self._raise_error()
+        self._move(State.ABORTING_TRANSACTION)
+        batch, self._open, self._error = self._open, None, None
+        if batch is not None:
+            batch.abort()
+        self._state = State.READY
+
+    def close(self) -> None:
+        """Whatever is open is aborted."""
+        batch, self._open = self._open, None
+        if batch is not None and batch.is_open:
+            if batch._chunks or batch._offsets:
+                self._log.warning(
+                    "%s: the producer was closed in a transaction, which is aborted: nothing of it was sent",
+                    self._id,
+                    event="transaction_aborted",
+                )
+            batch.abort()
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise kafka_errors.KafkaError(
+                f"Cannot execute transactional method because we are in an error state: {self._error}"
+            ) from self._error
+
+    def _move(self, to: State) -> None:
+        self._check(to)
+        self._state = to
+
+    def _check(self, to: State) -> None:
+        if self._state not in _FROM[to]:
+            raise kafka_errors.KafkaError(
+                f"TransactionalId {self._id}: Invalid transition attempted from state {self._state.value} to state"
+                f" {to.value}"
+            )
+
+
+def _by_group(offsets: Sequence[m.GroupOffsets]) -> dict[str, dict[TopicPartition, int]]:
+    return {
+        each.group: {TopicPartition(at.topic, at.partition): at.offset for at in each.positions}
+        for each in offsets
+    }
+
+
+def _as_kafka_python(dropped: BatchDroppedError) -> BaseException:
+    """The error that KafkaProducer raises for it."""
+    if dropped.code in _FENCED:
+        fenced: BaseException = kafka_errors.ProducerFencedError(str(dropped))
+        return fenced
+    if dropped.code in _NOT_A_MEMBER:
+        failed: BaseException = kafka_errors.CommitFailedError(
+            f"Transaction offset commit failed due to consumer group metadata mismatch: {dropped}"
+        )
+        return failed
+    return dropped
