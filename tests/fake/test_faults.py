@@ -255,3 +255,10 @@ def test_topics_stay_where_they_may_not_be_deleted():
         with pytest.raises(TopicDeletionDisabledError):
             admin.delete_topics(["t"])
         assert "t" in admin.list_topics()
+
+
+def test_the_clusters_time_goes_on_when_the_machines_clock_is_set(cluster, monkeypatch):
+    before = cluster.now_ms()
+    set_back = time.time_ns() - 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: set_back)
+    assert cluster.now_ms() >= before

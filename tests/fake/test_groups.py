@@ -99,3 +99,41 @@ def test_offsets_are_committed_by_members_of_the_generation_only(groups):
     assert groups.check_commit("g", member.member_id, 1, 0).name == "g"
     groups.leave("g", member.member_id, 0)
     assert groups.check_commit("g", "", -1, 0).name == "g"
+
+
+def waiting_for_others(delay_ms):
+    return Groups(
+        Centre(
+            1,
+            profile_of("4.3.0"),
+            {"group.initial.rebalance.delay.ms": delay_ms},
+            cluster_id="c",
+            now_ms=0,
+        )
+    )
+
+
+def test_who_joins_an_empty_group_waits_for_others_and_longer_while_some_come():
+    groups = waiting_for_others(3_000)
+    join(groups)
+    assert groups.next_due_ms() == 3_000
+    groups.advance(2_999)
+    join(groups, now_ms=2_999)
+    groups.advance(3_000)
+    assert groups.get("g").state is GroupState.PREPARING
+    groups.advance(6_000)
+    assert (groups.get("g").state, groups.get("g").generation) == (GroupState.COMPLETING, 1)
+    assert len(groups.get("g").members) == 2
+    join(groups, now_ms=7_000)  # not empty any more
+    assert groups.get("g").state is GroupState.PREPARING
+    for member in list(groups.get("g").members):
+        join(groups, member, now_ms=7_001)
+    assert groups.get("g").generation == 2
+
+
+def test_no_longer_than_a_rebalance_may_take():
+    groups = waiting_for_others(3_000)
+    for now in range(0, 5_000, 1_000):
+        groups.advance(now)
+        join(groups, now_ms=now, rebalance_timeout_ms=4_000)
+    assert groups.get("g").generation == 1

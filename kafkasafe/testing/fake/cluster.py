@@ -66,6 +66,8 @@ class FakeCluster(Control):
         cluster_id: str | None = None,
     ) -> None:
         self._lock = threading.RLock()
+        # The machine's clock may be set while a throttled client, or a session, waits for its time.
+        self._began_ms = (time.time_ns() - time.monotonic_ns()) // 1_000_000
         self._ahead_ms = 0
         self._wire: Wire | None = None
         self._closed = False
@@ -138,7 +140,7 @@ class FakeCluster(Control):
 
     def now_ms(self) -> int:
         """What time it is in the cluster, in ms since the epoch."""
-        return time.time_ns() // 1_000_000 + self._ahead_ms
+        return self._began_ms + time.monotonic_ns() // 1_000_000 + self._ahead_ms
 
     def advance(self, seconds: float) -> None:
         """Makes time pass in the cluster at once: what is due is done. Clients keep their own time."""

@@ -81,6 +81,11 @@ class Group:
     promised: set[str] = field(default_factory=set)
     """Ids that were given to members that have not come back with them yet."""
     rebalance_by_ms: int = 0
+    others_until_ms: int = 0
+    """Whoever joins an empty group waits until then for others (`group.initial.rebalance.delay.ms`); 0: for nobody."""
+    others_left_ms: int = 0
+    """How much longer it may wait for others if some come."""
+    others_came: bool = False
     offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)
     """Offsets of open transactions, by producer id."""
@@ -125,6 +130,11 @@ class Groups:
             for member in list(group.members.values()):
                 if not member.waiting and now_ms - member.heard_ms >= member.session_timeout_ms:
                     self._remove(group, member.member_id, now_ms)
+            if group.others_until_ms and now_ms >= group.others_until_ms:
+                if group.others_came:
+                    self._wait_for_others(group, now_ms)
+                if not group.others_until_ms or now_ms >= group.others_until_ms:
+                    self._complete_join(group, now_ms)
             if group.state is GroupState.PREPARING and now_ms >= group.rebalance_by_ms:
                 for member in list(group.members.values()):
                     if not member.joined:
@@ -145,6 +155,7 @@ class Groups:
         ]
         joining = {GroupState.PREPARING, GroupState.COMPLETING}
         due += [group.rebalance_by_ms for group in self._groups.values() if group.state in joining]
+        due += [group.others_until_ms for group in self._groups.values() if group.others_until_ms]
         return min(due, default=None)
 
     # -- Members -----------------------------------------------------------------------------------------------------
@@ -195,6 +206,7 @@ class Groups:
         if member is None:
             member = Member(member_id, client_id, session_timeout_ms, rebalance_timeout_ms, protocols, now_ms)
             group.members[member_id] = member
+            group.others_came = True
             group.protocol_type = protocol_type
             unchanged = False
         else:
@@ -225,6 +237,9 @@ class Groups:
     def _prepare(self, group: Group, now_ms: int) -> None:
         if group.state is GroupState.PREPARING:
             return
+        if group.state is GroupState.EMPTY:
+            group.others_left_ms = max((m.rebalance_timeout_ms for m in group.members.values()), default=0)
+            self._wait_for_others(group, now_ms)
         group.state = GroupState.PREPARING
         for member in group.members.values():
             member.joined = False
@@ -236,7 +251,17 @@ class Groups:
         longest = max((member.rebalance_timeout_ms for member in group.members.values()), default=0)
         group.rebalance_by_ms = now_ms + longest
 
+    def _wait_for_others(self, group: Group, now_ms: int) -> None:
+        delay_ms = min(int(self._centre.settings["group.initial.rebalance.delay.ms"]), group.others_left_ms)
+        group.others_left_ms -= delay_ms
+        group.others_until_ms = now_ms + delay_ms if delay_ms else 0
+        group.others_came = False
+
     def _complete_join(self, group: Group, now_ms: int) -> None:
+        if group.others_until_ms:
+            if now_ms < group.others_until_ms:
+                return
+            group.others_until_ms = 0
         if group.state is not GroupState.PREPARING or not all(m.joined for m in group.members.values()):
             return
         group.generation += 1
