@@ -29,6 +29,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
+from kafkasafe._io.at_exit import at_end_of_child
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.connect import connect
 from kafkasafe._io.engine.ledger import Ledger
@@ -902,6 +903,7 @@ class SafeProducer:
         _PRODUCERS.add(self)
         self._at_exit = _exit_hook(weakref.ref(self))
         atexit.register(self._at_exit)
+        self._not_at_end_of_child = at_end_of_child(self._at_exit)
         self._opened = True
 
     # -- send ------------------------------------------------------------------------------------------------------
@@ -1852,6 +1854,7 @@ class SafeProducer:
 
     def _closed_down(self, deadline: float | None) -> None:
         atexit.unregister(self._at_exit)
+        self._not_at_end_of_child()
         left = self._callbacks.stop(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if left:
             log.warning(

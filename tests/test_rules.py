@@ -82,6 +82,7 @@ TESTS = {
     "A callback may wait": "test_slow_callbacks_that_come_to_an_end_only_slow_send_down",
     "Given and chosen partitions": "test_given_and_chosen_partitions_at_first_contact",
     "A coroutine accepts its record in one step": "test_a_cancelled_send_has_accepted_nothing",
+    "KafkaHandler's thread alone": "test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own",
     "A fetch may be on its way to the loop": "test_a_fetch_on_its_way_is_not_committed",
     "A start that is held too high": "test_without_epochs_a_lower_start_is_held_for_a_while_only",
     "The leader epoch in an answer about the start": "test_the_start_of_another_log_is_believed_with_the_proof",

@@ -1,0 +1,353 @@
+"""KafkaHandler: log records into a Kafka topic, through a spool, without holding the program up. See docs/logging.md.
+
+A record is formatted by the thread that logs it and put into a queue; a thread of the handler's own opens the producer
+and sends. So nobody who logs ever meets the producer: not its locks, not its disk, not its own log records.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._io.at_exit import at_end_of_child
+from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, SpoolFullError
+from kafkasafe.logs import apart
+from kafkasafe.producer import SafeProducer
+
+__all__ = ["KafkaHandler"]
+
+_PAUSE_S: Final = 0.5
+"""After a try that failed."""
+_STEP_S: Final = 0.01
+_THREAD: Final = "kafkasafe-log-handler"
+_OWN: Final = ("kafka-io-", "kafkasafe-pump-", "kafkasafe-callbacks-", "kafkasafe-lookup-")
+"""How the names of a producer's threads begin; its client id follows."""
+_OF_PRODUCERS: Final = ("kafkasafe.producer", "kafkasafe.spool", "kafkasafe.network")
+
+Chosen = str | Callable[[logging.LogRecord], str | bytes | None]
+Item = tuple[str, bytes | None, bytes, logging.LogRecord]
+
+
+class _Mark:
+    """In the queue: everything before it was accepted, or given up, when this is reached."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+
+
+class KafkaHandler(logging.Handler):
+    """Sends log records to a topic: accepted by the spool of a SafeProducer, delivered when there is a broker.
+
+    It works in `logging.config.dictConfig`, on the root logger at any level, in forked children (each opens a producer
+    of its own when it logs for the first time), and up to the very end of the interpreter. Records of its own producer
+    are left out, as is what kafka-python logs on kafkasafe's network threads; those of other producers are not.
+
+    Whoever logs waits `block_s` at most, once, when `queue_records` are waiting because the spool is full; then records
+    are dropped, counted (`dropped`) and shown by `handleError`, until there is room again. A record then says how many.
+
+    Args:
+        topic: Topic name, or a function of the record.
+        key: Of the Kafka record: a format of the log record's attributes (`"%(name)s"`), or a function of it. Default:
+            no key.
+        level: Lowest level.
+        on_full: What to do with a record when the spool is full: "wait" for room, with the queue behind it, or "drop"
+            it.
+        queue_records: How many may wait in memory, to be accepted by the spool. A `kill -9` loses those; as a rule they
+            are there for milliseconds.
+        block_s: How long one who logs waits for room in the queue, seconds.
+        close_s: How long `close` waits for the spool to accept what is in the queue, and then for deliveries.
+        configs: SafeProducer's options, `bootstrap_servers` first of all. Defaults that differ:
+            `client_id="kafkasafe-log"`, `on_refused_topic="accept"`.
+
+    Attributes:
+        dropped: How many records were not accepted.
+
+    Raises:
+        ConfigError: An option is unknown or cannot work.
+    """
+
+    def __init__(
+        self,
+        topic: Chosen,
+        *,
+        key: Chosen | None = None,
+        level: int | str = logging.NOTSET,
+        on_full: str = "wait",
+        queue_records: int = 10_000,
+        block_s: float = 0.1,
+        close_s: float = 10.0,
+        **configs: Any,
+    ) -> None:
+        super().__init__(level)
+        from kafkasafe.config import validate
+
+        if on_full not in {"wait", "drop"}:
+            raise ConfigError(f"on_full must be 'wait' or 'drop', not {on_full!r}")
+        if queue_records < 1 or not block_s >= 0 or not close_s >= 0:
+            raise ConfigError("queue_records must be at least 1, block_s and close_s at least 0")
+        self._configs = {
+            "client_id": "kafkasafe-log",
+            "on_refused_topic": "accept",
+            "max_block_ms": int(_PAUSE_S * 1000),
+            **configs,
+        }
+        validate(dict(self._configs))
+        self._topic = topic
+        self._key = key
+        self._drops = on_full == "drop"
+        self._most = queue_records
+        self._block_s = block_s
+        self._close_s = close_s
+        self.dropped = 0
+        self._begin()
+        _HANDLERS.add(self)
+
+    def createLock(self) -> None:  # noqa: N802  # logging's name
+        """None: threads that log do not wait for each other here. The queue is thread-safe."""
+        self.lock = None
+
+    def _begin(self) -> None:
+        """Of a new process: nothing waits, nothing runs."""
+        self._queue: queue.SimpleQueue[Item | _Mark] = queue.SimpleQueue()
+        self._once = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._producer: SafeProducer | None = None
+        self._stuck = False
+        self._unsaid = 0
+        """Dropped since the last record that said so."""
+        self._give_up_at: float | None = None
+        """Set by `close`."""
+        self._closed = False
+
+    # -- those who log ---------------------------------------------------------------------------------------------
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Put a record into the queue."""
+        if self._is_own(record):
+            return
+        try:
+            value = self.format(record).encode("utf-8", "backslashreplace")
+            topic: Any = self._chosen(self._topic, record)
+            key = None if self._key is None else self._chosen(self._key, record)
+            if isinstance(key, str):
+                key = key.encode("utf-8", "backslashreplace")
+        except RecursionError:
+            raise
+        except Exception:
+            self._drop(record)
+            return
+        if self._closed or not self._has_room():
+            self._drop(record)
+            return
+        self._queue.put((topic, key, value, record))
+        self._start()
+
+    def _is_own(self, record: logging.LogRecord) -> bool:
+        """Whether a handler's producer logged it: each record of it would make another one."""
+        if record.threadName == _THREAD:
+            return True
+        clients = {each._configs["client_id"] for each in list(_HANDLERS)}
+        if record.name in _OF_PRODUCERS:
+            return getattr(record, "client_id", None) in clients
+        # By the thread's name, which the record keeps when the thread is over.
+        name = str(record.threadName)
+        return (
+            record.name.partition(".")[0] == "kafka"
+            and name.startswith(_OWN)
+            and name.endswith(tuple(clients))
+        )
+
+    @staticmethod
+    def _chosen(given: Chosen, record: logging.LogRecord) -> str | bytes | None:
+        if callable(given):
+            return given(record)
+        return given % record.__dict__ if "%(" in given else given
+
+    def _has_room(self) -> bool:
+        if self._queue.qsize() < self._most:
+            self._stuck = False
+            return True
+        if self._stuck:
+            return False
+        end = time.monotonic() + self._block_s
+        while time.monotonic() < end:
+            time.sleep(_STEP_S)
+            if self._queue.qsize() < self._most:
+                return True
+        # Nobody waits again before there was room.
+        self._stuck = True
+        return False
+
+    def _drop(self, record: logging.LogRecord) -> None:
+        self.dropped += 1
+        self._unsaid += 1
+        if self._unsaid > 1:
+            return
+        if sys.exc_info()[0] is not None:
+            self.handleError(record)
+            return
+        try:
+            _raise_full(
+                "The handler is closed" if self._closed else "The queue is full: the spool takes no more"
+            )
+        except SpoolFullError:
+            self.handleError(record)
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is not None or not self._once.acquire(blocking=False):
+            return
+        thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter ends: `close` does the rest
+            thread.start()
+            self._thread = thread
+        # There `logging.shutdown` is not called.
+        at_end_of_child(self.close)
+
+    @apart()
+    def _run(self) -> None:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, _Mark):
+                if self._give_up_at is not None:
+                    self._end()
+                    item.reached.set()
+                    return
+                self._spool_all()
+                item.reached.set()
+                continue
+            self._accept(item)
+            self._say_dropped(item)
+
+    def _accept(self, item: Item) -> None:
+        """Until it is accepted, or cannot be."""
+        topic, key, value, record = item
+        while True:
+            try:
+                self._opened().send(topic, value, key, timestamp_ms=int(record.created * 1000))
+            except (
+                TypeError,
+                ValueError,
+                kafka_errors.MessageSizeTooLargeError,
+                kafka_errors.InvalidTopicError,
+            ):
+                self._drop(record)
+                return
+            except Exception as error:
+                self._reopen_after(error)
+                if self._drops or self._gives_up():
+                    self._drop(record)
+                    return
+                time.sleep(_PAUSE_S)
+            else:
+                return
+
+    def _opened(self) -> SafeProducer:
+        if self._producer is None:
+            producer = SafeProducer(**self._configs)
+            # `close` does it, after everybody else's last words.
+            atexit.unregister(producer._at_exit)
+            self._producer = producer
+        return self._producer
+
+    def _reopen_after(self, error: Exception) -> None:
+        producer = self._producer
+        ended = producer is not None and producer._pump.ledger.failure is not None
+        if isinstance(error, (ProducerClosedError, SpoolError)) and ended and producer is not None:
+            with contextlib.suppress(Exception):
+                producer.close(0.0)
+            self._producer = None
+
+    def _gives_up(self) -> bool:
+        return self._give_up_at is not None and time.monotonic() >= self._give_up_at
+
+    def _say_dropped(self, item: Item) -> None:
+        if not self._unsaid:
+            return
+        count, self._unsaid = self._unsaid, 0
+        said = logging.LogRecord(
+            "kafkasafe.logging_handler",
+            logging.WARNING,
+            __file__,
+            0,
+            "%d log records were dropped",
+            (count,),
+            None,
+        )
+        with contextlib.suppress(Exception):
+            self._opened().send(item[0], self.format(said).encode(), item[1])
+
+    def _spool_all(self) -> None:
+        if self._producer is not None:
+            with contextlib.suppress(Exception):
+                self._producer.flush_spool(self._close_s)
+
+    def _end(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                producer.close()
+            except Exception:
+                self.handleError(
+                    logging.LogRecord("kafkasafe", logging.ERROR, __file__, 0, "close", (), None)
+                )
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Wait until what was logged before is on disk, `close_s` at most."""
+        if self._thread is None or self._closed or threading.current_thread() is self._thread:
+            return
+        mark = _Mark()
+        self._queue.put(mark)
+        mark.reached.wait(self._close_s)
+
+    def close(self) -> None:
+        """Everything to the spool, within `close_s`; then as `SafeProducer.close`, which waits for deliveries a while.
+
+        What is not delivered waits on disk for the next handler with this `spool_dir`. At the end of the interpreter
+        `logging.shutdown` calls it, after all other exit handlers.
+        """
+        if not self._closed:
+            self._closed = True
+            thread, mark = self._thread, _Mark()
+            self._give_up_at = time.monotonic() + self._close_s
+            if thread is not None and threading.current_thread() is not thread:
+                self._queue.put(mark)
+                while thread.is_alive() and not mark.reached.wait(0.1):
+                    pass
+            elif thread is None:
+                while not self._queue.empty():
+                    item = self._queue.get()
+                    if not isinstance(item, _Mark):
+                        self._accept(item)
+                self._end()
+        super().close()
+
+
+def _raise_full(why: str) -> NoReturn:
+    raise SpoolFullError(f"{why}. The log record was dropped")
+
+
+_HANDLERS: weakref.WeakSet[KafkaHandler] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for handler in list(_HANDLERS):
+        # What waits is the parent's, and is sent there.
+        handler._begin()
+
+
+os.register_at_fork(after_in_child=_forked)

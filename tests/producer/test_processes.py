@@ -1,0 +1,34 @@
+"""Many processes on one directory: each has its lane, and what they accepted is delivered once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafkasafe import SafeProducer
+
+PROGRAM = Path(__file__).parent / "pool_program.py"
+LONG_S = 90
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_the_workers_of_a_pool_accepted_last_is_not_lost(fake_kafka, tmp_path, method):
+    """They end without exit handlers, a second before the batch would be sealed by itself."""
+    fake_kafka.create_topic("orders")
+    servers = ",".join(fake_kafka.bootstrap_servers)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), servers, str(tmp_path), method],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
+        producer.flush(LONG_S)
+    assert sorted(fake_kafka.values("orders")) == sorted([b"of the parent", *(b"%d" % i for i in range(60))])

@@ -1,0 +1,208 @@
+"""KafkaHandler: nobody who logs waits long, none of its own records comes back, and what was logged arrives."""
+
+from __future__ import annotations
+
+import io
+import logging
+import logging.config
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kafkasafe import SafeProducer
+from kafkasafe.errors import ConfigError
+from kafkasafe.logging_handler import KafkaHandler
+
+PROGRAM = Path(__file__).parent / "logged_program.py"
+LONG_S = 90.0
+
+
+@pytest.fixture
+def options(fake_kafka, tmp_path):
+    fake_kafka.create_topic("logs")
+    return {"bootstrap_servers": fake_kafka.bootstrap_servers, "spool_dir": tmp_path / "spool"}
+
+
+@pytest.fixture
+def logger():
+    """The root at DEBUG: what kafkasafe and kafka-python log comes back."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    root.setLevel(logging.DEBUG)
+    yield logging.getLogger("app")
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if each not in before]:
+        root.removeHandler(handler)
+        handler.close()
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    """What `handleError` prints; it is no exception of the program's."""
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", text)
+    return text
+
+
+def attach(handler):
+    logging.getLogger().addHandler(handler)
+    return handler
+
+
+def lines(cluster):
+    return [value.decode() for value in cluster.values("logs")]
+
+
+def test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own(
+    options, logger, fake_kafka, tmp_path
+):
+    handler = attach(KafkaHandler("logs", key="%(name)s", **options))
+    handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
+
+    def many(number):
+        for i in range(200):
+            logger.debug("%d-%d", number, i)
+
+    threads = [threading.Thread(target=many, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    # Another producer's records are sent as anybody's.
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "b", client_id="shop"
+    ) as other:
+        other.send("logs", b"of another producer")
+    logging.getLogger("kafkasafe.producer").warning("of the shop", extra={"client_id": "shop"})
+    logging.getLogger("kafkasafe.producer").warning("its own", extra={"client_id": "kafkasafe-log"})
+    handler.flush()
+    # What others log after its end is another matter.
+    dropped = handler.dropped
+    handler.close()
+    found = lines(fake_kafka)
+    app = [line for line in found if line.startswith("app ")]
+    for number in range(4):
+        assert [line for line in app if line.startswith(f"app {number}-")] == [
+            f"app {number}-{i}" for i in range(200)
+        ]
+    assert "kafkasafe.producer of the shop" in found
+    assert "kafkasafe.producer its own" not in found
+    # Its own producer wrote a few batches: each record of those would have made more.
+    assert len(found) < 1200
+    assert {record.keys[0] for record in fake_kafka.records("logs") if record.keys} >= {b"app"}
+    assert dropped == 0
+
+
+@pytest.mark.real
+def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(options, logger, stderr, fake_kafka):
+    handler = attach(KafkaHandler("logs", queue_records=5, block_s=0.2, spool_max_bytes=16 << 20, **options))
+    logger.info("before")
+    handler.flush()
+    fake_kafka.kill_all()
+    large = "x" * 100_000
+    logged = 1
+    while not handler.dropped:
+        logger.info(large)
+        logged += 1
+        assert logged < 2000, "the spool never was full"
+    began = time.monotonic()
+    dropped = handler.dropped
+    for _ in range(500):
+        logger.info(large)
+        logged += 1
+    # 500 times 0.2 s would be 100.
+    assert time.monotonic() - began < 50
+    assert handler.dropped > dropped
+    assert stderr.getvalue().count("--- Logging error ---") <= 5
+    fake_kafka.start_all()
+    end = time.monotonic() + LONG_S
+    while handler._queue.qsize() and time.monotonic() < end:
+        time.sleep(0.05)
+    logger.info("after")
+    handler.close()
+    found = lines(fake_kafka)
+    assert found[0] == "before"
+    assert "after" in found
+    said = [line for line in found if line.endswith("log records were dropped")]
+    assert sum(int(line.split()[0]) for line in said) == handler.dropped
+    assert len(found) - len(said) == logged + 1 - handler.dropped
+
+
+def test_what_cannot_be_sent_costs_nothing_else(options, stderr, fake_kafka):
+    class Chatty:
+        def __str__(self) -> str:
+            logger.info("while formatting")
+            return "chatty"
+
+    # By itself: pytest's own handler would raise what cannot be formatted.
+    logger = logging.getLogger("alone")
+    logger.propagate = False
+    handler = KafkaHandler(lambda record: getattr(record, "topic", "logs"), **options)
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.info("%d", "no number")
+    logger.info("nowhere", extra={"topic": "not a topic"})
+    logger.info("no string", extra={"topic": None})
+    logger.info("%s", Chatty())
+    logger.info("\udc80 is no text")
+    handler.close()
+    logger.info("too late")
+    logger.handlers = []
+    assert lines(fake_kafka)[:2] == ["while formatting", "chatty"]
+    assert "\\udc80 is no text" in lines(fake_kafka)
+    assert handler.dropped == 4
+    with pytest.raises(ConfigError):
+        KafkaHandler("logs", bootstrap_servers="localhost:1", no_such_option=1)
+    with pytest.raises(ConfigError, match="on_full"):
+        KafkaHandler("logs", bootstrap_servers="localhost:1", on_full="maybe")
+
+
+def test_full_and_told_to_drop_it_does_not_wait(options, logger, stderr, fake_kafka):
+    handler = attach(
+        KafkaHandler("logs", on_full="drop", spool_max_bytes=16 << 20, max_block_ms=0, **options)
+    )
+    fake_kafka.kill_all()
+    for _ in range(400):
+        logger.info("x" * 100_000)
+    handler.flush()
+    assert handler.dropped > 0
+    fake_kafka.start_all()
+    handler.close()
+    found = [line for line in lines(fake_kafka) if line.startswith("x")]
+    assert len(found) == 400 - handler.dropped
+
+
+def run(options, how):
+    arguments = [",".join(options["bootstrap_servers"]), str(options["spool_dir"]), how]
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.real
+def test_up_to_the_last_words_of_the_interpreter_and_in_forked_children(options, fake_kafka):
+    with run(options, "exit") as program:
+        _, errors = program.communicate(timeout=LONG_S)
+    assert "Traceback" not in errors, errors
+    found = [line for line in lines(fake_kafka) if line.startswith("app ")]
+    own = [line for line in found if "child" not in line]
+    assert own == [*(f"app line {number}" for number in range(100)), "app parent goes on", "app last words"]
+    assert sorted(set(found) - set(own)) == [f"app child {number}" for number in range(3)]
+
+
+@pytest.mark.crash
+def test_what_flush_confirmed_survives_kill_9(options, fake_kafka):
+    fake_kafka.refuse()
+    with run(options, "kill") as program:
+        assert program.stdout.readline() == "READY\n"
+        program.kill()
+    fake_kafka.restore()
+    with SafeProducer(**options) as producer:
+        producer.flush(LONG_S)
+    assert [line for line in lines(fake_kafka) if line.startswith("app ")] == [
+        f"app line {number}" for number in range(100)
+    ]
