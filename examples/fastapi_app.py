@@ -1,0 +1,86 @@
+"""A web service whose orders are on disk before it says so, whatever Kafka does meanwhile.
+
+KAFKA=localhost:9092 uvicorn fastapi_app:app      # serve it, in this directory
+python examples/fastapi_app.py                    # or see it: starts a Kafka of its own
+python examples/fastapi_app.py --bootstrap localhost:9092
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator
+
+import httpx
+from fastapi import FastAPI, Request
+
+from kafkasafe.aio import SafeConsumer, SafeProducer
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    # It does not wait for a broker: orders are taken from the first second on. At the end everything is delivered, or
+    # waits on disk for the next start.
+    async with SafeProducer(
+        bootstrap_servers=os.environ["KAFKA"].split(","), client_id="orders-api"
+    ) as producer:
+        app.state.producer = producer
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders/{customer}", status_code=202)
+async def take(customer: str, request: Request) -> dict[str, bool]:
+    # Cancelled here (the client went away) nothing was accepted.
+    future = await request.app.state.producer.send("orders", await request.body(), key=customer.encode())
+    await future.durable(timeout=10)
+    return {"accepted": True}
+
+
+@app.get("/ready")
+async def ready(request: Request) -> dict[str, bool]:
+    return {"kafka": request.app.state.producer.bootstrap_connected()}
+
+
+async def show(servers: str, count: int) -> None:
+    os.environ["KAFKA"] = servers
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://shop") as client,
+    ):
+        replies = await asyncio.gather(
+            *[client.post(f"/orders/customer-{n % 7}", content=b"%d" % n) for n in range(count)]
+        )
+        accepted = sum(reply.json()["accepted"] for reply in replies)
+    async with SafeConsumer("orders", bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
+        found = set()
+        while len(found) < count:
+            found.add((await consumer.getone()).value)
+    print(f"{accepted} orders accepted, {len(found)} in the topic")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--count", type=int, default=200)
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        servers = options.bootstrap
+        if not servers:
+            from kafkasafe.testing.broker import KafkaCluster
+
+            os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
+            cluster = stack.enter_context(KafkaCluster(brokers=1))
+            cluster.create_topic("orders", partitions=3)
+            servers = ",".join(cluster.bootstrap_servers)
+        asyncio.run(show(servers, options.count))
+
+
+if __name__ == "__main__":
+    main()

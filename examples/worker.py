@@ -1,0 +1,98 @@
+"""A worker that reads orders and writes invoices, and ends at SIGTERM with nothing half done.
+
+python examples/worker.py --bootstrap localhost:9092 --work    # run it; kill -TERM ends it
+python examples/worker.py                                      # or see it: starts a Kafka of its own, and ends it twice
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+from kafkasafe.aio import SafeConsumer, SafeProducer
+
+
+async def work(servers: str) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with (
+        SafeProducer(bootstrap_servers=servers, client_id="invoices") as producer,
+        SafeConsumer(
+            "orders",
+            bootstrap_servers=servers,
+            group_id="invoices",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer,
+    ):
+        while not stop.is_set():
+            # Waits half a second at most, then looks whether it should end.
+            batch = await consumer.getmany(timeout_ms=500, max_records=50)
+            for record in (record for records in batch.values() for record in records):
+                future = await producer.send("invoices", b"invoice of " + record.value, key=record.key)
+            if batch:
+                # On disk first, then committed: a crash in between repeats a batch, and loses nothing.
+                await future.durable()
+                await producer.flush_spool()
+                await consumer.commit()
+                print(f"did {sum(map(len, batch.values()))}", flush=True)
+
+
+async def read(servers: str, topic: str, count: int) -> list[bytes]:
+    async with SafeConsumer(topic, bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
+        return [(await consumer.getone()).value for _ in range(count)]
+
+
+def run_and_end(servers: str, batches: int) -> None:
+    command = [sys.executable, __file__, "--bootstrap", servers, "--work"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        for _ in range(batches):
+            worker.stdout.readline()
+        worker.send_signal(signal.SIGTERM)
+        rest = worker.stdout.read()
+    print(f"worker ended with code {worker.returncode} after {batches + rest.count('did')} batches")
+
+
+async def produce(servers: str, count: int) -> None:
+    async with SafeProducer(bootstrap_servers=servers) as producer:
+        for number in range(count):
+            await producer.send("orders", b"%d" % number, key=b"%d" % (number % 7))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--work", action="store_true", help="be the worker")
+    parser.add_argument("--count", type=int, default=1000)
+    options = parser.parse_args()
+    if options.work:
+        asyncio.run(work(options.bootstrap))
+        return
+    with contextlib.ExitStack() as stack:
+        servers = options.bootstrap
+        if not servers:
+            from kafkasafe.testing.broker import KafkaCluster
+
+            cluster = stack.enter_context(KafkaCluster(brokers=1))
+            cluster.create_topic("orders", partitions=3)
+            cluster.create_topic("invoices", partitions=3)
+            servers = ",".join(cluster.bootstrap_servers)
+        os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
+        asyncio.run(produce(servers, options.count))
+        run_and_end(servers, 5)
+        run_and_end(servers, options.count // 50 - 8)
+        run_and_end(servers, 1)
+        invoices = asyncio.run(read(servers, "invoices", options.count))
+        print(f"{options.count} orders, {len(invoices)} invoices, {len(set(invoices))} different ones")
+
+
+if __name__ == "__main__":
+    main()
