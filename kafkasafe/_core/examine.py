@@ -108,6 +108,8 @@ def fates(
                     told[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'refused'} ({code})")
                 case m.Replaced(position):
                     told[position] = SpoolFate(Fate.REPLACED)
+                case m.Moved(moves):
+                    told |= {move.position: SpoolFate(Fate.REPLACED) for move in moves}
                 case m.Revived(_, _, positions, given_up, moved):
                     for position in positions:
                         told.pop(position, None)

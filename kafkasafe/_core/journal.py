@@ -97,6 +97,9 @@ _DIVIDE_BYTES: Final = 1024 * 1024
 _ASIDE_BYTES: Final = 1024 * 1024
 """How much is put aside at a time: others are delivered in between."""
 
+_MOVED_BATCHES: Final = 1000
+"""How many batches are moved with one mark."""
+
 _REMEMBERED: Final = 64
 """Acknowledged batches of a partition that are remembered at least."""
 
@@ -170,6 +173,12 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     State.REJECTED: frozenset(),
     State.REPLACED: frozenset(),
 }
+
+
+_MOVABLE: Final = frozenset(
+    {State.SEALED, State.PREPARED, State.SENT, State.IN_DOUBT, State.REFUSED, State.UNDECIDABLE}
+)
+"""In these a batch may be copied to another place in the spool."""
 
 
 class IllegalMoveError(RuntimeError):
@@ -923,6 +932,7 @@ class Journal:
         self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self._units_read: list[tuple[u.Unit, range]] = []
         self.units = u.Units(self._in_front)
+        self._moves: tuple[m.Move, ...] = ()
         self._group_index = 0
         self._blind_before = -1
         self._former_dead_at = 0.0
@@ -978,6 +988,82 @@ class Journal:
             self._doubted[partition.number] = min(
                 (position for position in spooled if position >= least), default=self._end_position
             )
+
+    # -- copying forward -------------------------------------------------------------------------------------------
+
+    @property
+    def held_position(self) -> int:
+        """From here on the spool keeps what is finished too, whatever is moved."""
+        pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
+        return min((*self._resent.values(), *pinned), default=self._end_position)
+
+    def pinned(self) -> Iterable[tuple[int, int]]:
+        """(position, bytes) of each batch for which the spool keeps what is behind it, in order."""
+        return ((position, batch.size_bytes) for position, batch in self._spooled.items())
+
+    def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
+        """Unfinished batches that hold the front of the spool, to be copied: one at least, unless one cannot be now.
+
+        Args:
+            before_position: Those in front of it.
+            most_bytes: Not more than this, or one.
+        """
+        if self._ready.persist or self._committing:
+            return []  # what is about to be written speaks of their positions
+        found: dict[int, Batch] = {}
+        size = 0
+        for position, pinning in self._spooled.items():
+            if position >= before_position or len(found) >= _MOVED_BATCHES:
+                break
+            # The place of a divided batch is kept for its parts.
+            parts = [pinning]
+            if pinning.state is State.REPLACED:
+                parts = [
+                    batch for batch in self._partitions[pinning.destination].queue if _is_part(batch, pinning)
+                ]
+            for batch in parts:
+                if batch.handle in found:
+                    continue
+                size += batch.size_bytes
+                if not self._movable(batch) or (found and size > most_bytes):
+                    return list(found.values())
+                found[batch.handle] = batch
+        return list(found.values())
+
+    def _movable(self, batch: Batch) -> bool:
+        partition = self._partitions[batch.destination]
+        return (
+            batch.durable
+            and not batch.writing
+            and batch.unit is None
+            and batch.state in _MOVABLE
+            and partition.flow is not _Flow.REJECTING
+            and partition.number not in self._healing
+            and batch.position >= partition.unsure_before
+        )
+
+    def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
+        """What stands in front of their copies, in one atomic group."""
+        numbers = dict.fromkeys(batch.destination for batch in batches)
+        marks: list[m.Mark] = [self._state_mark(self._partitions[number]) for number in numbers]
+        marks.append(
+            m.Moved(tuple(m.Move(batch.position, batch.written_at, batch.rank) for batch in batches))
+        )
+        marks += [m.Given(index, b.given) for index, b in enumerate(batches) if b.given is not None]
+        return marks
+
+    def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
+        """The copies are durable: they are the batches from now on."""
+        self._end_position = max(self._end_position, end_position)
+        for batch, position in zip(batches, positions, strict=True):
+            self._place(batch, position)
+
+    def _place(self, batch: Batch, position: int) -> None:
+        """It stands somewhere else, and its rank tells that it is as old as it was."""
+        self._forget(batch)
+        batch.parent = None
+        batch.position = position
+        self._spooled[position] = batch
 
     @property
     def resent(self) -> list[m.Resent]:
@@ -1173,6 +1259,16 @@ class Journal:
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, never declared"
             )
+        moved = self._moves[self._group_index] if self._group_index < len(self._moves) else None
+        known = None if moved is None else self._spooled.get(moved.position)
+        if moved is not None and known is not None and known.destination == destination:
+            self._place(known, position)
+            known.rank, known.origin = moved.rank, moved.origin
+            known.identity = identity
+            known.state = State.SEALED if identity is None else State.PREPARED
+            self._group_index += 1
+            self._end_position = max(self._end_position, position + count)
+            return
         self._next_handle += 1
         batch = Batch(
             self._next_handle,
@@ -1192,7 +1288,10 @@ class Journal:
         queue = self._partitions[destination].queue
         batch.origin = next((at for at, children in self._origins if self._group_index in children), -1)
         parent = next((p for p, children in self._parents if self._group_index in children), None)
-        if parent is not None and parent.destination == destination:
+        if moved is not None:
+            # Where it was is gone: it stands in front of what was accepted after it.
+            queue.insert(sum(other.rank < moved.rank for other in queue), batch)
+        elif parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
             queue.insert(queue.index(parent), batch)
             batch.parent = parent
@@ -1206,6 +1305,8 @@ class Journal:
         if unit is not None:
             batch.unit, batch.state = unit, State.JOINED
         batch.settle_at(position)
+        if moved is not None:
+            batch.rank, batch.origin = moved.rank, moved.origin
         batch.given = self._given.get(self._group_index)
         self._group_index += 1
         self._spooled[position] = batch
@@ -1256,8 +1357,10 @@ class Journal:
                             self._remember(known, done)
                             self._comes_back(done)
                         elif done is None and base_offset >= 0:
-                            # Released: it, and all before it, was finished. Its size is gone with it.
-                            known.last_acked_offset = known.clear_offset = base_offset
+                            # Released: it, and all before it but what was moved, was finished. Its size is gone.
+                            known.last_acked_offset = base_offset
+                            if not known.queue or known.queue[0].rank > (at,):
+                                known.clear_offset = base_offset
                             if not known.acked:
                                 known.forgotten_offset = _ANYWHERE
                 case m.Replaced(at, first_child, children):
@@ -1304,6 +1407,8 @@ class Journal:
                     self.units.recover_staged(mark)
                 case m.Ended():
                     self._recover_ended(mark)
+                case m.Moved(moves):
+                    self._moves = moves
                 case m.Quiet():
                     self._quiet = mark if mark.until_ms >= 0 else None
                 case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
@@ -1366,6 +1471,7 @@ class Journal:
         self._origins.clear()
         self._units_read.clear()
         self._given.clear()
+        self._moves = ()
         self._group_index = 0
 
     def _recover_identities(self, mark: m.Identified) -> None:
@@ -3226,6 +3332,13 @@ def _follows(later: BatchId, earlier: BatchId) -> bool:
     """The leader took `later` behind `earlier`, or they are the same."""
     same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
     return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
+
+
+def _is_part(batch: Batch, of: Batch) -> bool:
+    parent = batch.parent
+    while parent is not None and parent is not of:
+        parent = parent.parent
+    return parent is of
 
 
 def _id_fields(identity: BatchId) -> tuple[int, int, int]:

@@ -38,6 +38,8 @@ __all__ = [
     "ManifestEntry",
     "Mark",
     "MarkError",
+    "Move",
+    "Moved",
     "Placed",
     "Position",
     "Quiet",
@@ -501,6 +503,32 @@ class Ended:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One batch of MOVED.
+
+    Attributes:
+        position: Where it stood before.
+        origin: Where its records stood first, for AFTER.
+        rank: Its place among the batches of its destination: they come in the order of these.
+    """
+
+    position: int
+    origin: int
+    rank: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The data batches of this group, which is atomic, are batches that stood elsewhere before.
+
+    Attributes:
+        moves: One for each data batch, in their order.
+    """
+
+    moves: tuple[Move, ...]
+
+
 Mark: TypeAlias = (
     Topic
     | Destination
@@ -523,6 +551,7 @@ Mark: TypeAlias = (
     | Begun
     | Staged
     | Ended
+    | Moved
 )
 
 
@@ -551,6 +580,7 @@ class _Type(enum.IntEnum):
     BEGUN = 0x4B17
     STAGED = 0x4B18
     ENDED = 0x4B19
+    MOVED = 0x4B14
 
 
 _Member = TypeVar("_Member", bound=enum.IntEnum)
@@ -578,6 +608,7 @@ _RESOLVED: Final = struct.Struct(">qb")
 _QUIET: Final = struct.Struct(">qq16sq")
 _REVIVED: Final = struct.Struct(">iqiii")
 _GIVEN: Final = struct.Struct(">ii")
+_MOVE: Final = struct.Struct(">qqi")
 _RUN: Final = struct.Struct(">iii")
 _AFTER: Final = struct.Struct(">qi")
 _DEBT: Final = struct.Struct(">i16sq")
@@ -757,6 +788,12 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
             return _Type.STAGED, b"".join(pieces)
         case Ended(unit_id, outcome, reason):
             return _Type.ENDED, _UNIT_ID.pack(unit_id) + _OUTCOME.pack(outcome) + _str16(_cut(reason))
+        case Moved(moves):
+            pieces = [_NUMBER.pack(len(moves))]
+            for move in moves:
+                pieces.append(_MOVE.pack(move.position, move.origin, len(move.rank)))
+                pieces += [_POSITION.pack(number) for number in move.rank]
+            return _Type.MOVED, b"".join(pieces)
         case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
             pieces = [_REVIVED.pack(destination, end_offset, len(positions), len(given_up), len(moved))]
             pieces += [_POSITION.pack(position) for position in (*positions, *given_up)]
@@ -870,6 +907,13 @@ def _read_mark(body: _Body) -> Mark:
             (unit_id,) = body.take(_UNIT_ID)
             (outcome,) = body.take(_OUTCOME)
             mark = Ended(unit_id, body.member(UnitOutcome, outcome), body.take_str())
+        case _Type.MOVED:
+            (count,) = body.take(_NUMBER)
+            moves = []
+            for _ in range(count):
+                position, origin, numbers = body.take(_MOVE)
+                moves.append(Move(position, origin, tuple(n for (n,) in body.take_all(_POSITION, numbers))))
+            mark = Moved(tuple(moves))
         case _Type.GROUP:  # pragma: no branch
             raise MarkError("A second group record in one control batch")
     body.finish()
@@ -943,6 +987,12 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
                 )
             case Ended(unit_id):
                 valid = len(unit_id) == UNIT_ID_BYTES
+            case Moved(moves):
+                valid = group.atomic and len(moves) == len(group.manifest) > 0
+                stood = [number for move in moves for number in (move.position, move.origin, *move.rank)]
+                valid = valid and all(move.rank for move in moves)
+                valid = valid and all(0 <= place < group.position for place in stood)
+                valid = valid and len({move.position for move in moves}) == len(moves)
             case Revived(destination, end_offset, positions, given_up, moved):  # pragma: no branch
                 named = (*positions, *given_up, *(position for position, _ in moved))
                 valid = destination >= 1 and end_offset >= 0 and len(set(named)) == len(named)

@@ -80,6 +80,10 @@ class Owed:
                     for unit_id, positions in self._units.items():
                         if at in positions:
                             members.update(dict.fromkeys(range(first, first + count), unit_id))
+                case m.Moved(moves):
+                    for index, move in enumerate(moves):
+                        self.open.pop(move.position, None)
+                        origins[index] = move.origin
                 case m.Unit(unit_id, first, count):
                     self._units[unit_id] = set()
                     members.update(dict.fromkeys(range(first, first + count), unit_id))

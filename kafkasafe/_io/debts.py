@@ -7,6 +7,7 @@ skipped, by the sizes that the group in front of them names.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from kafkasafe._io.files import Files
 __all__ = ["LaneReader"]
 
 _SEGMENT: Final = re.compile(r"\d{20}\.log")
+_TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
 """Most control batches are smaller."""
 _OVERHEAD_BYTES: Final = 12  # what a batch's length does not count
@@ -57,11 +59,16 @@ class LaneReader:
             UnknownFormatError: It was written by a newer kafkasafe.
         """
         with self._once:
-            found = self._owed()
-            self._where = {at: where for at, where in self._where.items() if at in found.open}
-            self._whole.intersection_update(self._where)
-            self._leave_out(found, tail=tail)
-            return found
+            for _ in range(_TRIES):
+                first = self._names()[:1]
+                found = self._owed()
+                self._where = {at: where for at, where in self._where.items() if at in found.open}
+                self._whole.intersection_update(self._where)
+                self._leave_out(found, tail=tail)
+                # What its owner deleted meanwhile may have been moved, behind where this has read.
+                if first == self._names()[:1]:
+                    return found
+            raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
 
     def _leave_out(self, owed: Owed, *, tail: bool) -> None:
         """Nobody delivers what is damaged: it must not be waited for."""
@@ -96,11 +103,14 @@ class LaneReader:
         self._whole.add(position)
         return True
 
-    def _owed(self) -> Owed:
+    def _names(self) -> list[str]:
         try:
-            names = sorted(name for name in self._files.list(self.path) if _SEGMENT.fullmatch(name))
+            return sorted(name for name in self._files.list(self.path) if _SEGMENT.fullmatch(name))
         except FileNotFoundError:
-            names = []
+            return []
+
+    def _owed(self) -> Owed:
+        names = self._names()
         self._read = [name for name in self._read if name in names]
         if names[: len(self._read)] != self._read or len(self._read) >= len(names):
             # Another lane took its place, or a tail was cut off.
@@ -145,6 +155,12 @@ class LaneReader:
                     return
                 position = group.position
                 self._where.update(places)
+                moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
+                if moves and not all(self._is_whole(at) for at, _ in places):
+                    # Torn by a crash it does not count: what it speaks of is where it was.
+                    for at, _ in places:
+                        del self._where[at]
+                    return
                 owed.group(group, marks)
         finally:
             self._files.close(handle)

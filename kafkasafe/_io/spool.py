@@ -201,8 +201,11 @@ class Spool:
             raise self._failed("written to", error) from error
         return positions
 
-    def sync(self) -> int:
+    def sync(self, *, always: bool = False) -> int:
         """Make everything written so far durable.
+
+        Args:
+            always: Also where "os" was asked for.
 
         Returns:
             The synced position: everything before it is promised.
@@ -213,7 +216,7 @@ class Spool:
         if self.synced_position < self.next_position:
             if self._repair:
                 raise SpoolError(f"{self._lane}: what failed was not written again")
-            if self._sync != "os":
+            if self._sync != "os" or always:
                 try:
                     self._to_disk()
                 except OSError as error:
@@ -470,6 +473,14 @@ class Spool:
 
     def _to_disk(self) -> None:
         if self._disk_position < self.next_position:
+            for segment, following in zip(self._segments, self._segments[1:], strict=False):
+                # With "os" the last one is not alone.
+                if following.first_position > self._disk_position:
+                    handle = self._files.open(segment.path, write=True)
+                    try:
+                        self._files.sync_data(handle)
+                    finally:
+                        self._files.close(handle)
             self._files.sync_data(self._handle)
             self._disk_position = self.next_position
 

@@ -307,6 +307,35 @@ def test_children_are_in_the_manifest_and_parents_in_the_past(replaced):
         marks.encode_group(group, [replaced], NOW)
 
 
+MOVES = (marks.Move(99, 4, (5, 9)), marks.Move(98, 98, (98,)))
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        (),
+        MOVES[:1],  # a batch that is said to be nothing
+        (MOVES[0], MOVES[0]),
+        (MOVES[0], marks.Move(100, 1, (1,))),
+        (MOVES[0], marks.Move(98, 1, (100,))),
+        (MOVES[0], marks.Move(98, 1, ())),
+        (MOVES[0], marks.Move(98, -1, (1,))),
+    ],
+)
+def test_moved_batches_stood_in_the_past(moves):
+    manifest = (ManifestEntry(102, 1, 100, 0), ManifestEntry(105, 1, 100, 0))
+    group = dataclasses.replace(GROUP, atomic=True, manifest=manifest)
+    buf = marks.encode_group(group, [marks.Moved(MOVES)], NOW)
+    assert marks.decode_group(buf) == (group, [marks.Moved(MOVES)])
+    body = struct.pack(">iqqiqqqqiq", 2, 99, 4, 2, 5, 9, 98, 98, 1, 98)
+    assert batch.decode(buf).values[1] == body
+    assert batch.decode(buf).keys[1] == struct.pack(">hh", 0, 0x4B14)
+    with pytest.raises(MarkError):
+        marks.encode_group(group, [marks.Moved(moves)], NOW)
+    with pytest.raises(MarkError):
+        marks.encode_group(dataclasses.replace(group, atomic=False), [marks.Moved(MOVES)], NOW)
+
+
 @pytest.mark.parametrize("runs", [((0, 0, 1),), ((-1, 1, 1),), ((0, 1, -1),), ((0, 2, 1), (1, 1, 1))])
 def test_given_partitions_are_of_records_that_can_be(runs):
     group = dataclasses.replace(GROUP, manifest=(ManifestEntry(102, 1, 100, 0),))

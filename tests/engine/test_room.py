@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
+import pytest
+from test_storms import Storm
 from virtual import World
 
 from kafkasafe import events, logs
+from kafkasafe._core.journal import Journal
 
 MIB = 1 << 20
 
@@ -80,3 +84,80 @@ def test_what_a_dead_neighbour_left_takes_no_room():
         600, until=lambda: len(lives.ground.lanes) == 1 and not lives.ground.own.journal.unfinished
     )
     assert len(world.log("t", 0)) + len(world.log("t", 1)) >= 220
+
+
+def stuck(world: World) -> tuple[int, int]:
+    """(partition whose leader is down, another one)."""
+    world.centre.create_topic("t", 2, replication_factor=1)
+    waits = next(n for n in range(2) if world.centre.partition("t", n).leader == 2)
+    return waits, 1 - waits
+
+
+def test_one_record_that_waits_does_not_fill_the_spool():
+    """After 12 MB of 16 everything was refused, with one batch unfinished."""
+    world = World(brokers=2)
+    waits, goes = stuck(world)
+    life = world.start()
+    first = life.send("t", waits, [b"delivered"])
+    assert world.run(60, until=lambda: first.done)
+    world.cluster.kill(2)
+    held = life.send("t", waits, [b"held"])
+    taken, most = 0, 0
+    while taken < 40 * MIB:
+        assert life.engine.ledger.room(1_000_000), f"full after {taken} bytes"
+        parcel = life.send("t", goes, [bytes(900_000)])
+        assert world.run(60, until=lambda parcel=parcel: parcel.done)
+        taken += parcel.size_bytes
+        most = max(most, life.ground.own.spool.used_bytes)
+    assert not held.done
+    assert most <= 10 * MIB
+    # The next life finds it where it is now, asks, and delivers it.
+    world.kill(life, power=True)
+    world.cluster.start(2)
+    life = world.start()
+    assert world.run(600, until=lambda: not life.ground.own.journal.unfinished)
+    assert world.log("t", waits) == [b"delivered", b"held"]
+
+
+class SmallRoom(Storm):
+    """A spool of 64 kB in segments of 8 kB, topics without replicas: whatever waits is copied again and again."""
+
+    def __init__(self, seed: int) -> None:
+        sizes = {"spool_max_bytes": 64 << 10, "spool_segment_bytes": 8 << 10, "rejected_max_bytes": 64 << 10}
+        super().__init__(seed, sizes=sizes)
+        self.faults = [self.outage, self.swallow, self.disk, self.kill, self.broker, self.broker, self.broker]
+
+    def send(self) -> None:
+        for _ in range(self.rng.randrange(1, 12)):
+            if self.life.engine.ledger.room(2000):
+                number = self.rng.randrange(2)
+                at = len(self.sent[number])
+                values = [
+                    b"%d " % (at + i) + bytes(self.rng.randrange(400))
+                    for i in range(self.rng.randrange(1, 4))
+                ]
+                self.sent[number] += values
+                self.parcels.append((self.life.send("orders", number, values), number, values))
+            self.world.run(self.rng.choice([0, 0.02, 0.2]))
+            assert self.life.ground.own.spool.used_bytes <= (64 + 8) << 10
+
+
+@pytest.mark.parametrize("seeds", [range(4), range(4, 8)], ids=str)
+def test_what_is_copied_forward_is_there_once_and_in_order(seeds, monkeypatch):
+    seen = Counter()
+    moved = Journal.moved
+
+    def counted(journal, batches, *args):
+        seen["moved"] += len(batches)
+        moved(journal, batches, *args)
+
+    monkeypatch.setattr(Journal, "moved", counted)
+    for seed in seeds:
+        storm = SmallRoom(seed)
+        storm.blow(150)
+        try:
+            storm.check()
+        except AssertionError as error:
+            error.add_note(f"seed {seed}\n" + "\n".join(storm.world.lines[-400:]))
+            raise
+    assert seen["moved"] > 20

@@ -20,12 +20,12 @@ class Storm:
         sent: By partition, all values, in the order in which they were accepted.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **options) -> None:
         self.rng = random.Random(seed)
         self.world = World(brokers=3, broker_session_timeout_ms=3000)
         self.world.cluster.stragglers = self.rng
         self.world.centre.create_topic("orders", PARTITIONS)
-        self.options = {"retry_backoff_ms": 100}
+        self.options = {"retry_backoff_ms": 100, **options}
         self.life = self.world.start(**self.options)
         self.parcels = []
         self.sent = {number: [] for number in range(PARTITIONS)}

@@ -181,6 +181,16 @@ class DiskWriter:
                 parcel.data = data
         return data
 
+    def copy_of(self, lane: Lane, batch: j.Batch) -> bytearray:
+        """What is on disk of a batch, with the id that it has now.
+
+        Raises:
+            SpoolError: It cannot be read, or is damaged.
+        """
+        data = lane.spool.read(batch.position)
+        _stamp(data, batch.identity)
+        return data
+
     def release(self, lane: Lane) -> None:
         """Delete segments of which everything is done, as far as `retain_acked_*` and the room allow."""
         position = lane.journal.release_position

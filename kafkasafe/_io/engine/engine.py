@@ -53,6 +53,7 @@ from kafkasafe._io.engine.messages import (
 from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.parcels import Choose
 from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.engine.room import RoomKeeper
 from kafkasafe._io.engine.sender import Sender
 from kafkasafe._io.engine.surroundings import Surroundings
 from kafkasafe._io.engine.topics import TOPIC_POLL_S, Topics
@@ -79,6 +80,7 @@ class Engine:
         self.ledger = ledger = Ledger(ground)
         self.disk = disk = DiskWriter(ground, ledger)
         self._rejects = Rejects(ground, ledger, disk)
+        self._room = RoomKeeper(ground, ledger, disk)
         self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
         self._losses = LossWatch(ground, ledger, intake)
         self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
@@ -295,4 +297,5 @@ class Engine:
                 self.disk.persist(lane, ready.persist)
             elif not (spilled or divided or ready.resolved or ready.sends or ready.asides or ready.units):
                 break
+        self._room.keep(lane)
         self.disk.release(lane)

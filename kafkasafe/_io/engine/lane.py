@@ -39,6 +39,12 @@ class Lane:
     producer_id_failures: int = 0
     released_at: tuple[int, bool] = (-1, False)
     """When it was last looked what can be deleted: the release position, and whether it was more than half full."""
+    copy_before: int = -1
+    """What waits in front of this position is being copied forward; -1: nothing is."""
+    looked_bytes: int = 0
+    """How large the log was when it was last looked what is worth being copied."""
+    look_at: float = 0.0
+    """When it is looked again though it did not grow, monotonic seconds."""
     epochs: dict[int, int] = field(default_factory=dict)
     """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
     unproven: dict[int, int] = field(default_factory=dict)

@@ -33,11 +33,11 @@ from kafkasafe.errors import (
     WrongClusterError,
 )
 
-__all__ = ["BACKLOG_BYTES", "Ledger"]
+__all__ = ["BACKLOG_BYTES", "FREE_BYTES", "Ledger"]
 
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
-_FREE_BYTES: Final = 4 * 1024 * 1024
+FREE_BYTES: Final = 4 * 1024 * 1024
 """Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
 
 
@@ -138,7 +138,7 @@ class Ledger:
         backlog = max(BACKLOG_BYTES, 4 * self._config.max_record_bytes)
         if self.backlog + needed > backlog or self.used + self.backlog + needed > limit:
             return False
-        return self.free >= self.backlog + needed + _FREE_BYTES
+        return self.free >= self.backlog + needed + FREE_BYTES
 
     def flushed(self, number: int) -> bool:
         """Every parcel up to this number has its fate."""

@@ -1,0 +1,126 @@
+"""Room in the spool: what waits in front of it is copied forward, so that what is done can go."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Final
+
+from kafkasafe._core import forward
+from kafkasafe._core import journal as j
+from kafkasafe._io.engine.disk import DiskWriter
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import FREE_BYTES, Ledger
+from kafkasafe._io.engine.messages import Chore, ChoreDue
+from kafkasafe._io.refusals import counted
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+
+__all__ = ["RoomKeeper"]
+
+_PORTION_BYTES: Final = 1024 * 1024
+"""Copied with one fsync; others have a turn in between."""
+_LOOK_EVERY_S: Final = 1.0
+_AFTER_FAILURE_S: Final = 60.0
+
+
+class RoomKeeper:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+
+    def keep(self, lane: Lane) -> None:
+        """Copy a portion forward, if the own lane needs the room and it is worth it. Then `DiskWriter.release`."""
+        if not lane.own or lane.unwritten or not self._needs_room(lane):
+            return
+        batches = lane.journal.to_move(
+            lane.copy_before, min(_PORTION_BYTES, self._config.spool_segment_bytes // 2)
+        )
+        size = sum(batch.size_bytes for batch in batches)
+        if (
+            not batches
+            or lane.spool.used_bytes + size > self._config.spool_max_bytes
+            or self._ledger.free < size + FREE_BYTES
+        ):
+            lane.copy_before = -1
+            return
+        if not self._copy(lane, batches):
+            lane.copy_before = -1
+            lane.look_at = self._ground.clock.monotonic() + _AFTER_FAILURE_S
+        elif lane.journal.release_position >= lane.copy_before:
+            lane.copy_before = -1
+        else:
+            self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
+
+    def _needs_room(self, lane: Lane) -> bool:
+        """Whether something is to be copied; looked at when much was written since, or a while ago."""
+        if lane.copy_before >= 0:
+            return True
+        used = lane.spool.used_bytes
+        segment = self._config.spool_segment_bytes
+        limit = self._config.spool_max_bytes - segment
+        now = self._ground.clock.monotonic()
+        if 2 * used <= limit:
+            lane.looked_bytes = 0
+            return False
+        if now < lane.look_at and used < lane.looked_bytes + segment // 8:
+            return False
+        lane.looked_bytes, lane.look_at = used, now + _LOOK_EVERY_S
+        segments = lane.spool.segments
+        held = lane.journal.held_position
+        closed = [
+            forward.Segment(following[1], segment[2])
+            for segment, following in itertools.pairwise(segments)
+            if following[1] <= held
+        ]
+        lane.copy_before = forward.copy_before(
+            closed, lane.journal.pinned(), used_bytes=used, limit_bytes=limit
+        )
+        return lane.copy_before >= 0
+
+    def _copy(self, lane: Lane, batches: list[j.Batch]) -> bool:
+        """Write them once more, durably; whether that went well."""
+        copies: list[tuple[int, bytearray]] = []
+        try:
+            for batch in batches:
+                try:
+                    copies.append((batch.destination, self._disk.copy_of(lane, batch)))
+                except SpoolCorruptError:
+                    # Noticed again when it is sent, and dealt with then.
+                    if not copies:
+                        raise
+                    break
+            done = batches[: len(copies)]
+            positions = lane.spool.write_group(lane.journal.move_marks(done), copies, atomic=True)
+            lane.spool.sync(always=True)
+        except SpoolError as error:
+            self._log.seldom(
+                logging.WARNING,
+                "not_copied_forward",
+                lane.name,
+                "%s: what waits in front of what is delivered cannot be copied to make room: %s",
+                lane.name,
+                error,
+                lane=lane.name,
+                error=type(error).__name__,
+            )
+            return False
+        lane.journal.moved(done, positions, lane.spool.next_position)
+        self._log.seldom(
+            logging.INFO,
+            "copied_forward",
+            lane.name,
+            "%s: %s that wait (%d bytes) were written once more, so that what is delivered can be deleted",
+            lane.name,
+            counted(sum(batch.count for batch in done), "record"),
+            sum(len(data) for _, data in copies),
+            lane=lane.name,
+            batches=len(done),
+        )
+        self._disk.publish_used()
+        return True
