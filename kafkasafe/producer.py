@@ -39,7 +39,7 @@ from kafkasafe._io.files import Files, OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
-from kafkasafe._io.refusals import because, error_for_send
+from kafkasafe._io.refusals import because, counted, error_for_send
 from kafkasafe._io.stats import Reading
 from kafkasafe.atomic import AtomicBatch
 from kafkasafe.cluster.api import Broker, Cluster, in_words
@@ -75,6 +75,8 @@ _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_PARTITION: Final = 2**31 - 1
 _MAX_TIMESTAMP: Final = 2**63 - 1
 _NEVER: Final = float("inf")
+_SAY_EVERY_S: Final = 30.0
+"""How often who waits without an end says what for."""
 _CLOSE_IDLE_S: Final = 5.0
 """How long `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
@@ -1588,7 +1590,8 @@ class SafeProducer:
         """Wait until every record accepted before has its fate (acknowledged, refused, or given up), and its callbacks.
 
         Where something says that the cluster lost acknowledged records, it also waits until that is known, and until
-        what is sent again is back. In a callback it waits for no callbacks.
+        what is sent again is back. In a callback it waits for no callbacks. While it waits, a WARNING (`flush_waits`)
+        says every 30 s for what.
 
         Args:
             timeout: Seconds, None for ever.
@@ -1607,15 +1610,39 @@ class SafeProducer:
         self._seal_all()
         pump.adopt_now()
         number = pump.ledger.last_number()
-        finished = pump.wait(
-            lambda: self._settled_or_never(number),
-            None if deadline is None else max(0.0, deadline - time.monotonic()),
-        )
+        finished = self._await_settled(number, deadline)
         self._raise_unsettled(number, timeout, finished=finished)
         if not self._called(None, deadline):
             raise kafka_errors.KafkaTimeoutError(
                 f"Every record was delivered, but not every callback had run after {timeout} s; they go on"
             )
+
+    def _await_settled(self, number: int, deadline: float | None) -> bool:
+        """Wait for what `flush` waits for, and say now and then for what; whether it is there."""
+        pump = self._pump
+        began = time.monotonic()
+        while True:
+            now = time.monotonic()
+            left = _SAY_EVERY_S if deadline is None else min(_SAY_EVERY_S, max(0.0, deadline - now))
+            if pump.wait(lambda: self._settled_or_never(number), left):
+                return True
+            now = time.monotonic()
+            if pump.ledger.failure is not None or (deadline is not None and deadline <= now):
+                return False
+            waiting = [parcel.count for parcel in list(pump.ledger.open.values()) if parcel.number <= number]
+            what = [counted(sum(waiting), "record") + " without an acknowledgement"] if waiting else []
+            what += [f"whether {doubt}" for doubt in pump.doubts()[:3]]
+            with apart():
+                log.warning(
+                    "flush() has waited for %.0f s, for: %s.%s%s",
+                    now - began,
+                    "; ".join(what) or "what is sent again after a loss",
+                    self._network_cause(),
+                    because(pump.refused()),
+                    client_id=self._config.client_id,
+                    records=sum(waiting),
+                    event="flush_waits",
+                )
 
     def _settled_or_never(self, number: int) -> bool:
         """Whether `flush` has something to say."""

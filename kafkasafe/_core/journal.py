@@ -978,6 +978,18 @@ class Journal:
         """Destinations where what was acknowledged may be gone: the answer is on its way. From any thread."""
         return list(self._doubted)
 
+    def doubts(self) -> list[tuple[str, int, str]]:
+        """(topic, partition, why) of the same, for people. From any thread."""
+        found = []
+        for number in list(self._doubted):
+            partition = self._partitions[number]
+            suspicion = partition.suspicion
+            why = "another leader acknowledges" if suspicion is None else suspicion.evidence
+            if partition.reason:
+                why += f"; not known yet: {partition.reason}"
+            found.append((partition.topic, partition.partition, why))
+        return found
+
     def _doubt_or_not(self, partition: _Partition) -> None:
         """After each change of its `suspicion` or `check`. What may have to be sent again stays in the spool."""
         if partition.suspicion is None and not partition.checks:
@@ -2602,6 +2614,7 @@ class Journal:
         partition = self._partitions[destination]
         if partition.flow is _Flow.SURVEYING:
             partition.refresh = True
+            partition.reason = reason
             self._pause(partition, reason)
 
     def surveyed(

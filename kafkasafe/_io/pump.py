@@ -431,6 +431,13 @@ class Pump:
         """The own lane, and those that were adopted."""
         return tuple(self._ground.lanes)
 
+    def doubts(self) -> list[str]:
+        """For people: what is asked about acknowledged records of the own lane, and why that is not known yet."""
+        return [
+            f"{topic}-{partition} still has all acknowledged records ({why})"
+            for topic, partition, why in self._ground.own.journal.doubts()
+        ]
+
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
         """What waits because the cluster refuses it, of one topic or all, oldest first. From any thread."""
         return self.engine.endings.refused(topic)
