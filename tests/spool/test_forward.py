@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from kafkasafe._core import forward
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.forward import Segment, copy_before
+from kafkasafe._core.order import Owed
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.recovery import replay, scan
 from kafkasafe._io.spool import Spool
@@ -284,3 +286,19 @@ def test_what_is_worth_being_copied(waits, used, until):
     closed = [Segment(end, 10) for end in (10, 20, 30, 40)]
     assert copy_before(closed, waits, used_bytes=used, limit_bytes=100) == until
     assert forward.__all__
+
+
+def test_a_moved_batch_is_owed_where_its_records_stood_first():
+    """Another lane that waits for it goes on waiting, also when its old place is gone."""
+    owed = Owed()
+    entry = m.ManifestEntry(5, 1, 100, 0)
+    group = m.Group(2, bytes(16), 3, 3, False, False, False, (entry,))
+    owed.group(group, [m.Destination(1, "t", 0)])
+    copied = dataclasses.replace(
+        group, position=60, atomic=True, manifest=(dataclasses.replace(entry, position=62),)
+    )
+    owed.group(copied, [m.Moved((m.Move(5, 5, (5,)),))])
+    owed.begins(50)
+    assert (owed.addresses(5), owed.addresses(6)) == (frozenset(), {("t", 0)})
+    owed.group(dataclasses.replace(group, position=70, manifest=()), [m.Committed(1, 0, ((62, 9),))])
+    assert not owed.open
