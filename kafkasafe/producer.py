@@ -1076,7 +1076,7 @@ class SafeProducer:
                 chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
                 chunk.parcels = encoded.parcels
                 chunk.forget()
-                if chunk.callbacks or chunk.errbacks:
+                if chunk.firsts or chunk.callbacks or chunk.errbacks:
                     chunk.watch(chunk.parcels)
         return parcels
 

@@ -32,6 +32,7 @@ __all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
 
 log = EventLog("producer")
 
+_MEET_S: Final = 1.0
 _FENCED: Final = frozenset({47, 90})
 _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 
@@ -182,6 +183,8 @@ class Transactions:
         ]
         self._ended = pump.earlier(transactional_id)
         self._asked = False
+        self._met: set[str] = set()
+        """Topics that were looked for, at the first record with a partition of its own."""
 
     @property
     def _producer(self) -> SafeProducer:
@@ -289,12 +292,34 @@ class Transactions:
         batch = self._open
         if self._state is not State.IN_TRANSACTION or batch is None:
             raise kafka_errors.IllegalStateError(f"Cannot call send in state {self._state.value}")
+        if type(partition) is int:
+            self._meet(topic, partition)
         accepted = batch.send(topic, value, key, headers, partition, timestamp_ms)
         future: TransactionFuture = TransactionFuture()
         future._producer, future._chunk, future._index = producer, accepted._chunk, accepted._index
         future._first = True
         future._transaction, future._partition = batch, -1 if partition is None else partition
         return future
+
+    def _meet(self, topic: str, partition: int) -> None:
+        """A partition that the topic does not have is refused now: a commit would wait for it, and is decided."""
+        producer = self._producer
+        producer._check_topic(topic)
+        if topic in self._met or topic in producer._partition_counts or not producer._transport.connected:
+            return
+        cluster = producer._transport
+
+        def partitions() -> Mapping[int, object]:
+            found = cluster.topic(topic)
+            return {} if found is None else found.partitions
+
+        if not partitions():
+            producer._pump.refresh_topic(topic)
+            producer._pump.wait(lambda: bool(partitions()), min(_MEET_S, producer._config.max_block_s))
+        known = partitions()
+        if known and partition not in known:
+            raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {len(known)}")
+        self._met.add(topic)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: Any) -> None:
         """See `SafeProducer.send_offsets_to_transaction`."""

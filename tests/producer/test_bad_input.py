@@ -60,7 +60,7 @@ def waiting_in(producer: SafeProducer) -> int:
         ({"spool_max_bytes": 1000}, "spool_max_bytes must be a number of at least"),
         ({"spool_segment_bytes": 900 * 1024 * 1024}, "at most a quarter of spool_max_bytes"),
         ({"max_request_size": 500_000_000}, "max_request_size=500000000 .*set spool_max_bytes="),
-        ({"transactional_id": "t"}, "transactional_id is not supported"),
+        ({"transactional_id": ""}, "transactional_id must be a text that is not empty"),
         ({"enable_idempotence": False}, "enable_idempotence=False"),
         ({"on_undecidable": "ask"}, "on_undecidable must be one of"),
         # kafka-python would connect without encryption.

@@ -72,7 +72,7 @@ def test_class_attributes_that_programs_look_at(producers):
     ):
         theirs = inspect.signature(getattr(KafkaProducer, name)).parameters
         assert list(inspect.signature(getattr(SafeProducer, name)).parameters) == list(theirs)
-        with pytest.raises(harness.kafka_errors.IllegalStateError, match="no transactions"):
+        with pytest.raises(harness.kafka_errors.IllegalStateError, match="non-transactional producer"):
             getattr(producer, name)(*arguments)
     assert set(producer.metrics()["producer-metrics"]) == {
         *("record-send-rate", "record-error-rate", "records-per-request-avg"),

@@ -239,6 +239,20 @@ def test_a_transactional_id_is_a_text(tmp_path, name):
         SafeProducer(transactional_id=name, spool_dir=tmp_path)
 
 
+@pytest.mark.parametrize("kind", [KafkaProducer, SafeProducer])
+def test_a_partition_that_is_not_there_is_refused_before_anything_is_decided(fake, opened, kind):
+    topic = topic_of(fake, 3)
+    producer = opened(kind, fake)
+    producer.init_transactions()
+    producer.begin_transaction()
+    for _ in range(2):
+        with pytest.raises((AssertionError, ValueError), match=r"[Pp]artition"):
+            producer.send(topic, b"x", partition=99)
+    producer.send(topic, b"y", partition=2)
+    producer.commit_transaction()
+    assert read(fake, topic) == {0: [], 1: [], 2: [b"y"]}
+
+
 # -- Two with one id ---------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +344,20 @@ def test_what_futures_of_a_transaction_say(fake, opened):
     future = listen(producer.send(topic, b"2"))
     producer.commit_transaction()
     assert (future.is_done, future.succeeded(), future.get().offset, heard[1:]) == (True, True, 0, [0])
+
+
+def test_callbacks_have_run_when_the_commit_returns(fake, opened):
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    offsets = []
+    for number in range(3):
+        producer.begin_transaction()
+        future = producer.send(topic, b"x", partition=0)
+        for _ in range(2):
+            future.add_callback(lambda metadata: offsets.append(metadata.offset))
+        producer.commit_transaction()
+        assert offsets == [offset for number in range(number + 1) for offset in [2 * number] * 2]
 
 
 def test_a_producer_that_is_closed_in_a_transaction_aborts_it_and_says_so(fake, opened, caplog):
