@@ -364,8 +364,8 @@ def tracing(world: World):
         world.say("   write " + ", ".join(words))
         return positions
 
-    def synced(self):
-        sync(self)
+    def synced(self, **options):
+        sync(self, **options)
         world.say("   sync")
 
     def released(self, *args):

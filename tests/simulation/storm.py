@@ -179,9 +179,9 @@ class Storm:
             say(f"   write {[type(mark).__name__ for mark in marks]} and {len(batches)} batches")
             return positions
 
-        def synced(spool: Spool) -> Any:
+        def synced(spool: Spool, **options: Any) -> Any:
             try:
-                position = sync(spool)
+                position = sync(spool, **options)
             except Exception:
                 book.failed(spool)
                 raise
