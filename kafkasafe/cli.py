@@ -557,7 +557,7 @@ def _explain(runs: Sequence[Run]) -> str:
     if unpromised:
         lines += [
             f"When kill -9 came, send() had taken {unpromised:,} more records in the milliseconds before that were not",
-            f"promised yet: {arrived:,} of them are in the topic, once; nobody was told to rely on the others.",
+            f"promised yet: {arrived:,} of them are in the topic, once; no promise was made about the others.",
         ]
     if others:
         lost, acked_lost = sum(run.lost for run in others), sum(run.acked_lost for run in others)

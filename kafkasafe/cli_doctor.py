@@ -44,8 +44,8 @@ from kafkasafe.errors import SpoolError, WrongClusterError
 __all__ = ["DOCTOR_CODES", "ask", "doctor"]
 
 DOCTOR_CODES: Final = CODES.format(
-    broken="something is wrong: damage, rejected records, a batch of which nobody can know, or a setting that breaks"
-    " a promise (not: records that wait)"
+    broken="something is wrong: damage, rejected records, a batch whose outcome cannot be determined, or a setting that"
+    " breaks a promise (not: records that wait)"
 )
 
 _FEW: Final = 10
@@ -71,7 +71,7 @@ def doctor(
         typer.Option(
             "--producer-id-expiration-ms",
             min=1,
-            help="What the producers were told by their option of that name.",
+            help="The producers' option of that name.",
         ),
     ] = 86_400_000,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="For all questions to the cluster.")] = "60s",
@@ -222,7 +222,7 @@ def _print(
         mine = [examined for examined in found if examined.batch.lane == content.name]
         records = sum(examined.batch.records for examined in mine)
         pid = lanes.seems_owned(lanes.number_of(content.name))
-        owner = f"owned by process {pid}, what it has under way may change" if pid else "owned by nobody"
+        owner = f"owned by process {pid}, what it has under way may change" if pid else "not owned"
         print(
             f"{content.name}: {owner}; not delivered: {counted(records, 'record')} in {counted(len(mine), 'batch')}"
         )

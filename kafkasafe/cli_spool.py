@@ -120,7 +120,7 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
 
 
 def _print_lane(row: dict[str, Any], found: Inspected) -> None:
-    owner = f"owned by process {row['owner_pid']}" if row["owner_pid"] is not None else "owned by nobody"
+    owner = f"owned by process {row['owner_pid']}" if row["owner_pid"] is not None else "not owned"
     rejected = f"; {counted(row['rejected_records'], 'record')} REJECTED" if row["rejected_records"] else ""
     print(
         f"{row['lane']}: {owner}; {counted(row['segments'], 'segment')}, {counted(row['bytes'], 'byte')};"
@@ -456,7 +456,9 @@ def _as_text(data: bytes | None) -> str | dict[str, str] | None:
 def spool_repair(
     directory: Directory,
     lane: LaneName = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without, it is only told.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the plan. Without it, only print the plan.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Repair what can be repaired without losing anything that was promised; tell the rest.
@@ -545,7 +547,7 @@ def spool_drain(
     timeout: Annotated[str, typer.Option(metavar="TIME", help="When to give up: 90s, 10m, 1h.")] = "5m",
     on_undecidable: Annotated[
         Literal["raise", "resend", "skip"],
-        typer.Option(help="A batch of which nobody can know whether it is in the log; see SafeProducer."),
+        typer.Option(help="A batch whose presence in the log cannot be determined; see SafeProducer."),
     ] = "raise",
     on_corrupt: Annotated[
         Literal["raise", "quarantine"],

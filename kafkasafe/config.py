@@ -515,7 +515,9 @@ def _check_servers(servers: Any) -> None:
         raise ConfigError(f"bootstrap_servers must be 'host:port' or a list of them, not {servers!r}")
     for name in names:
         if not isinstance(name, str) or not _is_address(re.sub("^.*://", "", name.strip())):
-            raise ConfigError(f"bootstrap_servers must be 'host:port' or a list of them; {name!r} is none")
+            raise ConfigError(
+                f"bootstrap_servers must be 'host:port' or a list of them; {name!r} is not host:port"
+            )
 
 
 def _is_address(text: str) -> bool:

@@ -1936,12 +1936,12 @@ def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
 def _diverged_error(event: LogDiverged) -> LogDivergedError:
     first, last = event.rolled_back
     other = (
-        "nothing stands there now"
+        "nothing is there now"
         if event.replaced is None
-        else f"at {event.replaced[0]} to {event.replaced[1]} other records stand now"
+        else f"other records are now at {event.replaced[0]} to {event.replaced[1]}"
     )
     what = (
-        "the topic was deleted and made anew"
+        "the topic was deleted and recreated"
         if event.cause == "recreated"
         else "an unclean election or a lost disk"
     )
@@ -1951,8 +1951,8 @@ def _diverged_error(event: LogDiverged) -> LogDivergedError:
         else f"seek to {event.at} to read what is there now, or to {event.resume_offset} to leave that out"
     )
     return LogDivergedError(
-        f"{event.topic}-{event.partition}: offsets {first} to {last}, which were read, are not in the log any more"
-        f" ({what}; {other}). Decide what that means for what you made of them, then {choice}.",
+        f"{event.topic}-{event.partition}: offsets {first} to {last}, which this consumer had read, are no longer in"
+        f" the log ({what}; {other}). Decide what that means for the results you derived from them, then {choice}.",
         event=event,
     )
 

@@ -253,11 +253,11 @@ class LineageFileError(KafkaSafeError, ValueError):
 
 
 class LogDivergedError(KafkaSafeError):
-    """Records that this consumer had read are not in the log any more (`on_divergence="raise"`).
+    """Records that this consumer had read are no longer in the log (`on_divergence="raise"`).
 
     The partition stays where it is, and `poll` raises again whenever it has nothing of other partitions to return,
-    until the application decides: `seek` to `event.at` reads what stands there now, `seek` to `event.resume_offset`
-    leaves that out. (`event.position` may be behind the end of the log, where `auto_offset_reset` would decide.)
+    until the application decides: `seek` to `event.at` reads what is there now, `seek` to `event.resume_offset`
+    leaves that out. (`event.position` may be past the end of the log, where `auto_offset_reset` would decide.)
 
     Attributes:
         event: The `kafkasafe.events.LogDiverged`: partition, ranges, epochs.

@@ -1770,7 +1770,7 @@ class SafeProducer:
         if self._transactions is not None:
             self._transactions.close()
         if pump.is_current_thread():
-            # Called by a hook or a handler: who waits here waits for himself. What was accepted is written on the way.
+            # Called by a hook or a handler: waiting here would never end. What was accepted is written on the way.
             self._seal_all()
             pump.stop(0.0)
             self._closed_down(0.0)

@@ -428,7 +428,7 @@ def kafka_error(name: str) -> type[BaseException]:
 @pytest.mark.kafka
 def test_what_one_replica_cannot_do_is_said(kafka):
     kafka.create_topic("broker-single")
-    with pytest.raises(UsageError, match="has one replica: there is nobody to fail over to"):
+    with pytest.raises(UsageError, match="has one replica: there is no other replica to fail over to"):
         kafka.unclean_failover("broker-single")
     with pytest.raises(UsageError, match="has no other replica to move to"):
         kafka.move_leader("broker-single")

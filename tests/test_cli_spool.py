@@ -208,7 +208,7 @@ def test_what_left_rejected_is_not_called_rejected(capsys, lane):
         (("show", "--lane", "7"), "has no lane 7"),
         (("export", "-o", "-", "--status", "lost?"), "'lost?' is none of"),
         (("export", "-o", "-", "--format", "parquet"), "Parquet needs a file"),
-        (("drain", "-b", "here:there"), "'here:there' is none"),
+        (("drain", "-b", "here:there"), "'here:there' is not host:port"),
         (("drain",), "say where the brokers are"),
         (("drain", "-b", "127.0.0.1:9", "--timeout", "soon"), "'soon' is not a duration"),
         (("repair", "--lane", "x"), "has no lane x"),

@@ -275,7 +275,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "histories that were removed before they could be checked",
                     ),
                 ),
-                "Acknowledged records that the cluster does not have any more, and what nobody can check any more.",
+                "Acknowledged records that the cluster no longer has, and what can no longer be checked.",
             ),
             Shown(
                 "Last acknowledged offset",

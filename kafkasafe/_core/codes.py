@@ -574,7 +574,7 @@ _ROWS: Final = (
         48,
         "INVALID_TXN_STATE",
         _FATAL,
-        "Start the transaction anew from InitProducerId: the coordinator is in another state than the"
+        "Restart the transaction from InitProducerId: the coordinator is in another state than the"
         " client believes.",
     ),
     _row(
@@ -582,7 +582,7 @@ _ROWS: Final = (
         "INVALID_PRODUCER_ID_MAPPING",
         _FENCE,
         "Stop: this transactional id belongs to another producer id now, or has expired; a new"
-        " InitProducerId starts anew.",
+        " InitProducerId starts over.",
     ),
     _row(
         50,
@@ -902,7 +902,7 @@ _ROWS: Final = (
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
             "Kafka: not retriable, by class; its clients handle the code before that is asked: they"
-            " bootstrap anew and go on."
+            " bootstrap again and go on."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),
@@ -1035,8 +1035,8 @@ def _in_context(code: int, cell: _Cell, api: str | None, context: ErrorContext) 
         if code == 46 and context.in_log is False:
             return _Cell(
                 _FATAL,
-                "Stop and find out who shares this producer id: the broker calls the batch a duplicate of one that"
-                " its log does not have.",
+                "Stop and find out which client shares this producer id: the broker calls the batch a duplicate of one"
+                " that its log does not have.",
                 at_risk=True,
             )
         if code == 59:
@@ -1048,7 +1048,7 @@ def _in_context(code: int, cell: _Cell, api: str | None, context: ErrorContext) 
         return _Cell(
             _RETRY,
             f"Retry this partition alone, at the same leader, with back-off, and keep the position: {_NOT_READY}.",
-            note="Kafka: refresh. Of a tiered partition 9 speaks of remote storage, not of who leads.",
+            note="Kafka: refresh. Of a tiered partition 9 speaks of remote storage, not of leadership.",
         )
     return None
 

@@ -75,7 +75,7 @@ def concerns_of(
             why = "how long the log reaches back depends on how much is written"
             add("note", "retention.bytes", size, why, "retention.bytes=-1, or room for the longest outage")
     if "compact" in policy:
-        why = "compaction may remove a batch before it was looked for after an outage: then nobody can know"
+        why = "compaction may remove a batch before it is looked for after an outage: then its outcome is unknown"
         fix = f"min.compaction.lag.ms={outage_ms} or more"
         lag = _number(topic.get("min.compaction.lag.ms"))
         if lag is None or lag < outage_ms:

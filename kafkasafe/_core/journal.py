@@ -2712,9 +2712,7 @@ class Journal:
                 self._ready.persist.marks.append(self._state_mark(partition))
             return
         if recreated and cause is not Cause.TOPIC_ID:
-            evidence += (
-                "; nothing of it is left, and without topic ids it cannot be told from a topic created again"
-            )
+            evidence += "; nothing of it is left, and without topic ids it may be a recreated topic"
         spooled = tuple(batch.position for batch in lost if batch.position >= max(self._released, 0))
         again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)

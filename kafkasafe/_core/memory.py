@@ -76,7 +76,7 @@ def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
         )
         where = _name(topic), _whole(partition)
     except (KeyError, TypeError, ValueError, LineageError) as error:
-        raise SealError(f"a row is none: {type(error).__name__} {error} in {row!r}") from None
+        raise SealError(f"malformed row: {type(error).__name__} {error} in {row!r}") from None
     return where, known
 
 

@@ -694,9 +694,9 @@ def _read(row: Any) -> tuple[Key, _Known]:
             former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BaselineError(f"a row is none: {type(error).__name__} {error} in {row!r}") from None
+        raise BaselineError(f"malformed row: {type(error).__name__} {error} in {row!r}") from None
     if not isinstance(key.topic, str):
-        raise BaselineError(f"a row is none: the topic of {row!r} is not text")
+        raise BaselineError(f"malformed row: the topic of {row!r} is not text")
     return key, known
 
 

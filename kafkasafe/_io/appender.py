@@ -273,7 +273,7 @@ class Appender:
         if found.compression is not ours.compression:
             self._fail(
                 RejectedError(
-                    f"The broker compresses {where} anew, as {found.compression.name.lower()}: whose batch it is cannot"
+                    f"The broker recompresses {where} as {found.compression.name.lower()}: whose batch it is cannot"
                     " be seen then. Set kafka.compression.type to the topic's compression.type, or that to 'producer'."
                 )
             )

@@ -53,7 +53,7 @@ class LineageMemory:
     def _claim(self, path: Path, lock: Path) -> None:
         if self._lock is None or not self._files.lock(self._lock):
             raise LineageFileError(
-                f"{path} is in use by another consumer (who holds {lock}): give each one a file of its own"
+                f"{path} is in use by another consumer (which holds {lock}): give each one a file of its own"
             )
 
     def get(self, topic: str, partition: int) -> Remembered | None:

@@ -188,8 +188,8 @@ class Pump:
             if ready():
                 return True
             raise UsageError(
-                "on_event and dead_letter are called on the producer's own thread: who waits there for its work waits"
-                " for himself. Nothing was changed; send() is possible, wait elsewhere"
+                "on_event and dead_letter run on the producer's own thread: waiting for deliveries there would never"
+                " end. Nothing was changed; send() is possible there, do the waiting in another thread"
             )
         with self._let_go():
             done = (

@@ -147,7 +147,7 @@ _DEFINITIONS: Final = (
     ),
     _TRIMMED,
     Definition(
-        "undecidable_batches", "counter", "Batches of which nobody could know whether they are in the log."
+        "undecidable_batches", "counter", "Batches whose presence in the log could not be determined."
     ),
     Definition("atomic_batches", "counter", "Atomic batches by what became of them.", ("outcome",)),
     Definition("atomic_batches_waiting", "gauge", "Atomic batches without a fate, by step.", ("step",)),

@@ -101,7 +101,7 @@ def _send(link: str, message: dict[str, Any]) -> bool:
     except FileNotFoundError:
         return False  # nobody listens
     except Exception as failed:
-        log.debug("The listener was not told of %s: %r", message, failed)
+        log.debug("The listener was not notified of %s: %r", message, failed)
         return False
     return True
 

@@ -343,9 +343,10 @@ class Session:
             case _:
                 return (
                     f"A batch {batch_id} of txnAppId {app!r} is committed, by a kafkasafe that did not keep which rows"
-                    " it held, so nobody can say whether Spark now runs the same rows or others under this number."
-                    " Nothing was written. If the checkpoint is the one that wrote it (never restored from a copy), run"
-                    f" this batch once with the kafkasafe that wrote the marker, which skips it. Else {accept}"
+                    " it held, so it cannot be determined whether Spark now runs the same rows or others under this"
+                    " number. Nothing was written. If the checkpoint is the one that wrote it (never restored from a"
+                    " copy), run this batch once with the kafkasafe that wrote the marker, which skips it."
+                    f" Else {accept}"
                 )
 
     def open(self, grant: Grant, *, remember: bool = True) -> None:

@@ -334,7 +334,7 @@ def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
         )
     if not told or len(told) < len(messages):
         raise UsageError(
-            f"[KAFKASAFE.NO_MESSAGE] {len(messages) - len(told)} of {len(messages)} tasks said nothing of what they"
+            f"[KAFKASAFE.NO_MESSAGE] {len(messages) - len(told)} of {len(messages)} tasks did not report what they"
             " made: nothing was written. Have all nodes the same version of kafkasafe?"
         )
     return told

@@ -845,7 +845,9 @@ class KafkaCluster:
         before = self.wait_in_sync(topic, partition, timeout_s)
         followers = [node for node in before.replicas if node != before.leader]
         if not followers:
-            raise UsageError(f"{topic}-{partition} has one replica: there is nobody to fail over to")
+            raise UsageError(
+                f"{topic}-{partition} has one replica: there is no other replica to fail over to"
+            )
         former = self._settings_of(ConfigResourceType.TOPIC, topic, deadline)
         self._alter(ConfigResourceType.TOPIC, topic, {_UNCLEAN: "true", _MIN_ISR: "1"}, deadline)
         try:

@@ -780,7 +780,7 @@ class FaultProxy(Relay[_Connection]):
         number = frames.correlation_id(frame)
         pending = next((p for p in connection.pending if p.forwarded and p.parts is None), None)
         if pending is None or pending.request.correlation_id != number:
-            raise ValueError(f"a response to request {number}, which nobody made")
+            raise ValueError(f"a response to request {number}, which was never sent")
         request = pending.request
         api = request.api
         response: frames.Response | None = None

@@ -66,7 +66,7 @@ def waiting_in(producer: SafeProducer) -> int:
         # kafka-python would connect without encryption.
         ({"security_protocol": "TLS"}, "security_protocol must be one of PLAINTEXT, SSL"),
         ({"bootstrap_servers": None}, "bootstrap_servers must be 'host:port' or a list"),
-        ({"bootstrap_servers": "broker:port"}, "'broker:port' is none"),
+        ({"bootstrap_servers": "broker:port"}, "'broker:port' is not host:port"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(tmp_path, options, says):

@@ -244,7 +244,7 @@ def test_a_loss_of_the_cluster_is_raised(broker, unspooled):
         harness.send(producer, topic, number).get(60)
     broker.cluster.lose_log(topic)
     harness.send(producer, topic, 10)
-    with pytest.raises(DataLossError, match="With spool='never' nothing has them any more"):
+    with pytest.raises(DataLossError, match="With spool='never' no copy of them is left"):
         producer.flush(120)
     (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
     assert (lost.first_offset, lost.last_offset, lost.records) == (0, 9, 10)

@@ -44,11 +44,11 @@ class LossWatch:
         elif (
             loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics
         ):
-            fate = "Nothing is sent again into a topic that may have been created again (heal_recreated_topics=False)"
+            fate = "Nothing is sent again into a topic that may have been recreated (heal_recreated_topics=False)"
         elif self._config.on_acked_loss == "heal" and self._config.in_memory:
-            fate = "With spool='never' nothing has them any more"
+            fate = "With spool='never' no copy of them is left"
         elif self._config.on_acked_loss == "heal":
-            fate = "The spool does not have them any more: retain_acked_bytes or retain_acked_s keep them"
+            fate = "The spool no longer has them: retain_acked_bytes or retain_acked_s keep them"
         else:
             fate = f"Nothing is sent again (on_acked_loss={self._config.on_acked_loss!r})"
         self._log.error(
@@ -118,9 +118,9 @@ class LossWatch:
         """Something took records out of the spool, and it was not damage that was found when it was opened."""
         topic, partition = lane.journal.address(hole.destination)
         message = (
-            f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} in front of what waits there are"
-            f" neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}. Somebody"
-            " deleted segments, or restored an older copy. What is there is delivered, in order"
+            f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede what waits there are"
+            f" neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}. Segments"
+            " were deleted, or an older copy was restored. What is there is delivered, in order"
         )
         self._ground.counters["spool_missing_records"] += hole.records
         self._log.error(

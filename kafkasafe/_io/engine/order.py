@@ -178,7 +178,7 @@ class Order:
             return
         self._told.add(path)
         self._log.warning(
-            "What earlier producers left in %s cannot be told (%s): records that are sent now may come before it",
+            "What earlier producers left in %s cannot be determined (%s): records sent now may come before it",
             path.name,
             text(error),
             lane=path.name,

@@ -296,7 +296,7 @@ class Control(Network):
         former = found.leader
         followers = [node for node in found.replicas if node != former]
         if not followers:
-            raise UsageError(f"{found!r} has one replica: there is nobody to fail over to")
+            raise UsageError(f"{found!r} has one replica: there is no other replica to fail over to")
         with self._acting() as desk:
             before = dict(desk.centre.topic(found.topic).settings)
             desk.centre.alter_topic(
