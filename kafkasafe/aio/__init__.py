@@ -4,8 +4,9 @@ The loop is never held up: what waits for a disk, a broker or another thread, an
 is done by other threads.
 """
 
+from kafkasafe.aio.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import RecordFuture
 from kafkasafe.aio.producer import SafeProducer
 
-__all__ = ["RecordFuture", "SafeConsumer", "SafeProducer"]
+__all__ = ["AtomicBatch", "BatchOutcome", "RecordFuture", "SafeConsumer", "SafeProducer"]

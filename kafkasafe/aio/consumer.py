@@ -337,6 +337,19 @@ class SafeConsumer:
         consumer = self._opened
         return int(await self._do(lambda: consumer.position(partition)))
 
+    async def _positions(self) -> tuple[dict[TopicPartition, Any], Any]:
+        """For an atomic batch: what was handed out, which counts as done, and who the consumer is in its group."""
+        consumer = self._opened
+        if consumer.config.get("group_id") is None:
+            raise UsageError(
+                "This consumer is in no group (group_id): there are no offsets to be committed for it"
+            )
+        self._in_hand = {}
+        handed, group = await self._do(
+            lambda: (consumer._subscription.all_consumed_offsets(), consumer.group_metadata())
+        )
+        return handed, group
+
     def _handed(self, subscription: Any) -> dict[TopicPartition, Any]:
         """In place of `all_consumed_offsets`, on the thread or the network thread: what may be committed."""
         with subscription._lock:

@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
+from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
 from kafkasafe.aio.threads import Worker, call_in_thread
@@ -221,6 +222,21 @@ class SafeProducer:
             Exception: As of `send`, and of the future.
         """
         return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
+
+    def batch(self, *, transactional_id: str = "") -> AtomicBatch:
+        """Records of any topics and partitions that are delivered together or not at all.
+
+            async with producer.batch() as batch:
+                batch.send("orders", order)
+                batch.send("audit", entry)
+            await batch.outcome
+
+        See `kafkasafe.SafeProducer.batch`.
+
+        Args:
+            transactional_id: Of the transaction; by default one of this producer's own.
+        """
+        return AtomicBatch(self, self._opened.batch(transactional_id=transactional_id))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 

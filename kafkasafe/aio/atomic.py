@@ -1,0 +1,178 @@
+"""Atomic batches in an event loop. See kafkasafe/atomic.py, and docs/staged.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import kafka.errors as kafka_errors
+
+from kafkasafe import atomic
+from kafkasafe.aio.consumer import SafeConsumer
+from kafkasafe.aio.futures import RecordFuture, waits_of
+from kafkasafe.aio.threads import call_in_thread
+
+if TYPE_CHECKING:
+    from kafkasafe.aio.producer import SafeProducer
+
+__all__ = ["AtomicBatch", "BatchOutcome"]
+
+
+class BatchOutcome:
+    """What becomes of an atomic batch as a whole: `await` it for its commit, or `await outcome.durable()`.
+
+    Attributes:
+        batch_id: As `spool ls` shows it.
+    """
+
+    def __init__(self, outcome: atomic.BatchOutcome) -> None:
+        self._outcome = outcome
+        self.batch_id = outcome.batch_id
+
+    def __await__(self) -> Generator[Any, None, atomic.BatchMetadata]:
+        """Wait until it is committed.
+
+        Raises:
+            BatchDroppedError: It was given up, and none of it is delivered.
+            WrongClusterError: Another cluster answers instead of the one that it is for.
+        """
+        return self._get().__await__()
+
+    async def _get(self) -> atomic.BatchMetadata:
+        outcome, ledger = self._outcome, self._outcome._producer._pump.ledger
+        await waits_of(outcome._producer).wait(
+            lambda: outcome.done() or ledger.wrong_cluster is not None or ledger.failure is not None
+        )
+        return outcome.get(0.0)
+
+    async def durable(self, timeout: float | None = None) -> BatchOutcome:  # noqa: ASYNC109
+        """Wait until all of it is on disk; with `spool="never"`: until it is committed.
+
+        Args:
+            timeout: Seconds, None for ever.
+
+        Returns:
+            Itself.
+
+        Raises:
+            KafkaTimeoutError: Not durable in time. It may still become so.
+            SpoolError: The spool failed for good.
+        """
+        outcome = self._outcome
+        ledger, in_memory = outcome._producer._pump.ledger, outcome._producer._config.in_memory
+        in_time = await waits_of(outcome._producer).wait(
+            lambda: outcome.done() or (outcome._head.durable and not in_memory) or ledger.failure is not None,
+            timeout,
+        )
+        if not in_time:
+            raise kafka_errors.KafkaTimeoutError(f"The batch was not durable after {timeout} s")
+        outcome.durable(0.0)
+        return self
+
+    def done(self) -> bool:
+        """Whether its fate is final."""
+        return self._outcome.done()
+
+    def exception(self) -> BaseException | None:
+        """Why it was given up; None when it was not, or not yet."""
+        return self._outcome.exception()
+
+    def __repr__(self) -> str:
+        return repr(self._outcome)
+
+
+class AtomicBatch:
+    """Collects what is to be delivered together: `async with producer.batch() as batch`. One task at a time.
+
+    An exception in the block, also that of a task that is cancelled: nothing of it is sent.
+    """
+
+    def __init__(self, owner: SafeProducer, batch: atomic.AtomicBatch) -> None:
+        self._owner = owner
+        self._batch = batch
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._batch._outcome is not None or self._batch._dropped:
+            return
+        if kind is None:
+            await self.commit()
+        else:
+            self._batch.drop()
+
+    @property
+    def outcome(self) -> BatchOutcome:
+        """What becomes of it.
+
+        Raises:
+            UsageError: It is not committed yet, or was dropped.
+        """
+        return BatchOutcome(self._batch.outcome)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> RecordFuture:
+        """Add a record; no coroutine, since nothing is accepted before `commit`.
+
+        Returns:
+            A future for the record's metadata, which may be awaited after `commit`.
+
+        Raises:
+            Exception: As of `kafkasafe.SafeProducer.batch`'s `send`.
+        """
+        given = None if headers is None else list(headers)
+        record = self._batch.send(topic, value, key, given, partition, timestamp_ms)
+        future: RecordFuture = RecordFuture()
+        future._owner, future._chunk, future._index = self._owner, record._chunk, record._index
+        return future
+
+    async def send_offsets(self, offsets: Any, group: Any = None) -> None:
+        """Commit a consumer's offsets together with the records: of what it has handed out.
+
+        Args:
+            offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or what
+                `kafkasafe.atomic.AtomicBatch.send_offsets` takes.
+            group: See there.
+
+        Raises:
+            UsageError: The batch was committed or dropped; or the consumer is in no group.
+        """
+        if isinstance(offsets, SafeConsumer):
+            offsets, group = await offsets._positions()
+        self._batch.send_offsets(offsets, group)
+
+    def spool_after_commit(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call `f(*args, metadata, **kwargs)` on the loop when the batch is committed."""
+        loop = asyncio.get_running_loop()
+        self._batch.spool_after_commit(
+            lambda metadata: loop.call_soon_threadsafe(lambda: f(*args, metadata, **kwargs))
+        )
+
+    async def commit(self) -> BatchOutcome:
+        """Hand it over as one unit.
+
+        Cancelled meanwhile it goes on by itself, and is accepted as a whole, or (no room within `max_block_ms`) not at
+        all: `outcome` says so afterwards.
+
+        Raises:
+            SpoolFullError: No room within `max_block_ms`. Nothing of it was accepted; it may be committed again later.
+            UsageError: It was committed or dropped before.
+        """
+        self._batch._check_open()
+        return BatchOutcome(await call_in_thread("kafkasafe-aio-commit", self._batch.commit))
+
+    def drop(self) -> None:
+        """Forget it. Nothing of it was sent, or will be."""
+        self._batch.drop()
