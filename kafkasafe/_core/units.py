@@ -665,6 +665,9 @@ class Units:
             self._actions.append(Again(action, attempt, code, reason))
             return
         if isinstance(action, End):
+            if code in _FENCED and self._is_anothers(action.slot):
+                self._ask_unfenced(unit, action.slot, reason)
+                return
             if code in _LOST:
                 self._doubt(unit)
                 return
@@ -925,6 +928,26 @@ class Units:
         if slot is not None:
             slot.unit = None
             slot.next_turn()
+
+    def _is_anothers(self, slot: Slot) -> bool:
+        """Whether a refused epoch says that somebody else has the id now; with protocol 1 a time-out looks the same.
+
+        What an earlier life staged is this life's all the same, which takes over what it finds.
+        """
+        return (
+            slot.transactional_id not in self._pool
+            and not slot.fresh
+            and slot.grant is not None
+            and slot.grant.protocol >= 2
+        )
+
+    def _ask_unfenced(self, unit: Unit, slot: Slot, reason: str) -> None:
+        """Was it committed before? Who took over has ended it, and is not to be fenced in turn."""
+        unit.move(Phase.ASKING)
+        unit.code, unit.reason, unit.dropped = 90, reason, bool(unit.offsets)
+        slot.grant = slot.former = None
+        slot.next_turn()
+        self._actions.append(Ask(slot, slot.turn, unit))
 
     def _fence(self, slot: Slot) -> None:
         slot.next_turn()

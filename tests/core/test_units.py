@@ -84,8 +84,8 @@ class Script:
         self.offsets: dict[int, int] = {}
         self.handles = 0
 
-    def seal(self, number: int, *destinations: int) -> u.Unit:
-        unit = self.units.seal(bytes([number]) * 16, "", ())
+    def seal(self, number: int, *destinations: int, name: str = "") -> u.Unit:
+        unit = self.units.seal(bytes([number]) * 16, name, ())
         for destination in destinations:
             self.handles += 1
             unit.batches.append(Batch(self.handles, destination, 3, self.handles * 10))
@@ -210,6 +210,36 @@ def test_an_outcome_that_the_marker_shows_is_believed():
     script.units.told(ask, committed=True)
     assert [type(mark) for mark in script.turn()] == [m.Ended]
     assert unit.phase is u.Phase.OVER
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_who_took_a_users_id_over_in_the_middle_of_a_commit_is_not_fenced_in_turn(committed):
+    script = Script(2)
+    unit = script.seal(1, 1, name="app")
+    script.prepare()
+    [end] = script.take(u.End)
+    script.units.failed(end, 90, "PRODUCER_FENCED")
+    script.turn()
+    assert script.take(u.Fence) == []
+    [ask] = script.take(u.Ask)
+    script.units.told(ask, committed=committed)
+    marks = script.turn()
+    assert script.take(u.Fence) == []
+    if committed:
+        assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
+    else:
+        assert [action.unit for action in script.take(u.Refuse)] == [unit]
+        assert unit.code == 90
+
+
+def test_a_time_out_with_protocol_1_is_no_take_over():
+    script = Script(1)
+    script.seal(1, 1, name="app")
+    script.prepare()
+    [end] = script.take(u.End)
+    script.units.failed(end, 90, "PRODUCER_FENCED")
+    script.turn()
+    assert [action.keep for action in script.take(u.Fence)] == [None]
 
 
 def test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_again():
