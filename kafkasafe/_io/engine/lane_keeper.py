@@ -291,6 +291,12 @@ class LaneKeeper:
                 error=type(error).__name__,
             )
             return
+        for number, reason in directory.strange.items():
+            name = directory.lane_path(number).name
+            self._log.seldom(
+                logging.WARNING, "lane_not_adopted", name, "%s is left alone: %s", name, reason, lane=name
+            )
+        directory.strange.clear()
         ours = (
             {lock.number for lock in found}
             | self._reading
