@@ -109,6 +109,9 @@ TESTS = {
     "All answers of a walk": "test_a_walk_begins_anew_where_the_leader_changed",
     "After a divergence was": "test_the_seek_after_a_divergence_is_the_last_word",
     "What is taken is gone": "test_nothing_waits_between_taking_and_returning",
+    "A life waits only for what was written before": "test_no_two_lives_ever_wait_for_each_other",
+    "What a life waits for is a mark": "test_what_a_life_held_back_is_held_back_after_its_end_too",
+    "An adopted lane is read beside": "test_a_lane_that_could_not_be_adopted_is_tried_again",
     "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
 }
 """How a rule begins, and the test of it."""

@@ -26,6 +26,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.lane_keeper import LaneKeeper
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import ChoreDue, RetryDue
+from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.sender import Sender
 from kafkasafe._io.engine.topics import Topics
@@ -209,13 +210,13 @@ ENGINE: dict[str, Mutant] = {
     "all are known": Mutant(
         lambda patch: patch.setattr(questions, "_view", lambda *_: ProducerView(0, 2**30, 2**50))
     ),
-    "ten in flight": Mutant(source(LaneKeeper, "open_lane", "window=config.window", "window=10")),
+    "ten in flight": Mutant(source(LaneKeeper, "_read", "window=config.window", "window=10")),
     "new id before dead_at": Mutant(
-        source(LaneKeeper, "open_lane", "request_timeout_s=config.request_timeout_s", "request_timeout_s=0.0")
+        source(LaneKeeper, "_read", "request_timeout_s=config.request_timeout_s", "request_timeout_s=0.0")
     ),
     "an earlier life sent nothing": Mutant(
         source(
-            LaneKeeper, "open_lane", "journal.recovered(self._ground.now(), self._ground.moment())", "pass"
+            LaneKeeper, "_opened", "lane.journal.recovered(self._ground.now(), self._ground.moment())", "pass"
         )
     ),
     "what another leader's log says is believed": Mutant(
@@ -237,7 +238,7 @@ ENGINE: dict[str, Mutant] = {
     ),
     "refused for good at once": Mutant(
         source(
-            LaneKeeper, "open_lane", "refused_timeout_s=config.refused_timeout_s", "refused_timeout_s=0.0"
+            LaneKeeper, "_read", "refused_timeout_s=config.refused_timeout_s", "refused_timeout_s=0.0"
         ),
         "denied",
     ),
@@ -259,9 +260,25 @@ ENGINE: dict[str, Mutant] = {
     ),
     "a lane is let go before it is drained": Mutant(
         source(
-            LaneKeeper, "adopt", "if not lane.journal.unfinished and not lane.journal.doubted:", "if True:"
+            LaneKeeper,
+            "_let_go_of_drained",
+            "if not lane.journal.unfinished and not lane.journal.doubted:",
+            "if True:",
         ),
         "lanes",
+    ),
+    "a younger life does not hold back": Mutant(
+        lambda patch: patch.setattr(j.Journal, "_is_held", lambda *_: False), "lanes"
+    ),
+    "adoption without a gate": Mutant(
+        source(Order, "_look_at", "if not journal.afters:", "if not journal.afters or not lane.own:"),
+        "adopted",
+    ),
+    "a life does not look for what others owe": Mutant(
+        source(Order, "begin", "if owed.addresses(before):", "if False:"), "lanes"
+    ),
+    "what a life waits for is forgotten": Mutant(
+        source(j.Journal, "recover_marks", "self._afters.append(mark)", "pass"), "adopted"
     ),
     "lanes are looked for only once": Mutant(
         _timers_without(lambda message: message == ChoreDue(engines.Chore.ADOPT)), "lanes"

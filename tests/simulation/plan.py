@@ -46,6 +46,7 @@ class Settings:
         heals_recreated: `heal_recreated_topics`.
         retains: The spool keeps everything that was acknowledged.
         loses: The cluster loses what it acknowledged.
+        own_names: Each worker has a client id of its own.
     """
 
     spool: str = "always"
@@ -66,6 +67,7 @@ class Settings:
     heals_recreated: bool = False
     retains: bool = False
     loses: bool = False
+    own_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,19 @@ KINDS: Final[Mapping[str, Kind]] = {
         15,
         _NETWORK | {"kill": 12, "crash_at": 6, "close": 4, "freeze": 3, "lead": 2, "disk": 2},
         {"workers": (2, 2, 3), "partitions": (1, 2), "spool": ("always", "always", "on_error"), "brokers": (1, 3)},
+    ),
+    "adopted": Kind(
+        10,
+        {"darkness": 5, "long": 10, "gone": 10, "kill": 5, "want": 4, "swallow": 3, "cut": 2, "disk": 1, "close": 1},
+        {
+            "own_names": (True, True, False),
+            "workers": (2, 3, 3),
+            "partitions": (1, 1, 2),
+            "spool": ("always", "always", "on_error"),
+            "late_topic": (False, False, False, True),
+            "segment_bytes": (1500, 4 << 20),
+            "brokers": (1,),
+        },
     ),
     "late topic": Kind(
         10,

@@ -22,7 +22,7 @@ from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.resend import find_rejected
 from kafkasafe._io.spool import Spool
-from kafkasafe.errors import RejectedError
+from kafkasafe.errors import RejectedError, SpoolError
 from kafkasafe.testing.disk import ProcessKilled
 
 from .book import Book, LifeEntry, Record, Violation
@@ -132,6 +132,8 @@ class Storm:
         }
         if s.spool == "on_error":
             options["spool_after_ms"] = 200
+        if s.own_names:
+            options["client_id"] = f"worker-{worker.number}"
         sizes = {"spool_segment_bytes": s.segment_bytes, "spool_max_bytes": s.spool_bytes}
         if s.retains:
             sizes["retain_acked_bytes"] = 1 << 40
@@ -495,6 +497,31 @@ class Storm:
         """No broker can be reached."""
         self.world.set_outage(True)
         self.later((0.5, 3.0, 12.0)[a % 3], "outage", lambda: self.world.set_outage(False))
+
+    def do_long(self, a: int, _b: int, _c: int) -> None:
+        """Much time passes."""
+        self.world.run((4.0, 8.0, 16.0)[a % 3])
+
+    def do_darkness(self, a: int, _b: int, _c: int) -> None:
+        """No broker can be reached, for long."""
+        self.world.set_outage(True)
+        self.later((20.0, 60.0)[a % 2], "outage", lambda: self.world.set_outage(False))
+
+    def do_gone(self, a: int, b: int, _c: int) -> None:
+        """A process is killed, and comes back when others may have its lane."""
+        worker = self._worker(a)
+        worker.up_at = self.now + (5.0, 12.0, 30.0)[b % 3]
+        worker.frozen_until = 0.0
+        if worker.life is not None:
+            self.world.die(worker.life)
+
+    def do_want(self, a: int, b: int, _c: int) -> None:
+        """A program asks for a lane back that somebody adopted, and goes away again when it has it."""
+        number = a % (self.settings.workers + 1)
+        client = f"worker-{b % self.settings.workers}" if self.settings.own_names else "app"
+        with contextlib.suppress(SpoolError):
+            directory = SpoolDirectory.open(SPOOL, files=self.world.disk.process())
+            directory.take_lane(number, client=client, wait=self.world.run).release(drained=False)
 
     def do_swallow(self, a: int, _b: int, _c: int) -> None:
         """Answers to Produce are lost, with their connections."""
