@@ -237,9 +237,7 @@ ENGINE: dict[str, Mutant] = {
         "refused",
     ),
     "refused for good at once": Mutant(
-        source(
-            LaneKeeper, "_read", "refused_timeout_s=config.refused_timeout_s", "refused_timeout_s=0.0"
-        ),
+        source(LaneKeeper, "_read", "refused_timeout_s=config.refused_timeout_s", "refused_timeout_s=0.0"),
         "denied",
     ),
     "records are divided at once though older ones wait": Mutant(
