@@ -81,7 +81,6 @@ def test_idempotence_that_is_asked_for_and_cannot_be(conflict, caplog):
         ("metrics_sample_window_ms", 1000),
         ("kafka_client", object),
         ("bootstrap_timeout_ms", 1),
-        ("transaction_timeout_ms", 1),
     ],
 )
 def test_an_option_without_effect_is_said_to_be(name, value, caplog):
