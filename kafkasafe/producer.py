@@ -360,7 +360,7 @@ class _Chunk:
             firsts = self.first_calls()[: self.count]
             self._first_due = len(firsts) - (0 if _all_there(firsts) else sum(f is None for f in firsts))
         for parcel in parcels:
-            parcel.watcher = self.on_done
+            parcel.watch(self.on_done)
             # In this order: the pump sets what is looked at here, then looks for the watcher.
             if parcel.children is not None:
                 self.watch(child for child, _ in parcel.children)
@@ -2118,7 +2118,7 @@ class SafeProducer:
         pump = self._pump
         values: dict[str, Any] = dict(pump.counters)
         values["spool_bytes"] = pump.ledger.kept_bytes
-        values["unfinished_batches"] = len(pump.ledger.open)
+        values["unfinished_batches"] = pump.ledger.unfinished
         values["batches_not_durable"] = len(pump.ledger.undurable)
         if raw:
             return values

@@ -27,14 +27,16 @@ No clock, no randomness, no I/O: `now` (float seconds, any epoch) and everything
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
+from kafkasafe._core.backlog import Backlog, Ordered, Row
 from kafkasafe._core.codes import Action, Scope, classify_produce, latest_timestamp
 from kafkasafe._core.identity import (
     BatchId,
@@ -78,6 +80,7 @@ __all__ = [
     "Resolution",
     "State",
     "SurveyAsk",
+    "Unpacked",
     "Wait",
     "alive_s",
 ]
@@ -99,6 +102,9 @@ _ASIDE_BYTES: Final = 1024 * 1024
 
 _MOVED_BATCHES: Final = 1000
 """How many batches are moved with one mark."""
+
+_UNPACKED: Final = 10
+"""So many of the first batches of a partition are never packed; more than `WINDOW`."""
 
 _REMEMBERED: Final = 64
 """Acknowledged batches of a partition that are remembered at least."""
@@ -702,6 +708,23 @@ class Persist:
         return [batch for _, run in self.runs for batch in run]
 
 
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A batch that was packed is needed again.
+
+    Attributes:
+        batch: The batch.
+        number: What the shell gave to `pack`.
+        sealed_at: The same.
+        next_number: That of the next one of the destination that is packed, -1 for none.
+    """
+
+    batch: Batch
+    number: int
+    sealed_at: float
+    next_number: int
+
+
 @dataclass(slots=True)
 class Ready:
     """What must be done now; see the module's contract."""
@@ -719,6 +742,7 @@ class Ready:
     units: list[u.Action]
     ended: list[tuple[u.Unit, Fate]]
     wants_producer_id: bool
+    unpacked: list[Unpacked] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -767,7 +791,7 @@ class _Partition:
     topic: str
     partition: int
     flow: _Flow = _Flow.NEW
-    queue: deque[Batch] = field(default_factory=deque)
+    queue: Backlog[Batch] = field(default_factory=Backlog)
     """Unfinished, in order. Invariant: SENT, ACKED and REFUSED batches are among the first `window`."""
     in_flight: int = 0
     attempt: int = 0
@@ -919,9 +943,11 @@ class Journal:
         self._next_handle = 0
         self._producer_id = -1
         self._producer_epoch = -1
-        # Batches that are not finished, by position. An OrderedDict: the first key of a dict that is emptied from
-        # the front costs time linear in what was removed.
-        self._spooled: OrderedDict[int, Batch] = OrderedDict()
+        # Batches that are not finished, by position, but for those that are packed.
+        self._spooled: Ordered[Batch] = Ordered()
+        # By destination, where the first one is that is packed; and the least of these.
+        self._packed_from: dict[int, int] = {}
+        self._first_packed = _ANYWHERE
         self._end_position = 0
         self._parents: list[tuple[Batch, range]] = []
         self._resent: dict[m.Resent, int] = {}
@@ -954,6 +980,8 @@ class Journal:
         return Ready(Persist(), [], [], [], [], [], [], [], [], [], [], [], wants_producer_id=False)
 
     def _touch(self, partition: _Partition) -> None:
+        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
+            self._unpack(partition, _UNPACKED - WINDOW)
         self._touched[partition.number] = None
 
     # -- what is there ---------------------------------------------------------------------------------------------
@@ -966,7 +994,8 @@ class Journal:
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not doubted."""
-        first = next(iter(self._spooled), self._end_position)
+        least = self._spooled.least
+        first = min(self._end_position if least is None else least, self._first_packed)
         pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
         return min((first, *self._resent.values(), *pinned))
 
@@ -1010,8 +1039,11 @@ class Journal:
         return min((*self._resent.values(), *pinned), default=self._end_position)
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of each batch for which the spool keeps what is behind it, in order."""
-        return ((position, batch.size_bytes) for position, batch in self._spooled.items())
+        """(position, bytes) of what keeps all behind it in the spool, in order; what is packed, many at once."""
+        sizes = [(position, batch.size_bytes) for position, batch in self._spooled.items()]
+        for number in self._packed_from:
+            sizes += self._partitions[number].queue.packed_sizes
+        return sorted(sizes)
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
         """Unfinished batches that hold the front of the spool, to be copied: one at least, unless one cannot be now.
@@ -1024,7 +1056,12 @@ class Journal:
             return []  # what is about to be written speaks of their positions
         found: dict[int, Batch] = {}
         size = 0
-        for position, pinning in self._spooled.items():
+        # What is packed there is needed, a part of it now.
+        for number, first_position in list(self._packed_from.items()):
+            while first_position < before_position and len(self._ready.unpacked) < _MOVED_BATCHES:
+                self._unpack(self._partitions[number], WINDOW)
+                first_position = self._packed_from.get(number, before_position)
+        for position, pinning in sorted(self._spooled.items(), key=itemgetter(0)):
             if position >= before_position or len(found) >= _MOVED_BATCHES:
                 break
             # The place of a divided batch is kept for its parts.
@@ -1137,7 +1174,9 @@ class Journal:
     @property
     def spooled_records(self) -> int:
         """Records on disk that are not finished. From any thread."""
-        return sum(b.count for p in list(self._partitions.values()) for b in p.queue.copy() if b.durable)
+        partitions = list(self._partitions.values())
+        packed = sum(p.queue.packed_records for p in partitions)
+        return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
         """Of each partition, the newest timestamp in its oldest unfinished batch that has an id. From any thread."""
@@ -1152,7 +1191,9 @@ class Journal:
             denial = partition.denial
             if denial is not None:
                 queue = partition.queue.copy()
-                found.append((partition.number, denial, len(queue), sum(batch.count for batch in queue)))
+                batches = len(queue) + partition.queue.packed
+                records = sum(batch.count for batch in queue) + partition.queue.packed_records
+                found.append((partition.number, denial, batches, records))
         return found
 
     def waiting(self, topic: str) -> int:
@@ -1165,9 +1206,9 @@ class Journal:
         return [p.topic for p in self._partitions.values() if p.partition == UNCHOSEN and p.queue]
 
     def batches(self) -> Iterable[tuple[str, int, Batch]]:
-        """Every unfinished batch with its address."""
+        """Every unfinished batch with its address, but for those that are packed."""
         for partition in self._partitions.values():
-            for batch in partition.queue:
+            for batch in partition.queue.all():
                 yield partition.topic, partition.partition, batch
 
     # -- order across the lives of a directory ---------------------------------------------------------------------
@@ -1693,7 +1734,9 @@ class Journal:
     def _join(self, unit: u.Unit, batch: Batch) -> None:
         # The next life goes by the order on the disk: what is only in memory and stands before it goes there first.
         queue = self._partitions[batch.destination].queue
-        self.spill([other for other in queue if other.unit is None and not self._rests_on_disk(other)][-1:])
+        self.spill(
+            [other for other in queue.all() if other.unit is None and not self._rests_on_disk(other)][-1:]
+        )
         batch.unit, batch.state = unit, State.JOINED
         self._partitions[batch.destination].queue.append(batch)
 
@@ -1726,7 +1769,7 @@ class Journal:
         if (
             self._producer_id >= 0
             and partition.partition != UNCHOSEN
-            and (not partition.queue or partition.queue[-1].identity is not None)
+            and (not partition.queue or self._last_has_id(partition.queue))
         ):
             self._identify(partition, batch)
         partition.queue.append(batch)
@@ -1735,6 +1778,11 @@ class Journal:
         elif batch.identity is not None:
             batch.move(State.PREPARED)
         return batch
+
+    @staticmethod
+    def _last_has_id(queue: Backlog[Batch]) -> bool:
+        last = queue.last
+        return queue.packed_identified if last is None else last.identity is not None
 
     def _write(self, batch: Batch) -> None:
         batch.writing = True
@@ -1764,7 +1812,7 @@ class Journal:
         for batch in batches:
             if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
                 continue
-            for earlier in self._partitions[batch.destination].queue:
+            for earlier in self._partitions[batch.destination].queue.all():
                 if not (earlier.durable or earlier.writing):
                     self._write(earlier)
                 if earlier is batch:
@@ -2270,6 +2318,7 @@ class Journal:
     def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:
         """Nothing of this destination can be delivered."""
         ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
+        self._unpack(partition, partition.queue.packed)
         doomed = [batch for batch in partition.queue if batch.state in ended]
         self.spill(doomed)
         durable = [batch for batch in doomed if batch.durable]
@@ -2762,7 +2811,6 @@ class Journal:
             healing = self._healing.setdefault(partition.number, _Healing(keep_from))
             healing.keep_from = min(healing.keep_from, keep_from)
             healing.left += len(back)
-        self._spooled = OrderedDict(sorted(self._spooled.items())) if back else self._spooled
         last = max((b.place + b.count - 1 for b in partition.acked), default=-1)
         partition.last_acked_offset = partition.clear_offset = min(last, end_offset - 1)
         partition.last_acked_id = None
@@ -2915,7 +2963,8 @@ class Journal:
         """
         partition.renew = False
         kept = []
-        for batch in partition.queue:
+        partition.queue.forget_identities()
+        for batch in partition.queue.all():
             if batch.state in {State.PREPARED, State.REFUSED}:
                 # A refused one is refused again in its turn, or not: the answer was to another id.
                 if batch.state is State.REFUSED:
@@ -3057,7 +3106,101 @@ class Journal:
         persist.units = []
         persist.batches[:] = parts
 
+    # -- long backlogs: what is far from its turn is packed ----------------------------------------------------------
+
+    def packable(self, destination: int) -> Iterator[Batch]:
+        """Batches that may be packed next, in order; the first ones may be given to `pack`."""
+        partition = self._partitions[destination]
+        if partition.partition == UNCHOSEN or partition.flow is _Flow.REJECTING:
+            return
+        queue = partition.queue
+        for batch in queue.candidates(_UNPACKED):
+            # With an id: durably so. Without: none is on its way to it.
+            named = batch.state is State.PREPARED and not partition.renew
+            if not (
+                batch.durable
+                and (named or (batch.state is State.SEALED and batch.identity is None))
+                and not (batch.tries or batch.unanswered or batch.code or batch.former_life or batch.revived)
+                and not (batch.heirs or batch.origin >= 0)
+                and batch.rank == (batch.position,)
+                and batch.parent is None
+                and batch.given is None
+                and batch.unit is None
+            ):
+                return
+            yield batch
+
+    def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
+        """Keep of the first ones of `packable` what is needed to send them some day, and nothing else.
+
+        They come back as `Ready.unpacked`, as other objects.
+
+        Args:
+            destination: Its number.
+            shells: What the shell needs of each: a number, ascending, and when it was accepted.
+        """
+        partition = self._partitions[destination]
+        queue = partition.queue
+        rows = []
+        for batch, (number, sealed_at) in zip(queue.candidates(_UNPACKED), shells, strict=False):
+            identity = None if batch.identity is None else _id_fields(batch.identity)
+            rows.append(
+                Row(
+                    number,
+                    batch.position,
+                    batch.max_timestamp,
+                    batch.count,
+                    batch.size_bytes,
+                    identity,
+                    sealed_at,
+                )
+            )
+            self._spooled.pop(batch.position)
+        queue.pack(rows, min(len(queue), _UNPACKED))
+        self._note_packed(partition)
+
+    def _note_packed(self, partition: _Partition) -> None:
+        row = partition.queue.first_packed
+        known = self._packed_from.get(partition.number)
+        position = None if row is None else row.position
+        if position == known:
+            return
+        if position is None:
+            del self._packed_from[partition.number]
+        else:
+            self._packed_from[partition.number] = position
+        if known is None and position is not None:
+            self._first_packed = min(self._first_packed, position)
+        elif known == self._first_packed:
+            self._first_packed = min(self._packed_from.values(), default=_ANYWHERE)
+
+    def _unpack(self, partition: _Partition, count: int) -> None:
+        queue = partition.queue
+        for _ in range(min(count, queue.packed)):
+            row = queue.unpack()
+            self._next_handle += 1
+            batch = Batch(
+                self._next_handle,
+                partition.number,
+                row.count,
+                row.size_bytes,
+                row.max_timestamp,
+                identity=None if row.identity is None else BatchId(*row.identity, row.count),
+                state=State.SEALED if row.identity is None else State.PREPARED,
+                durable=True,
+            )
+            batch.settle_at(row.position)
+            self._spooled[row.position] = batch
+            queue.put_back(batch)
+            first = queue.first_packed
+            self._ready.unpacked.append(
+                Unpacked(batch, row.number, row.sealed_at, -1 if first is None else first.number)
+            )
+        self._note_packed(partition)
+
     def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
+        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
+            self._unpack(partition, _UNPACKED - WINDOW)
         if not partition.queue:
             self._relent(partition, accepted=False)
         if partition.flow is _Flow.REJECTING:

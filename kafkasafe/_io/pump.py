@@ -23,7 +23,6 @@ from kafkasafe._io.clock import SystemClock
 from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.ledger import first
 from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, SpillAsked, TakeOver
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
@@ -225,7 +224,7 @@ class Pump:
         lanes = list(self._ground.lanes)
         journals = [lane.journal for lane in lanes]
         today_ms = self._ground.clock.wall_ms()
-        oldest = self.ledger.open.get(first(self.ledger.open, 0))
+        oldest = self.ledger.open.get(self.ledger.open.least or 0)
         age_s = 0.0
         if oldest is not None:
             age_s = time.monotonic() - oldest.sealed_at
@@ -235,7 +234,7 @@ class Pump:
         gauges: dict[str, float] = {
             "spool_bytes": self.ledger.kept_bytes,
             "spool_capacity_bytes": self._config.spool_max_bytes,
-            "unfinished_batches": len(self.ledger.open),
+            "unfinished_batches": self.ledger.unfinished,
             "undurable_batches": len(self.ledger.undurable),
             "spool_oldest_record_age_seconds": max(0.0, age_s),
         }

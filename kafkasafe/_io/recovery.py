@@ -20,6 +20,7 @@ from kafkasafe._core.batch import Compression
 from kafkasafe._core.extent import Claim, Extent, decode_extent
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal import Journal
+from kafkasafe._core.placing import Places, Stored
 from kafkasafe._io.files import Files, read_file, read_whole
 from kafkasafe.errors import SpoolFormatError
 
@@ -99,16 +100,6 @@ class TornEntry:
 Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a data batch is: byte offset in its segment, size, and what proves it."""
-
-    at: int
-    size_bytes: int
-    crc: int
-    destination: int
-
-
 @dataclass(slots=True)
 class StoredSegment:
     """One segment file.
@@ -126,7 +117,7 @@ class StoredSegment:
     path: Path
     first_position: int
     size_bytes: int = 0
-    batches: dict[int, Stored] = field(default_factory=dict)
+    batches: Places = field(default_factory=Places)
     records: int = 0
     proven_bytes: int = 0
     written_ms: int = 0
@@ -588,7 +579,7 @@ def _judge(
                 manifest[segment.path, at] = entry
                 entries.append(LostEntry(entry.position, entry.destination))
                 continue
-            segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
+            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
             segment.records += header.count
             entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
         if cut is not None:

@@ -434,7 +434,7 @@ class Spool:
         write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
         at = segment.size_bytes + len(control)
         for entry in manifest:
-            segment.batches[entry.position] = Stored(at, entry.size_bytes, entry.crc, entry.destination)
+            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
             at += entry.size_bytes
         segment.size_bytes = at
         if manifest:
@@ -523,14 +523,9 @@ class Spool:
             del self._segments[-1]
         if self._segments:
             segment = self._segments[-1]
-            kept = {
-                position: stored
-                for position, stored in segment.batches.items()
-                if position < self.next_position
-            }
             self._used -= segment.size_bytes - self._promised_bytes
             segment.records = self._promised_records
-            segment.batches = kept
+            segment.batches.cut(self.next_position)
             segment.size_bytes = self._promised_bytes
             # What cannot be cut off is abandoned: the next segment begins where it begins.
             with contextlib.suppress(OSError):

@@ -309,7 +309,7 @@ class RevivesBehind(j.Journal):
     def _revive(self, partition: j._Partition, positions: Any, given_up: Any, end_offset: int) -> None:
         waiting = len(partition.queue)
         super()._revive(partition, positions, given_up, end_offset)
-        partition.queue.rotate(waiting - len(partition.queue))
+        partition.queue._head.rotate(waiting - len(partition.queue))
 
 
 class RevivesAsCommitted(j.Journal):

@@ -27,6 +27,7 @@ from kafkasafe._io.engine.lane_keeper import LaneKeeper
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import ChoreDue, RetryDue
 from kafkasafe._io.engine.order import Order
+from kafkasafe._io.engine.outlet import Outlet
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.sender import Sender
 from kafkasafe._io.engine.topics import Topics
@@ -281,6 +282,8 @@ ENGINE: dict[str, Mutant] = {
     "lanes are looked for only once": Mutant(
         _timers_without(lambda message: message == ChoreDue(engines.Chore.ADOPT)), "lanes"
     ),
+    # How much goes out.
+    "budget ignored": Mutant(nothing(Outlet, "_may_read", result=True), "many"),
     # What has to come back by itself.
     "timer never fires": Mutant(_timers_without(lambda message: isinstance(message, RetryDue))),
     "no pause": Mutant(_no_pauses),

@@ -41,6 +41,8 @@ class Settings:
         segment_bytes: Of the spool.
         spool_bytes: How large the spool may grow.
         memory_bytes: Durable batches that are also in memory.
+        budget_bytes: The same, with those that were read back to be sent.
+        packs: Whatever is far from its turn is packed.
         refused_s: `refused_timeout_ms`.
         heals: `on_acked_loss="heal"`, or "event".
         heals_recreated: `heal_recreated_topics`.
@@ -62,6 +64,8 @@ class Settings:
     segment_bytes: int = 4 << 20
     spool_bytes: int = 16 << 20
     memory_bytes: int = 16 << 20
+    budget_bytes: int = 32 << 20
+    packs: bool = False
     refused_s: float = 604_800.0
     heals: bool = True
     heals_recreated: bool = False
@@ -102,7 +106,16 @@ class Plan:
 
 
 _ALWAYS: Final = {"send": 30, "wait": 20}
-_NETWORK: Final = {"outage": 3, "swallow": 6, "cut": 4, "stall": 2, "deaf": 2, "slow": 2, "throttle": 1}
+_NETWORK: Final = {
+    "outage": 3,
+    "swallow": 6,
+    "cut": 4,
+    "stall": 2,
+    "deaf": 2,
+    "slow": 2,
+    "throttle": 1,
+    "uplink": 2,
+}
 _BROKERS: Final = {"lead": 4, "broker": 4, "pause": 2, "lag": 3, "code": 5, "foreign": 2}
 _DISK: Final = {"disk": 4, "full": 1}
 _CRASHES: Final = {"kill": 6, "crash_at": 5, "close": 2, "freeze": 2}
@@ -196,6 +209,17 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "strangers": Kind(
         4, _NETWORK | {"kill": 4, "close": 2, "stranger": 8}, {"partitions": (1, 2), "brokers": (1,)}, (10, 20)
+    ),
+    "many": Kind(
+        4,
+        {"outage": 6, "swallow": 4, "cut": 4, "uplink": 4, "stall": 2, "code": 4, "kill": 3, "lead": 3},
+        {
+            "partitions": (20, 40),
+            "memory_bytes": (0, 2000),
+            "budget_bytes": (600, 4000),
+            "packs": (True, True, False),
+            "brokers": (1, 3),
+        },
     ),
     "full": Kind(
         4,

@@ -15,6 +15,8 @@ from kafkasafe import events
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._io.engine import disk as engine_disk
+from kafkasafe._io.engine import outlet as engine_outlet
+from kafkasafe._io.engine import packing
 from kafkasafe._io.engine.messages import Decided, SpillAsked
 from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel
 from kafkasafe._io.files import read_whole
@@ -202,6 +204,9 @@ class Storm:
             mock.patch.object(Spool, "sync", synced),
             mock.patch.object(Spool, "open", classmethod(open_spool)),
             mock.patch.object(engine_disk, "_MEMORY_BYTES", self.settings.memory_bytes),
+            mock.patch.object(engine_outlet, "MEMORY_BYTES", self.settings.budget_bytes),
+            mock.patch.object(packing, "_PARCELS", 0 if self.settings.packs else packing._PARCELS),
+            mock.patch.object(j, "_UNPACKED", 6),
         ):
             yield
 
@@ -344,6 +349,11 @@ class Storm:
             )
             if kept > s.memory_bytes + 65_536:
                 raise Violation("memory", f"{kept:,} bytes that are on disk are in memory as well")
+            outlet = life.engine._sender._outlet
+            if outlet.read_bytes and outlet.memory_bytes > max(s.budget_bytes, s.memory_bytes) + 65_536:
+                raise Violation("memory", f"{outlet.memory_bytes:,} bytes are in memory")
+            if outlet.reads > 1 and outlet.read_bytes > s.budget_bytes:
+                raise Violation("memory", f"{outlet.read_bytes:,} bytes were read back to be sent")
         used = sum(life.engine.ledger.used for life in self.world.lives)
         limit = (len(self.world.workers) + 1) * (s.spool_bytes + 2 * s.segment_bytes + 131_072)
         if used > limit:
@@ -549,6 +559,11 @@ class Storm:
         node = self._node(a)
         self.world.cluster.delay((0.05, 1.0, 4.0)[c % 3], node=node)
         self.later((1.0, 6.5)[b % 2], ("slow", node), lambda: self.world.cluster.delay(0.0, node=node))
+
+    def do_uplink(self, a: int, b: int, c: int) -> None:
+        """The way to the brokers is slow, with a buffer on it or without."""
+        self.world.cluster.slow_down((50, 300, 2000)[a % 3], buffer_bytes=(0, 1 << 20)[b % 2])
+        self.later((3.0, 15.0)[c % 2], "uplink", self.world.cluster.slow_down)
 
     def do_throttle(self, a: int, b: int, _c: int) -> None:
         """Brokers ask for silence."""

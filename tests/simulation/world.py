@@ -101,6 +101,7 @@ class SimCluster(StormyCluster):
                 self.time.call_later(self.stragglers.uniform(0, TIMEOUT_S * 0.9), late)
 
         home = self._desk.centre
+        taken_s, through_s = self.way(pipe, name, message)
 
         def late() -> None:
             if self._desk.centre is home and home.serves(pipe.node):
@@ -120,7 +121,8 @@ class SimCluster(StormyCluster):
             on_answer(fields)
 
         answered.swallowed = (what or name) if name == "Produce" else ""
-        self.time.call_later(self.latency_s, arrive)
+        self.time.call_later(self.latency_s + through_s, arrive)
+        return taken_s
 
     def _work(self, pipe) -> bool:
         if (

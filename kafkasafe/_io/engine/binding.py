@@ -124,7 +124,7 @@ class Binding:
         ):
             return False
         with self._ledger.lock:
-            if met and self._ledger.open:
+            if met and self._ledger.unfinished:
                 return False
         for number in self._ground.directory.lanes():
             path = self._ground.directory.lane_path(number)

@@ -37,6 +37,8 @@ class DiskWriter:
         self._ledger = ledger
         self.memory = 0
         """Bytes of durable, unfinished batches that are in memory, those apart that were read back."""
+        self.keeps = True
+        """Some of them can be sent soon. Not while no broker can be reached."""
 
     def persist(self, lane: Lane, persist: j.Persist) -> None:
         """Write one group and make it durable, now, or as soon as the disk takes it."""
@@ -144,7 +146,7 @@ class DiskWriter:
         if parcels and not self._config.in_memory:
             self.memory += sum(parcel.size_bytes for parcel in parcels)
             self._ledger.made_durable(parcels)
-            if self.memory > _MEMORY_BYTES:
+            if self.memory > _MEMORY_BYTES or not self.keeps:
                 for parcel in parcels:
                     self.drop(parcel)
 
@@ -165,6 +167,15 @@ class DiskWriter:
             if parcel.durable:
                 self.memory -= parcel.size_bytes
             parcel.data = None
+
+    def cannot_send(self) -> None:
+        """No broker can be reached: what is on disk need not be in memory as well."""
+        self.keeps = False
+        if self.memory and not self._config.in_memory:
+            for lane in self._ground.lanes:
+                for parcel in lane.parcels.values():
+                    if parcel.durable:
+                        self.drop(parcel)
 
     def bytes_of(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:
         """The batch as it goes over the wire."""

@@ -51,6 +51,7 @@ from kafkasafe._io.engine.messages import (
     WriteDue,
 )
 from kafkasafe._io.engine.order import Order
+from kafkasafe._io.engine.packing import Packing
 from kafkasafe._io.engine.parcels import Choose
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.room import RoomKeeper
@@ -83,6 +84,7 @@ class Engine:
         self._room = RoomKeeper(ground, ledger, disk)
         self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
         self._losses = LossWatch(ground, ledger, intake)
+        self._packing = Packing(ground, ledger, disk)
         self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
         self._transactor = Transactor(ground, ledger, disk, self._rejects)
         self._inquiries = Inquiries(ground, self._sender)
@@ -256,6 +258,8 @@ class Engine:
             and self._ground.clock.monotonic() >= lane.unreadable_until
         ):
             ready = lane.journal.ready(self._ground.now(), self._ground.clock.wall_ms())
+            if ready.unpacked:
+                self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
             # After what is reported of a loss, before anybody sees that a batch is done.
@@ -267,7 +271,9 @@ class Engine:
                 and self._config.spool != "always"
             )
             if spilled:
+                written = ready.persist.batches.copy()
                 self.disk.persist(lane, ready.persist)
+                self._packing.pack(lane, written)
             divided = self.intake.divide_all(lane, ready.divides)
             for aside in ready.asides:
                 self._rejects.put_aside(lane, aside)
@@ -294,7 +300,9 @@ class Engine:
             ):
                 self._sender.want_producer_id(lane)
             if ready.persist and not spilled:
+                written = ready.persist.batches.copy()
                 self.disk.persist(lane, ready.persist)
+                self._packing.pack(lane, written)
             elif not (spilled or divided or ready.resolved or ready.sends or ready.asides or ready.units):
                 break
         self._room.keep(lane)

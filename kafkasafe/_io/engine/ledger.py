@@ -12,11 +12,14 @@ import collections
 import contextlib
 import itertools
 import threading
+import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Reversible, Sequence
+from collections.abc import Iterable, Iterator, Reversible, Sequence
 from typing import Final
 
 from kafkasafe._core import journal as j
+from kafkasafe._core.backlog import Ordered
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import Submitted
@@ -37,6 +40,7 @@ __all__ = ["BACKLOG_BYTES", "FREE_BYTES", "Ledger"]
 
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
+_NONE: Final = float("inf")
 FREE_BYTES: Final = 4 * 1024 * 1024
 """Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
 
@@ -50,8 +54,18 @@ class Ledger:
         self._config = ground.config
         self.renew()
         self.numbers = itertools.count(1)
-        self.open: OrderedDict[int, Parcel] = OrderedDict()
-        """Parcels without a fate, by number."""
+        self.open: Ordered[Parcel] = Ordered()
+        """Parcels without a fate, by number, but for those whose batches are packed."""
+        self._packed = 0
+        # By destination, the number of the first one that is packed; and the least of these.
+        self._packed_from: dict[int, int] = {}
+        self._first_packed: float = _NONE
+        self._last_packed = 0
+        self._moves = 0
+        """Odd while some are packed, or unpacked."""
+        # Of those that are packed, the ones that callers have; and those that nobody else has, and are watched.
+        self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
+        self._kept: dict[int, Parcel] = {}
         self.undurable: OrderedDict[int, Parcel] = OrderedDict()
         """Those that are not on disk yet."""
         self.backlog = 0
@@ -142,7 +156,12 @@ class Ledger:
 
     def flushed(self, number: int) -> bool:
         """Every parcel up to this number has its fate."""
-        return first(self.open, number + 1) > number
+        while True:
+            moves = self._moves
+            least, packed = self.open.least, self._first_packed
+            if moves == self._moves and not moves % 2:
+                return (least is None or least > number) and packed > number
+            time.sleep(0)  # some are on their way between the two
 
     def settled(self, number: int) -> bool:
         """The same, and nothing says any more that acknowledged records may be gone; what is sent again is back.
@@ -185,7 +204,57 @@ class Ledger:
 
     def last_number(self) -> int:
         """Number of the newest parcel that has no fate."""
-        return last(self.open)
+        with self.lock:
+            return max(max(self.open, default=0), self._last_packed if self._packed else 0)
+
+    @property
+    def unfinished(self) -> int:
+        """Parcels without a fate."""
+        return len(self.open) + self._packed
+
+    def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
+        """Their batches are packed: only those that callers have are remembered."""
+        with self.lock, self._moving():
+            for parcel in parcels:
+                parcel.batch = None
+                parcel.keeper = self._kept
+                if parcel.watcher is not None:
+                    self._kept[parcel.number] = parcel
+                self._live[parcel.number] = parcel
+            first_number = self._packed_from.setdefault(destination, parcels[0].number)
+            self._first_packed = min(self._first_packed, first_number)
+            self._last_packed = max(self._last_packed, parcels[-1].number)
+            self._packed += len(parcels)
+            for parcel in parcels:
+                self.open.pop(parcel.number)
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        self._moves += 1
+        try:
+            yield
+        finally:
+            self._moves += 1
+
+    def unpack(self, number: int) -> Parcel | None:
+        """The parcel of a batch that was packed, if anybody has it."""
+        parcel = self._live.pop(number, None)
+        if parcel is not None:
+            parcel.keeper = None
+        self._kept.pop(number, None)
+        return parcel
+
+    def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
+        """It is open again; `next_number` is that of the next one of its partition that is packed, -1 for none."""
+        with self.lock, self._moving():
+            self.open[parcel.number] = parcel
+            self._packed -= 1
+            if next_number < 0:
+                del self._packed_from[destination]
+            else:
+                self._packed_from[destination] = next_number
+            if parcel.number == self._first_packed:
+                self._first_packed = min(self._packed_from.values(), default=_NONE)
 
     def last_undurable(self) -> int:
         """Number of the newest parcel that is not durable."""
@@ -198,7 +267,7 @@ class Ledger:
         """
         return (
             not self.doubted
-            and not self.open
+            and not self.unfinished
             and not self.left_behind
             and not (self._config.in_memory and self.undurable)
         )
@@ -303,7 +372,7 @@ class Ledger:
         with self.lock:
             if final:
                 self.failure = error
-            undone = list(self.open.values())
+            undone = [*self.open.values(), *list(self._live.values())]
             lost: KafkaSafeError = SpoolWriteError(
                 f"{len(self.undurable)} batches of accepted records were not on disk when the producer ended: they are"
                 " lost with it unless the cluster has them. Everything that durable(), flush_spool() or get() confirmed"
@@ -314,6 +383,10 @@ class Ledger:
             if self.undurable and self.failure is None:
                 self.failure = lost
             self.open.clear()
+            self._live.clear()
+            self._kept.clear()
+            self._packed_from.clear()
+            self._packed, self._first_packed = 0, _NONE
             self.undurable.clear()
             self.waiters.notify_all()
         for parcel in undone:

@@ -41,7 +41,10 @@ class Outlet:
         # By node, the partitions that have something held, in the order of their turns.
         self._turns: dict[int, collections.OrderedDict[Address, None]] = {}
         self._reaching: set[int | Address] = set()
-        self._read_bytes = 0
+        self.read_bytes = 0
+        """Of what is on its way, what was read from disk for that."""
+        self.reads = 0
+        """The same, batches."""
 
     @property
     def held(self) -> int:
@@ -51,7 +54,7 @@ class Outlet:
     @property
     def memory_bytes(self) -> int:
         """Of durable batches, what is in memory, here or on its way."""
-        return self._disk.memory + self._read_bytes
+        return self._disk.memory + self.read_bytes
 
     def hold(self, address: Address, lane: Lane, batch: j.Batch) -> None:
         """A batch is to go out, after those of its partition that are held."""
@@ -112,7 +115,7 @@ class Outlet:
 
     def _may_read(self, lane: Lane, batch: j.Batch) -> bool:
         parcel = lane.parcels.get(batch.handle)
-        if parcel is None or parcel.data is not None or not self._read_bytes:
+        if parcel is None or parcel.data is not None or not self.read_bytes:
             return True
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
@@ -121,13 +124,15 @@ class Outlet:
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)
         read_bytes = size_bytes if read else 0
-        self._read_bytes += read_bytes
+        self.read_bytes += read_bytes
+        self.reads += read
         return link.send(node, size_bytes, read_bytes, self._ground.clock.monotonic()), patience_s
 
     def answered(self, ticket: Ticket, failure: t.Failure | None, *, timed_out: bool) -> None:
         """What was out has an answer, or has none."""
         link = self._link(ticket.node)
-        self._read_bytes -= ticket.read_bytes
+        self.read_bytes -= ticket.read_bytes
+        self.reads -= bool(ticket.read_bytes)
         if failure is None:
             link.answered(ticket, self._ground.clock.monotonic())
         else:
@@ -154,6 +159,7 @@ class Outlet:
         self._reaching.discard(address if node == _NOWHERE else node)
         if isinstance(message.answer, t.Reached):
             self._link(message.answer.node).ready = True
+            self._disk.keeps = True
             self.find_leaders()
             nowhere = self._turns.get(_NOWHERE)
             if nowhere and address in nowhere:
@@ -164,6 +170,8 @@ class Outlet:
         if node == _NOWHERE:
             return [address] if address in self._held else ()
         self._link(node).ready = False
+        if not any(link.ready for link in self._links.values()):
+            self._disk.cannot_send()
         return list(self._turns.get(node, ()))
 
 

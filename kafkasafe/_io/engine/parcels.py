@@ -25,7 +25,7 @@ _INT32_DIGITS: Final = 10
 Indexes = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Parcel:
     """One encoded batch on its way: what callers see of it.
 
@@ -47,6 +47,7 @@ class Parcel:
         given: Of records whose partitions are to be chosen, those whose partition was given: see `journal.Batch`.
         slip: Of the unit that it is a part of. The first parcel of a unit has no records: it stands for all of it.
         watcher: Called with it, and the lock held, when it is done; then no more. What it is divided into inherits it.
+        keeper: While its batch is packed nobody but callers has it, and `watch` puts it in here, by number.
     """
 
     topic: str
@@ -70,8 +71,17 @@ class Parcel:
     slip: Slip | None = None
     watcher: Callable[[Parcel], None] | None = None
     batch: j.Batch | None = None
+    keeper: dict[int, Parcel] | None = None
     loose: bool = False
     """Its bytes may still be in a socket's queue: changed only in a copy."""
+
+    def watch(self, watcher: Callable[[Parcel], None]) -> None:
+        """Set the watcher, from any thread."""
+        self.watcher = watcher
+        # In this order: the pump sets the keeper, then looks for the watcher.
+        keeper = self.keeper
+        if keeper is not None:
+            keeper[self.number] = self
 
 
 Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], Indexes]

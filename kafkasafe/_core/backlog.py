@@ -1,0 +1,303 @@
+"""What waits for a partition, in order: the first ones as objects, those behind them packed.
+
+A long outage has many batches, and all that is known of one that is on disk and was never sent fits into a few bytes.
+So a `Backlog` has three parts: `head`, which is sent; then what is packed; then what was accepted since, some of it not
+on disk yet. Whoever iterates sees the head only, until nothing is packed: nothing behind that was ever sent.
+
+`Ordered` is a dict that knows its least key, whatever the order in which keys came.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, Generic, SupportsIndex, TypeVar
+
+__all__ = ["Backlog", "Ordered", "Row"]
+
+B = TypeVar("B")
+
+_ROW: Final = struct.Struct("=qqqIIiid")
+_BLOCK_BYTES: Final = 128 * _ROW.size
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A packed batch.
+
+    Attributes:
+        number: The shell's name for it.
+        position: In the spool.
+        max_timestamp: Ms since the epoch.
+        count: Records.
+        size_bytes: Of all of it.
+        identity: (producer id, epoch, base sequence), None while it has none.
+        sealed_at: When it was accepted, seconds, for the shell.
+    """
+
+    number: int
+    position: int
+    max_timestamp: int
+    count: int
+    size_bytes: int
+    identity: tuple[int, int, int] | None
+    sealed_at: float
+
+
+class _Packed:
+    """Rows, first in, first out."""
+
+    __slots__ = ("_at", "_blocks", "_ids", "_sizes", "_void", "count", "identified", "records")
+
+    def __init__(self) -> None:
+        self._blocks: deque[bytes | bytearray] = deque()
+        # Of each block: position of its first row, bytes of all batches in it.
+        self._sizes: deque[list[int]] = deque()
+        self._at = 0
+        self._void = False
+        # (producer id, epoch): few change it, and rows have the place in here, -1 for no id.
+        self._ids: list[tuple[int, int]] = []
+        self.count = 0
+        self.records = 0
+        self.identified = False
+        """Whether the last one has an id."""
+
+    def push(self, row: Row) -> None:
+        owner, sequence = -1, -1
+        if row.identity is not None:
+            producer_id, epoch, sequence = row.identity
+            if not self._ids or self._ids[-1] != (producer_id, epoch):
+                self._ids.append((producer_id, epoch))
+            owner = len(self._ids) - 1
+        data = _ROW.pack(
+            row.number,
+            row.position,
+            row.max_timestamp,
+            row.count,
+            row.size_bytes,
+            owner,
+            sequence,
+            row.sealed_at,
+        )
+        if not self._blocks or len(self._blocks[-1]) >= _BLOCK_BYTES:
+            if self._blocks:
+                self._blocks[-1] = bytes(
+                    self._blocks[-1]
+                )  # one that still grows takes more room than it needs
+            self._blocks.append(bytearray())
+            self._sizes.append([row.position, 0])
+        self._blocks[-1] += data
+        self._sizes[-1][1] += row.size_bytes
+        self.count += 1
+        self.records += row.count
+        self.identified = row.identity is not None
+
+    def first(self) -> Row:
+        number, position, stamp, count, size, owner, sequence, at = _ROW.unpack_from(
+            self._blocks[0], self._at
+        )
+        identity = None if owner < 0 or self._void else (*self._ids[owner], sequence)
+        return Row(number, position, stamp, count, size, identity, at)
+
+    def shift(self) -> Row:
+        row = self.first()
+        self._at += _ROW.size
+        self._sizes[0][0] = row.position
+        self._sizes[0][1] -= row.size_bytes
+        if self._at >= len(self._blocks[0]):
+            self._blocks.popleft()
+            self._sizes.popleft()
+            self._at = 0
+        self.count -= 1
+        self.records -= row.count
+        return row
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        return ((position, size) for position, size in self._sizes)
+
+    def forget_identities(self) -> None:
+        self._void = True
+        self.identified = False
+
+
+class Backlog(Generic[B]):
+    """The queue of a partition; see the module. Positions and numbers of what is packed ascend."""
+
+    __slots__ = ("_fresh", "_head", "_packed")
+
+    def __init__(self) -> None:
+        self._head: deque[B] = deque()
+        self._fresh: deque[B] = deque()
+        self._packed: _Packed | None = None
+
+    def __len__(self) -> int:
+        return len(self._head) + self.packed + len(self._fresh)
+
+    def __bool__(self) -> bool:
+        return bool(self._head or self._packed is not None or self._fresh)
+
+    def __iter__(self) -> Iterator[B]:
+        return iter(self._head)
+
+    def __getitem__(self, index: SupportsIndex) -> B:
+        return self._head[index]
+
+    def __repr__(self) -> str:
+        return f"Backlog({list(self._head)}, {self.packed} packed, {list(self._fresh)})"
+
+    @property
+    def unpacked(self) -> int:
+        """How many the head has."""
+        return len(self._head)
+
+    @property
+    def packed(self) -> int:
+        """How many are packed."""
+        return 0 if self._packed is None else self._packed.count
+
+    @property
+    def packed_records(self) -> int:
+        """Records in them."""
+        packed = self._packed
+        return 0 if packed is None else packed.records
+
+    @property
+    def packed_sizes(self) -> Iterable[tuple[int, int]]:
+        """(position of the first, bytes of all) of some that are packed, together all of them."""
+        return () if self._packed is None else self._packed.sizes()
+
+    @property
+    def first_packed(self) -> Row | None:
+        """The first of them."""
+        return None if self._packed is None else self._packed.first()
+
+    @property
+    def packed_identified(self) -> bool:
+        """Whether the last of them has an id."""
+        return self._packed is not None and self._packed.identified
+
+    @property
+    def last(self) -> B | None:
+        """The last one, None if it is packed or there is none."""
+        if self._packed is not None:
+            return self._fresh[-1] if self._fresh else None
+        return self._head[-1] if self._head else None
+
+    def all(self) -> Iterable[B]:
+        """The head and the third part, whatever is packed between them."""
+        return chain(self._head, self._fresh)
+
+    def copy(self) -> list[B]:
+        """The same, from any thread."""
+        return [*self._head.copy(), *self._fresh.copy()]
+
+    def append(self, batch: B) -> None:
+        """Behind all others."""
+        (self._head if self._packed is None else self._fresh).append(batch)
+
+    def appendleft(self, batch: B) -> None:
+        """In front of all others."""
+        self._head.appendleft(batch)
+
+    def popleft(self) -> B:
+        """Takes the first one."""
+        return self._head.popleft()
+
+    def insert(self, place: int, batch: B) -> None:
+        """Where `index` said."""
+        self._head.insert(place, batch)
+
+    def index(self, batch: B) -> int:
+        """Where it is in the head."""
+        return self._head.index(batch)
+
+    def remove(self, batch: B) -> None:
+        """Takes it out."""
+        try:
+            self._head.remove(batch)
+        except ValueError:
+            self._fresh.remove(batch)
+
+    def candidates(self, keep: int) -> Iterator[B]:
+        """Those that may be packed next, in order, but for the first ones, as many as `keep`."""
+        if self._packed is not None:
+            yield from self._fresh
+        else:
+            for place in range(keep, len(self._head)):
+                yield self._head[place]
+
+    def pack(self, rows: Iterable[Row], keep: int) -> None:
+        """The first of the `candidates` are these from now on."""
+        packed = self._packed
+        if packed is None:
+            packed = self._packed = _Packed()
+            self._fresh.extendleft(self._head.pop() for _ in range(len(self._head) - keep))
+        for row in rows:
+            self._fresh.popleft()
+            packed.push(row)
+        self._tidy()
+
+    def unpack(self) -> Row:
+        """The first one that is packed. Its batch has to be given to `put_back` before anything else is done."""
+        if self._packed is None:
+            raise IndexError("Nothing is packed")
+        return self._packed.shift()
+
+    def put_back(self, batch: B) -> None:
+        """It is the last of the head."""
+        self._head.append(batch)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if self._packed is not None and not self._packed.count:
+            self._packed = None
+            self._head += self._fresh
+            self._fresh.clear()
+
+    def forget_identities(self) -> None:
+        """What is packed has no id any more."""
+        if self._packed is not None:
+            self._packed.forget_identities()
+
+
+V = TypeVar("V")
+
+
+class Ordered(dict[int, V]):
+    """See the module. Only `[...] =`, `pop` and `clear` change it; `least` can be read from any thread."""
+
+    __slots__ = ("_heap", "least")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[int] = []
+        self.least: int | None = None
+        """The least key, None while there is none."""
+
+    def __setitem__(self, key: int, value: V) -> None:
+        if key not in self:
+            heapq.heappush(self._heap, key)
+        super().__setitem__(key, value)
+        self.least = self._heap[0]
+
+    def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
+        """Takes it out; the default if it is not there."""
+        value = super().pop(key, default)
+        heap = self._heap
+        if len(heap) > 2 * len(self) + 64:
+            heap[:] = list(self)
+            heapq.heapify(heap)
+        while heap and heap[0] not in self:
+            heapq.heappop(heap)
+        self.least = heap[0] if heap else None
+        return value
+
+    def clear(self) -> None:
+        """Takes all out."""
+        super().clear()
+        self._heap.clear()
+        self.least = None

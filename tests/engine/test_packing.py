@@ -1,0 +1,118 @@
+"""A long backlog: what is far from its turn is packed, and comes back in order, to whoever still looks at it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from test_storms import Storm
+from virtual import Life, World
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Whatever can be packed is."""
+    monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe._core.journal._UNPACKED", 6)
+    send = Life.send
+
+    def unwatched(self, *args):
+        parcel = send(self, *args)
+        parcel.watcher = None
+        return parcel
+
+    monkeypatch.setattr(Life, "send", unwatched)
+
+
+def backlog(partitions=2, batches=200):
+    world = World()
+    world.centre.create_topic("orders", partitions)
+    life = world.start()
+    first = life.send("orders", 0, [b"first"])
+    assert world.run(60, lambda: first.done)
+    world.set_outage(True)
+    parcels = []
+    for number in range(batches):
+        parcels += [life.send("orders", partition, [b"%04d" % number]) for partition in range(partitions)]
+        if not number % 20:
+            world.run(0.01)
+    world.run(1.0)
+    return world, life, parcels
+
+
+def test_a_long_backlog_is_packed_and_delivered_in_order(eager):
+    world, life, parcels = backlog()
+    lane = life.ground.own
+    assert len(lane.parcels) < 40
+    assert (life.engine.ledger.unfinished, lane.journal.unfinished) == (400, 400)
+    assert lane.journal.spooled_records == 400
+    position = lane.journal.release_position
+    world.set_outage(False)
+    assert world.run(60, life.engine.ledger.idle)
+    for partition in range(2):
+        values = [value for value in world.log("orders", partition) if value != b"first"]
+        assert values == [b"%04d" % number for number in range(200)]
+    assert [parcel.done for parcel in parcels] == [True] * 400
+    assert sorted(p.base_offset for p in parcels if p.partition == 1) == list(range(200))
+    assert lane.journal.release_position > position
+    assert life.engine.ledger.open.least is None
+
+
+def test_nothing_of_what_nobody_looks_at_is_in_memory(eager):
+    world, life, parcels = backlog()
+    waits = [weakref.ref(parcel) for parcel in parcels if not parcel.done]
+    kept, parcels[:] = parcels[300], ()
+    gc.collect()
+    assert sum(each() is not None for each in waits) < 50
+    world.set_outage(False)
+    assert world.run(60, life.engine.ledger.idle)
+    assert kept.done
+    assert kept.error is None
+
+
+def test_one_that_is_watched_when_it_is_packed_already_is_kept_for_that(eager):
+    world, life, parcels = backlog()
+    ended = []
+    number = parcels[-3].number
+    assert parcels[-3].keeper is not None
+    parcels[-3].watch(lambda parcel: ended.append(parcel.number))
+    parcels.clear()
+    gc.collect()
+    world.set_outage(False)
+    assert world.run(60, life.engine.ledger.idle)
+    assert number in ended
+
+
+def test_who_waits_for_a_record_waits_for_no_later_one(eager):
+    world, life, parcels = backlog()
+    ledger = life.engine.ledger
+    middle = parcels[200].number
+    assert not ledger.flushed(middle)
+    world.set_outage(False)
+    assert world.run(60, lambda: ledger.flushed(middle))
+    assert all(parcel.done for parcel in parcels[:201])
+    assert not ledger.flushed(ledger.last_number()) or ledger.idle()
+
+
+def test_a_producer_that_ends_tells_those_who_wait_for_what_is_packed(eager):
+    _, life, parcels = backlog()
+    life.engine.shut()
+    assert all(parcel.error is not None for parcel in parcels if parcel.number > 1)
+    assert life.engine.left_records == 400
+
+
+def test_the_next_life_delivers_it(eager):
+    world, life, _ = backlog()
+    world.kill(life)
+    world.set_outage(False)
+    heir = world.start()
+    assert world.run(120, heir.engine.ledger.idle)
+    assert list(world.log("orders", 1)) == [b"%04d" % number for number in range(200)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_storms(eager, seed):
+    storm = Storm(1000 + seed)
+    storm.blow(40)
+    storm.check()
