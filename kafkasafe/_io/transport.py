@@ -77,6 +77,7 @@ from kafkasafe._core.batch import iter_headers
 from kafkasafe._io import at_once, requests
 from kafkasafe._io.backoff import Backoff
 from kafkasafe.cluster.api import (
+    LIST_OFFSETS_VERSIONS,
     NO_TOPIC_ID,
     Broker,
     Buffer,
@@ -113,8 +114,6 @@ TopicPartition: TypeAlias = tuple[str, int]
 _MAX_PRODUCE: Final = 12
 _MAX_FETCH: Final = 12
 # Oldest versions that carry RecordBatch v2 (brokers from 0.11).
-# Versions of ListOffsets from which on a broker knows these (KIP-734, 405, 1005); older ones take them for a time.
-_LIST_OFFSETS: Final = {-3: 7, -4: 8, -5: 9}
 _MAX_LIST_OFFSETS: Final = 10
 _MAX_EPOCHS: Final = 4
 _MAX_QUESTIONS: Final = 500  # in one request
@@ -608,6 +607,10 @@ def _safely(reply: Callable[..., None], *args: Any) -> None:
         log.exception("A reply callback raised", event="callback_failed")
 
 
+def _not_sent(reply: Reply[Any]) -> Callable[[BaseException], None]:
+    return lambda error: _safely(reply, Failure(error, sent=False))
+
+
 class _KafkaCall(_Call):
     """A request that kafka-python encodes."""
 
@@ -705,7 +708,7 @@ class _OffsetsWanted:
 
     @property
     def minimum(self) -> int:
-        return _LIST_OFFSETS.get(self.timestamp, 2 if self.isolation_level else 1)
+        return LIST_OFFSETS_VERSIONS.get(self.timestamp, 2 if self.isolation_level else 1)
 
     def make(self, questions: Mapping[str, Sequence[_Question]], timeout_s: float) -> Any:
         topic, partition = self.request.ListOffsetsTopic, self.request.ListOffsetsTopic.ListOffsetsPartition
@@ -1579,7 +1582,7 @@ class Transport(Coordinated):
             self._watched.update(topics)
             self._want_metadata(urgent=not self._asked.issuperset(topics))
 
-        self._post(run, lambda error: _safely(reply, Failure(error, sent=False)))
+        self._post(run, _not_sent(reply))
 
     def unwatch(self, topic: str) -> None:
         """Forgets a topic. A request for it watches it again."""
@@ -1682,7 +1685,7 @@ class Transport(Coordinated):
 
         self._post(
             lambda: self._route_any(make, final=False, reply=reply),
-            lambda error: _safely(reply, Failure(error, sent=False)),
+            _not_sent(reply),
         )
 
     def produce(
@@ -1727,13 +1730,10 @@ class Transport(Coordinated):
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
         """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
 
-        def fail(error: BaseException) -> None:
-            _safely(reply, Failure(error, sent=False))
-
         def submit(leader: int) -> None:
             self._link(leader).submit(_ReachCall(leader, reply, self._request_timeout_s, (topic, partition)))
 
-        self._to_leader(topic, partition, submit, fail)
+        self._to_leader(topic, partition, submit, _not_sent(reply))
 
     def ask(
         self,
@@ -1768,7 +1768,7 @@ class Transport(Coordinated):
                 self._learn_broker(_Endpoint(*node))
                 self._link(node[0]).submit(make())
 
-        self._post(run, lambda error: _safely(reply, Failure(error, sent=False)))
+        self._post(run, _not_sent(reply))
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
         request = requests.made(question.name, question.fields)
@@ -1963,7 +1963,7 @@ class Transport(Coordinated):
 
         self._post(
             lambda: self._route_any(make, final=False, reply=reply),
-            lambda error: _safely(reply, Failure(error, sent=False)),
+            _not_sent(reply),
         )
 
     def list_offset(
@@ -2229,14 +2229,7 @@ class Transport(Coordinated):
         parse: Callable[[Any], Any],
         reply: Reply[Any],
     ) -> None:
-        def parsed(response: Any) -> Any:
-            result = parse(response)
-            if result.error_code in _STALE_METADATA:
-                self._want_metadata()
-            return result
-
-        def fail(error: BaseException) -> None:
-            _safely(reply, Failure(error, sent=False))
+        fail = _not_sent(reply)
 
         def submit(leader: int) -> None:
             try:
@@ -2247,7 +2240,7 @@ class Transport(Coordinated):
             self._link(leader).submit(
                 _KafkaCall(
                     request,
-                    parsed,
+                    self._noticing(parse),
                     reply,
                     timeout_s=self._request_timeout_s,
                     targets=((topic, partition),),
@@ -2268,15 +2261,7 @@ class Transport(Coordinated):
         reply: Reply[Any],
     ) -> None:
         """As `_ask_leader`, but in one request with others of its kind."""
-
-        def parsed(answer: Any) -> Any:
-            result = parse(answer)
-            if result.error_code in _STALE_METADATA:
-                self._want_metadata()
-            return result
-
-        def fail(error: BaseException) -> None:
-            _safely(reply, Failure(error, sent=False))
+        fail = _not_sent(reply)
 
         def submit(leader: int) -> None:
             fields = wanted()
@@ -2286,9 +2271,20 @@ class Transport(Coordinated):
             except struct.error as error:  # values no request can carry, which must not cost others theirs
                 fail(error)
                 return
-            self._link(leader).ask(kind, _Question((topic, partition), fields, parsed, reply))
+            self._link(leader).ask(kind, _Question((topic, partition), fields, self._noticing(parse), reply))
 
         self._to_leader(topic, partition, submit, fail)
+
+    def _noticing(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Asks for metadata where an answer says that they are out of date."""
+
+        def parsed(answer: Any) -> Any:
+            result = parse(answer)
+            if result.error_code in _STALE_METADATA:
+                self._want_metadata()
+            return result
+
+        return parsed
 
     def _to_leader(
         self,
@@ -2327,7 +2323,7 @@ class Transport(Coordinated):
             self._parked.append(
                 (
                     lambda final: self._route_any(make, final=final, reply=reply),
-                    lambda error: _safely(reply, Failure(error, sent=False)),
+                    _not_sent(reply),
                 )
             )
             self._want_metadata()

@@ -16,6 +16,7 @@ __all__ = [
     "EARLIEST_LOCAL",
     "LATEST",
     "LATEST_TIERED",
+    "LIST_OFFSETS_VERSIONS",
     "MAX_TIMESTAMP",
     "NO_TOPIC_ID",
     "Answer",
@@ -52,6 +53,8 @@ EARLIEST_LOCAL: Final = -4
 """The start of what the leader has on its own disk (Kafka 3.4 and later)."""
 LATEST_TIERED: Final = -5
 """The last offset in remote storage (Kafka 3.9 and later)."""
+LIST_OFFSETS_VERSIONS: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+"""Versions of ListOffsets from which on a broker knows these (KIP-734, 405, 1005); older ones take them for a time."""
 
 NO_TOPIC_ID: Final = bytes(16)
 

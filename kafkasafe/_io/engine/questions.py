@@ -194,7 +194,7 @@ class Question(Steps):
         self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._ground.now())
 
     def _read_log(self) -> None:
-        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then("start"))
+        self._ground.cluster.list_offset(self._topic, self._partition, t.EARLIEST, self._then("start"))
 
     def _on_start(self, result: t.OffsetListed | t.Failure) -> None:
         start = self._good(result)
@@ -372,7 +372,7 @@ class Inquest(Steps):
                 self._topic, self._partition, self._ask.leader_epoch, self._then("epoch")
             )
         else:
-            transport.list_offset(self._topic, self._partition, -2, self._then("start"))
+            transport.list_offset(self._topic, self._partition, t.EARLIEST, self._then("start"))
 
     def _then(self, step: str) -> Callable[[Any], None]:
         self._sender.in_trouble(self._topic, self._partition)
@@ -392,7 +392,7 @@ class Inquest(Steps):
             # Unknown: of the log that was acknowledged nothing may be left.
             changed = [offset for offset in (self._from, max(0, result.end_offset)) if offset >= 0]
             self._from = min(changed)
-        self._ground.cluster.list_offset(self._topic, self._partition, -2, self._then("start"))
+        self._ground.cluster.list_offset(self._topic, self._partition, t.EARLIEST, self._then("start"))
 
     def _on_start(self, result: t.OffsetListed | t.Failure) -> None:
         start = self._good(result)

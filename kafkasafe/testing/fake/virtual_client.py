@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace as Message
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
 
 from kafkasafe._core.batch import iter_headers
 from kafkasafe.cluster.api import (
+    LIST_OFFSETS_VERSIONS,
     EpochEnd,
     Failure,
     HeadersFetched,
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import VirtualCluster
 
 __all__ = ["VirtualClient"]
-
-_LIST_OFFSETS: Final = {-3: 7, -4: 8, -5: 9}
 
 
 class VirtualClient(Coordinated, Metadata):
@@ -503,7 +502,7 @@ class VirtualClient(Coordinated, Metadata):
             found = OffsetListed(row["error_code"], row["offset"], row["leader_epoch"], row["timestamp"])
             safely(reply, found)
 
-        least = _LIST_OFFSETS.get(timestamp, 0)
+        least = LIST_OFFSETS_VERSIONS.get(timestamp, 0)
         self._ask_leader("ListOffsets", topic, number, message, succeed, reply, least=least)
 
     def offset_for_leader_epoch(

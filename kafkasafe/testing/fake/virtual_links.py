@@ -50,7 +50,6 @@ _NEWEST: Final = {
     "OffsetForLeaderEpoch": 4,
     "DescribeProducers": 0,
 }
-_LIST_OFFSETS: Final = {-4: 8, -5: 9}
 STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
 _UNKNOWN_TOPIC: Final = 3
 _MISSING_S: Final = 5.0
