@@ -224,7 +224,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "full": Kind(
         4,
         _NETWORK | {"kill": 3, "full": 8, "disk": 4, "crash_at": 2},
-        {"segment_bytes": (2000, 4000), "spool_bytes": (20_000, 40_000), "memory_bytes": (0, 4000), "brokers": (1,)},
+        {"segment_bytes": (2000, 4000), "spool_bytes": (20_000, 40_000), "memory_bytes": (0, 4000), "packs": (False, True), "brokers": (1,)},
     ),
 }  # fmt: skip
 
