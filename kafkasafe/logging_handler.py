@@ -102,7 +102,8 @@ class KafkaHandler(logging.Handler):
             "max_block_ms": int(_PAUSE_S * 1000),
             **configs,
         }
-        validate(dict(self._configs))
+        if validate(dict(self._configs)).transactional_id is not None:
+            raise ConfigError("transactional_id: log records are not sent in transactions; leave it out")
         self._topic = topic
         self._key = key
         self._drops = on_full == "drop"

@@ -16,7 +16,7 @@ from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.config import validate
-from kafkasafe.errors import ProducerClosedError, UsageError
+from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
 
@@ -45,7 +45,12 @@ class SafeProducer:
     """
 
     def __init__(self, *, loop: Any = None, **configs: Unpack[ProducerOptions]) -> None:  # noqa: ARG002
-        validate(dict(configs))  # so that what is wrong is said here
+        # So that what is wrong is said here.
+        if validate(dict(configs)).transactional_id is not None:
+            raise ConfigError(
+                "transactional_id: this SafeProducer has no begin_transaction(); use"
+                " `async with producer.batch(transactional_id=...)`"
+            )
         self._configs = configs
         self._producer: threads.SafeProducer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -15,8 +15,9 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from waiting import until
 
-from kafkasafe import SafeProducer
+from kafkasafe import SafeProducer, aio
 from kafkasafe.errors import ConfigError
+from kafkasafe.logging_handler import KafkaHandler
 from kafkasafe.testing import FakeCluster, KafkaCluster
 
 CURRENT, OLD = "4.3.0", "2.8.2"
@@ -251,6 +252,13 @@ def test_a_partition_that_is_not_there_is_refused_before_anything_is_decided(fak
     producer.send(topic, b"y", partition=2)
     producer.commit_transaction()
     assert read(fake, topic) == {0: [], 1: [], 2: [b"y"]}
+
+
+def test_what_has_no_transactions_takes_no_transactional_id():
+    with pytest.raises(ConfigError, match=r"producer\.batch\(transactional_id"):
+        aio.SafeProducer(bootstrap_servers="localhost:1", transactional_id="app")
+    with pytest.raises(ConfigError, match="not sent in transactions"):
+        KafkaHandler("logs", bootstrap_servers="localhost:1", transactional_id="app")
 
 
 # -- Two with one id ---------------------------------------------------------------------------------------------------
