@@ -1,0 +1,130 @@
+"""A transactional producer that is killed again and again, while brokers hang and die."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+from waiting import until
+
+from kafkasafe import SafeProducer
+from kafkasafe.testing import KafkaCluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.crash]
+
+KILLS = 12
+PARTITIONS = 3
+
+# To repeat a failure: KAFKASAFE_TEST_SEED=<the seed it names>.
+SEED = int(os.environ.get("KAFKASAFE_TEST_SEED", "0")) or random.SystemRandom().getrandbits(31)
+
+CHILD = """
+import sys
+from kafkasafe import SafeProducer
+servers, spool, topic, number = sys.argv[1:]
+number = int(number)
+producer = SafeProducer(
+    bootstrap_servers=servers.split(","), spool_dir=spool, transactional_id="app", request_timeout_ms=5000
+)
+producer.init_transactions()
+print("ready 0", flush=True)
+while True:
+    number += 1
+    producer.begin_transaction()
+    for partition in range(3):
+        producer.send(topic, b"%d" % number, partition=partition)
+    if number % 7 == 3:
+        producer.abort_transaction()
+        continue
+    print("decides", number, flush=True)
+    producer.commit_transaction()
+    print("done", number, flush=True)
+"""
+
+
+def life(servers, spool, topic, number, fault, rnd):
+    """One process until it is killed: the transactions that it began to commit, and those that it saw committed."""
+    said = {"ready": [], "decides": [], "done": []}
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, ",".join(servers), str(spool), topic, str(number)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        timers = [threading.Timer(60, child.kill)]
+        timers[0].start()
+        try:
+            for line in child.stdout:
+                word, told = line.split()
+                said[word].append(int(told))
+                if word == "ready":
+                    timers += [
+                        threading.Timer(rnd.random(), child.kill),
+                        threading.Timer(rnd.random(), fault),
+                    ]
+                    for timer in timers[1:]:
+                        timer.start()
+        finally:
+            child.kill()
+            for timer in timers:
+                timer.cancel()
+                if timer.is_alive():
+                    timer.join()
+    return said["decides"], said["done"]
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_every_transaction_is_there_once_and_whole(tmp_path, version):
+    rnd = random.Random(f"{SEED} {version}")
+    decided, done = [], []
+    with KafkaCluster(brokers=3, version=version) as cluster:
+        cluster.create_topic("t", PARTITIONS, 3)
+
+        def fault():
+            node = rnd.choice([1, 2, 3])
+            if rnd.random() < 0.4:
+                rnd.choice([cluster.kill, cluster.pause])(node)
+
+        for _ in range(KILLS):
+            last = max(decided, default=0) + 1
+            tried, seen = life(cluster.bootstrap_servers, tmp_path / "spool", "t", last, fault, rnd)
+            decided += tried
+            done += seen
+            cluster.heal()
+        with SafeProducer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            spool_dir=tmp_path / "spool",
+            transactional_id="app",
+            max_block_ms=120_000,
+        ) as producer:
+            producer.init_transactions()
+        found = read(cluster.bootstrap_servers)
+    assert found[0] == found[1] == found[2], SEED
+    assert found[0] == sorted(set(found[0])), SEED
+    assert set(done) <= set(found[0]) <= set(decided), SEED
+    assert len(done) >= KILLS, "hardly anything was tried"
+
+
+def read(servers):
+    """What readers of committed records see, by partition."""
+    reader = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
+    try:
+        places = [TopicPartition("t", number) for number in range(PARTITIONS)]
+        reader.assign(places)
+        reader.seek_to_beginning()
+        ends = reader.end_offsets(places)
+        found = {place.partition: [] for place in places}
+
+        def complete():
+            for place, records in reader.poll(timeout_ms=100).items():
+                found[place.partition] += [int(record.value) for record in records]
+            return all(reader.position(place) >= ends[place] for place in places)
+
+        until(complete)
+        return found
+    finally:
+        reader.close()
