@@ -129,7 +129,6 @@ class LookUps:
             KafkaError: One that no retry helps.
         """
         transport = self._network()
-        noted = self._note if note is None else note
         since: float | None = None
 
         def send(reply: Reply[Any]) -> None:
@@ -139,8 +138,7 @@ class LookUps:
             nonlocal since
             if verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL:  # asked beside another
                 since = time.monotonic() if since is None else since
-            if verdict.retriable:  # else it is raised
-                noted(error)
+            self._noted(note, error, verdict)
 
         try:
             answer: OffsetListed = yield from insist(
@@ -156,6 +154,10 @@ class LookUps:
             raise wrong
         return answer
 
+    def _noted(self, note: Note | None, error: Exception, verdict: Verdict) -> None:
+        if verdict.retriable:  # else it is raised
+            (self._note if note is None else note)(error)
+
     def epoch_end(
         self, topic: str, partition: int, epoch: int, current: int, note: Note | None = None
     ) -> Procedure[EpochEnd]:
@@ -166,14 +168,12 @@ class LookUps:
             KafkaError: One that no retry helps.
         """
         transport = self._network()
-        noted = self._note if note is None else note
 
         def send(reply: Reply[Any]) -> None:
             transport.offset_for_leader_epoch(topic, partition, epoch, reply, current_leader_epoch=current)
 
         def failed(error: Exception, verdict: Verdict) -> None:
-            if verdict.retriable:
-                noted(error)
+            self._noted(note, error, verdict)
             if verdict.code in _OTHER_LEADER:
                 raise LeaderChangedError
 

@@ -32,17 +32,6 @@ def proxied(request):
 
 
 @pytest.fixture
-def proxy(proxied):
-    yield proxied[1]
-    proxied[1].clear()
-
-
-@pytest.fixture
-def cluster(proxied):
-    return proxied[0]
-
-
-@pytest.fixture
 def consumers(proxy):
     with Consumers(SimpleNamespace(bootstrap_servers=proxy.bootstrap_servers)) as opened:
         yield opened

@@ -29,17 +29,6 @@ def proxied():
 
 
 @pytest.fixture
-def proxy(proxied):
-    yield proxied[1]
-    proxied[1].clear()
-
-
-@pytest.fixture
-def cluster(proxied):
-    return proxied[0]
-
-
-@pytest.fixture
 def consumers(cluster, proxy):
     with Consumers(cluster) as opened:
         yield opened
