@@ -24,7 +24,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.engine.parcels import given_partitions
-from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
+from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content, steps
 from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
@@ -49,6 +49,7 @@ from kafkasafe.cli_common import (
     progress,
 )
 from kafkasafe.cli_doctor import ask
+from kafkasafe.cli_units import EPILOG, print_unit, spool_abort, spool_commit, times_row, unit_rows
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate
 from kafkasafe.errors import (
@@ -68,11 +69,15 @@ _pa: Any = pa  # it ships no types
 spool_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into spool directories, and bring them in order. Only repair, drain, resend and set-aside change"
-    " anything.",
+    help="Look into spool directories, and bring them in order. Only repair, drain, commit, abort, resend and set-aside"
+    " change anything.",
 )
 
+spool_app.command("commit", epilog=EPILOG)(spool_commit)
+spool_app.command("abort", epilog=EPILOG)(spool_abort)
+
 _REASONS: Final = 3
+_UNITS: Final = 20
 _DAMAGED: Final = CODES.format(broken="something is damaged")
 _DAMAGED_OR_REJECTED: Final = CODES.format(broken="something is damaged, or was rejected")
 
@@ -87,6 +92,7 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
     rows: list[dict[str, Any]] = []
     troubles: list[tuple[str, str]] = []
     for lanes, number, found in _inspected(directory, troubles):
+        units = unit_rows(read_content(lanes.lane_path(number), files=lanes.files))
         rows.append(
             {
                 "lane": lanes.lane_path(number).name,
@@ -97,6 +103,7 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
                 "waiting_batches": sum(waiting.batches for waiting in found.waiting),
                 "waiting_records": sum(waiting.records for waiting in found.waiting),
                 "waiting": [dataclasses.asdict(waiting) for waiting in found.waiting],
+                "atomic_batches": units,
                 "damaged_ranges": len(found.damage),
                 "rejected_batches": sum(rejected.batches for rejected in found.rejected),
                 "rejected_records": sum(rejected.records for rejected in found.rejected),
@@ -132,6 +139,10 @@ def _print_lane(row: dict[str, Any], found: Inspected) -> None:
             f"  {waiting.topic}, {partition}: {counted(waiting.records, 'record')} in"
             f" {counted(waiting.batches, 'batch')}, {waiting.in_doubt_batches:,} of them may have been sent"
         )
+    for unit in row["atomic_batches"][:_UNITS]:
+        print_unit(unit)
+    if len(row["atomic_batches"]) > _UNITS:
+        print(f"  and {len(row['atomic_batches']) - _UNITS:,} atomic batches more: see kafkasafe spool show")
     if row["damaged_ranges"]:
         print(f"  {counted(row['damaged_ranges'], 'damaged range')}: see kafkasafe spool verify")
     if found.extent:
@@ -194,18 +205,25 @@ def spool_show(
     committed (in the cluster's log), 4 commit acknowledged (its offset is known).
     """
     rows = []
+    units: list[dict[str, Any]] = []
     damaged = False
     unreadable: list[str] = []
     troubles: list[tuple[str, str]] = []
     for content in _contents(directory, lane, troubles):
         damaged = damaged or bool(content.damage)
         unreadable += [f"{content.name}: {text}" for text in content.rejected_unreadable]
+        times, _ = steps(content.log)
+        atomic = unit_rows(content, every=every or position is not None)
+        part_of = {at: unit["batch_id"] for unit in atomic for at in unit["positions"]}
+        units += [unit for unit in atomic if position is None or position in unit["positions"]]
         for batch in content.batches:
             if position is not None and batch.position != position:
                 continue
             if not (every or position is not None) and batch.known.fate in _DONE:
                 continue
             row = _batch_row(batch)
+            row["atomic_batch"] = part_of.get(batch.position)
+            row["times"] = times_row(times.get(batch.position))
             if position is not None:
                 row["content"] = list(_records(content, batch))
             rows.append(row)
@@ -224,13 +242,17 @@ def spool_show(
             f" {'no id' if row['producer_id'] is None else identity}: {row['status'].replace('_', ' ')}"
             + (f" at offset {row['offset']}" if row["offset"] is not None else "")
             + (f" ({row['note']})" if row["note"] else "")
+            + (f"; part of atomic batch {row['atomic_batch']}" if row["atomic_batch"] else "")
             + (f"; step {row['step']} of 4, {row['step_name'].replace('_', ' ')}" if row["step"] else "")
+            + "".join(f"; {name.replace('_', ' ')} {at}" for name, at in row["times"].items() if at)
         )
         for record in row.get("content", ()):
             print(
                 f"  {one_line({name: record[name] for name in ('timestamp_ms', 'key', 'value', 'headers')})}"
             )
-    if not rows and not as_json:
+    for unit in units if not as_json else ():
+        print_unit(unit)
+    if not (rows or units) and not as_json:
         print(f"Nothing waits{' in the others' if troubles else ''}; --all shows what is delivered")
     print_unreadable(troubles, to_stderr=as_json)
     for text in unreadable if not as_json else ():

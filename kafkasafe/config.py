@@ -30,6 +30,7 @@ __all__ = [
     "DEPRECATED",
     "ConsumerConfig",
     "DeadLetter",
+    "Decide",
     "ProducerConfig",
     "validate",
     "validate_consumer",
@@ -143,6 +144,19 @@ _LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
 
 
 @dataclass(frozen=True, slots=True)
+class Decide:
+    """Nothing is delivered; what is named is decided.
+
+    Attributes:
+        commit: Ids of atomic batches that are committed where they are staged; None: all.
+        abort: Ids of those that are given up where they are not committed.
+    """
+
+    commit: frozenset[bytes] | None = frozenset()
+    abort: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerConfig:
     """Validated options of a SafeProducer.
 
@@ -156,6 +170,7 @@ class ProducerConfig:
         linger_s: How long a batch waits for company.
         max_block_s: How long `send` waits for room.
         state_age_s: How long after a batch's timestamp the broker surely remembers its producer.
+        decide: Of a command that decides what is staged; None: everything is delivered.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
@@ -199,6 +214,7 @@ class ProducerConfig:
     refused_timeout_s: float | None
     on_refused_topic: Literal["raise", "accept"]
     state_age_s: float
+    decide: Decide | None = None
 
     @property
     def in_memory(self) -> bool:

@@ -43,7 +43,7 @@ from kafkasafe._io.refusals import because, counted, error_for_send
 from kafkasafe._io.stats import Reading
 from kafkasafe.atomic import AtomicBatch
 from kafkasafe.cluster.api import Broker, Cluster, in_words
-from kafkasafe.config import DEFAULTS, DEPRECATED, validate, volatile_reason
+from kafkasafe.config import DEFAULTS, DEPRECATED, ProducerConfig, validate, volatile_reason
 from kafkasafe.errors import (
     DeliveryTimeoutError,
     ForkedProcessError,
@@ -819,7 +819,7 @@ class SafeProducer:
 
     def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
         self._closed: BaseException | None = None
-        config = self._config = validate(configs)
+        config = self._config = self._validated(configs)
         self.config: Mapping[str, Any] = config.kafka
         # Taken by `with` only. A signal handler that calls this producer in the middle of one of its calls, on the same
         # thread, takes it once more: see `_send_apart` and `_seal`.
@@ -907,6 +907,9 @@ class SafeProducer:
         atexit.register(self._at_exit)
         self._not_at_end_of_child = at_end_of_child(self._at_exit)
         self._opened = True
+
+    def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
+        return validate(options)
 
     # -- send ------------------------------------------------------------------------------------------------------
 

@@ -99,9 +99,17 @@ def fates(
         blind_before: Marks that may have spoken of batches before this position are lost; -1: none are.
     """
     told: dict[int, SpoolFate] = {}
+    staged: dict[bytes, tuple[m.Placed, ...]] = {}
     for _, group in marks:
         for mark in group:
             match mark:
+                case m.Staged(begun, places):
+                    staged[begun.unit_id] = places
+                case m.Ended(unit_id, m.UnitOutcome.COMMITTED):
+                    told |= {
+                        each.position: SpoolFate(Fate.COMMITTED, each.base_offset)
+                        for each in staged.pop(unit_id, ())
+                    }
                 case m.Committed(_, _, entries):
                     told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries}
                 case m.Rejected(position, code, message):

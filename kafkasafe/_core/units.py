@@ -34,6 +34,7 @@ from kafkasafe._core.codes import Scope, classify_produce
 from kafkasafe._core.identity import add_sequence
 
 __all__ = [
+    "GIVEN_UP",
     "POOL",
     "TRANSITIONS",
     "Action",
@@ -53,6 +54,9 @@ __all__ = [
     "Unit",
     "Units",
 ]
+
+GIVEN_UP: Final = -4
+"""The code of what an operator gave up: none of Kafka's."""
 
 POOL: Final = 4
 """Transactional ids of a lane: so many of its units are under way at once."""
@@ -353,6 +357,8 @@ class Units:
         """Those whose STAGED mark is among them."""
         self.ending: list[Unit] = []
         """Those whose ENDED mark is among them."""
+        self._only: frozenset[bytes] | None = None
+        """Ids of those that may be committed; None: all."""
         self.paused = False
         """Nothing new is begun: what is staged is brought to its end, and no more."""
 
@@ -447,6 +453,13 @@ class Units:
             unit.slot.grant = None
         unit.phase = Phase.OVER
         return unit
+
+    def decide(self, commit: frozenset[bytes] | None, abort: frozenset[bytes]) -> None:
+        """Nothing is prepared. What is staged is committed, if it is among these (None: all); others are given up."""
+        self.paused, self._only = True, commit
+        for unit_id in abort & self._units.keys():
+            self._units[unit_id].code = GIVEN_UP
+            self._units[unit_id].reason = "given up by kafkasafe spool abort"
 
     def recovered(self) -> None:
         """The log is read. Whatever an earlier life may have left open is ended before anything new is begun."""
@@ -800,9 +813,7 @@ class Units:
             if unit.phase is Phase.APPENDING and not unit.issued:
                 if all(self._issued_before(unit, destination) for destination in unit.destinations):
                     self._append(unit, slot)
-            elif unit.phase is Phase.STAGED and all(
-                self._lines[destination][0] is unit for destination in unit.destinations
-            ):
+            elif unit.phase is Phase.STAGED and self._may_end(unit):
                 if unit.alone or self._in_order(unit):
                     unit.move(Phase.ENDING)
                     self._actions.append(End(slot, slot.turn, unit))
@@ -811,6 +822,11 @@ class Units:
                     self._doubt(unit)
                 else:
                     self._redo(unit, None, "it stands before what was accepted earlier")
+
+    def _may_end(self, unit: Unit) -> bool:
+        if self._only is not None and unit.unit_id not in self._only:
+            return False
+        return all(self._lines[destination][0] is unit for destination in unit.destinations)
 
     def _issued_before(self, unit: Unit, destination: int) -> bool:
         for other in self._lines[destination]:

@@ -17,11 +17,22 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
 from kafkasafe._core.identity import BatchId, ProducerView
-from kafkasafe._core.journal import UNCHOSEN, Journal
+from kafkasafe._core.journal import UNCHOSEN, Batch, Journal
+from kafkasafe._core.steps import BatchTimes, UnitLog, steps_of
+from kafkasafe._core.units import Phase
 from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
 from kafkasafe._io.inspection import extent_of, read_lane, resent_in, unreadable
-from kafkasafe._io.recovery import BatchEntry, Log, LostEntry, MarksEntry, Stored, StoredSegment, replay
+from kafkasafe._io.recovery import (
+    BatchEntry,
+    Log,
+    LostEntry,
+    MarksEntry,
+    Stored,
+    StoredSegment,
+    TornEntry,
+    replay,
+)
 from kafkasafe._io.refusals import read_needed
 from kafkasafe._io.rejected import (
     KeptFile,
@@ -35,7 +46,7 @@ from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Cluster, Failure, Reply
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
+__all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content", "steps"]
 
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
@@ -159,6 +170,27 @@ class LaneContent:
         raise SpoolError(f"{self._path} has no batch at position {position}")
 
 
+def _may_be_sent(batch: Batch) -> bool:
+    """It has its batch id; as part of an atomic batch: all of that is at the brokers."""
+    return batch.identity is not None or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
+
+
+def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
+    """The steps of KAFKA-156 that a lane's log tells of; see `_core/steps.py`."""
+    groups: list[tuple[int, Sequence[m.Mark], list[tuple[int, bool]]]] = []
+    for entry in log.entries:
+        match entry:
+            case MarksEntry(_, marks, written_ms):
+                groups.append((written_ms, marks, []))
+            case BatchEntry(position, _, header) if groups:
+                groups[-1][2].append((position, header.producer_id >= 0))
+            case LostEntry(position) | TornEntry(position) if groups:
+                groups[-1][2].append((position, False))
+            case _:
+                pass
+    return steps_of(groups)
+
+
 def read_content(lane: Path, *, files: Files) -> LaneContent:
     """Read a lane.
 
@@ -173,7 +205,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     unfinished = {batch.position: batch for _, _, batch in journal.batches()}
     known = fates(
         [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
-        {position: batch.identity is not None for position, batch in unfinished.items()},
+        {position: _may_be_sent(batch) for position, batch in unfinished.items()},
         max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
     )
     entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]

@@ -60,10 +60,11 @@ _LAST_ZEROS_COMPRESSED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class MarksEntry:
-    """The marks of one group, at the position of its control batch."""
+    """The marks of one group, at the position of its control batch; when it was written, ms since the epoch."""
 
     position: int
     marks: Sequence[m.Mark]
+    written_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ class _Group:
     torn: list[tuple[int, m.ManifestEntry]]
     end: int
     end_position: int
+    written_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
     """Tell a journal what was found. The caller ends with `journal.recovered()`."""
     for entry in entries:
         match entry:
-            case MarksEntry(position, marks):
+            case MarksEntry(position, marks, _):
                 journal.recover_marks(position, marks)
             case BatchEntry(position, destination, header, size_bytes):
                 identity = None
@@ -381,7 +383,8 @@ class _Reader:
             if header is None and _batch_may_be_torn(content, at, entry):
                 torn.append((at, entry))
             at = min(at + entry.size_bytes, len(content))
-        return _Group(index, start, group, marks, batches, torn, at, position)
+        written_ms = codec.read_header(content, start).max_timestamp
+        return _Group(index, start, group, marks, batches, torn, at, position, written_ms)
 
     def _group_at(self, content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
         try:
@@ -561,7 +564,7 @@ def _judge(
             for mark in item.marks
             if isinstance(mark, m.Destination)
         )
-        entries.append(MarksEntry(item.group.position, item.marks))
+        entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
         segment = segments[item.segment]
         cut = _cut_at(item, new)
         missing = {at for at, _ in gone}

@@ -136,6 +136,9 @@ class LaneKeeper:
             RejectedStore(self._ground.files, lock.path, spool.lane_id),
         )
         journal.units.name(f"kafkasafe-{spool.lane_id.hex()}")
+        if config.decide is not None:
+            journal.halt(halted=True)
+            journal.units.decide(config.decide.commit, config.decide.abort)
         lost = sum(isinstance(entry, LostEntry) for entry in entries)
         waiting = list(journal.batches())
         for topic, partition, batch in waiting:
@@ -376,7 +379,7 @@ class LaneKeeper:
             if lane.lock.path.parent != self._ground.directory.path:
                 continue
             wanted = self._ground.directory.wanted(lane.lock.number)
-            lane.journal.halt(halted=wanted)
+            lane.journal.halt(halted=wanted or self._config.decide is not None)
             # The second time: what was answered since the first is on disk by now.
             idle = wanted and not lane.journal.in_flight and not lane.unwritten
             if idle and lane.idle:

@@ -1,0 +1,142 @@
+"""The two-phase exchange of KAFKA-156 as a log: the step that each batch id has reached, and when. From marks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.examine import Step
+
+__all__ = ["BatchTimes", "UnitLog", "steps_of"]
+
+
+@dataclass(slots=True)
+class BatchTimes:
+    """When the steps of a plain batch were written down, ms since the epoch; -1: not yet, or not known any more.
+
+    Attributes:
+        prepared_ms: It was written to the spool.
+        prepare_acknowledged_ms: That was so with its batch id, under which it may be sent.
+        commit_acknowledged_ms: Its offset was written down. Step 3 happens before that, at the broker.
+    """
+
+    prepared_ms: int = -1
+    prepare_acknowledged_ms: int = -1
+    commit_acknowledged_ms: int = -1
+
+
+@dataclass(slots=True)
+class UnitLog:
+    """An atomic batch, as the marks tell of it.
+
+    Attributes:
+        unit_id: 16 bytes.
+        transactional_id: Of its latest transaction; before there is one, as the user gave it.
+        producer_id: Of that transaction, -1 before there is one.
+        producer_epoch: Of that transaction, -1 before there is one.
+        positions: Of its batches; what one was divided into is in its place.
+        groups: Consumer groups whose offsets are part of it.
+        outcome: None while it has none.
+        reason: Why it was dropped.
+        prepared_ms: It was written to the spool, as a whole.
+        prepare_acknowledged_ms: It was written down that all of it is at the brokers. From then on it may be committed.
+        ended_ms: Its outcome was written down.
+        offsets: By position, where the batch is.
+    """
+
+    unit_id: bytes
+    transactional_id: str
+    groups: tuple[str, ...]
+    positions: list[int] = field(default_factory=list)
+    producer_id: int = -1
+    producer_epoch: int = -1
+    outcome: m.UnitOutcome | None = None
+    reason: str = ""
+    prepared_ms: int = -1
+    prepare_acknowledged_ms: int = -1
+    ended_ms: int = -1
+    offsets: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def batch_id(self) -> str:
+        """As commands take it."""
+        return self.unit_id.hex()
+
+    @property
+    def step(self) -> Step | None:
+        """The last step that is known to be done; None if it was dropped."""
+        if self.outcome is m.UnitOutcome.DROPPED:
+            return None
+        if self.outcome is m.UnitOutcome.COMMITTED:
+            return Step.COMMIT_ACKNOWLEDGED
+        return Step.PREPARED if self.prepare_acknowledged_ms < 0 else Step.PREPARE_ACKNOWLEDGED
+
+
+def steps_of(
+    groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
+) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
+    """Times of plain batches by position, and all atomic batches, in the order of the log.
+
+    Args:
+        groups: Of each: when it was written (ms since the epoch), its marks, and (position, has an id) of its batches.
+    """
+    times: dict[int, BatchTimes] = {}
+    units: dict[bytes, UnitLog] = {}
+    unit_of: dict[int, UnitLog] = {}
+    for written_ms, marks, batches in groups:
+        members: dict[int, tuple[UnitLog, int]] = {}
+        for mark in marks:
+            match mark:
+                case m.Unit(unit_id, first, count, transactional_id, offsets):
+                    names = tuple(each.group for each in offsets)
+                    unit = units[unit_id] = UnitLog(unit_id, transactional_id, names, prepared_ms=written_ms)
+                    members.update(dict.fromkeys(range(first, first + count), (unit, -1)))
+                case m.Replaced(position, first, count) if position in unit_of:
+                    unit = unit_of.pop(position)
+                    members.update(dict.fromkeys(range(first, first + count), (unit, position)))
+                case m.Begun():
+                    _began(units, mark)
+                case m.Staged(begun, places):
+                    _began(units, begun)
+                    if begun.unit_id in units:
+                        units[begun.unit_id].prepare_acknowledged_ms = written_ms
+                        units[begun.unit_id].offsets = {each.position: each.base_offset for each in places}
+                case m.Ended(unit_id, outcome, reason) if unit_id in units:
+                    ended = units[unit_id]
+                    ended.outcome, ended.reason, ended.ended_ms = outcome, reason, written_ms
+                case m.Identified(_, _, _, entries):
+                    for entry in entries:
+                        if entry.position in times:
+                            times[entry.position].prepare_acknowledged_ms = written_ms
+                case m.Committed(_, _, entries):
+                    for position, _ in entries:
+                        if position in times:
+                            times[position].commit_acknowledged_ms = written_ms
+                case _:
+                    pass
+        replaced: dict[int, list[int]] = {}
+        for index, (position, identified) in enumerate(batches):
+            if index not in members:
+                times[position] = BatchTimes(written_ms, written_ms if identified else -1)
+                continue
+            unit, parent = members[index]
+            unit_of[position] = unit
+            if parent < 0:
+                unit.positions.append(position)
+            else:
+                replaced.setdefault(parent, []).append(position)
+        for parent, positions in replaced.items():
+            where = unit_of[positions[0]].positions
+            at = where.index(parent)
+            where[at : at + 1] = positions
+    return times, list(units.values())
+
+
+def _began(units: dict[bytes, UnitLog], mark: m.Begun) -> None:
+    unit = units.get(mark.unit_id)
+    if unit is not None:
+        unit.transactional_id = mark.transactional_id
+        unit.producer_id, unit.producer_epoch = mark.producer_id, mark.producer_epoch
+        unit.prepare_acknowledged_ms = -1
+        unit.offsets = {}

@@ -1,0 +1,323 @@
+"""`kafkasafe spool commit` and `spool abort`: what is staged, decided by another process than staged it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kafkasafe._core import units as u
+from kafkasafe._core.examine import Step
+from kafkasafe._core.marks import UnitOutcome
+from kafkasafe._core.steps import BatchTimes, UnitLog
+from kafkasafe._io.examination import LaneContent, read_content, steps
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.cli_common import (
+    CODES,
+    EXIT_BROKEN,
+    EXIT_FAILED,
+    RESEND_HINT,
+    ConfigFile,
+    Directory,
+    Json,
+    Servers,
+    connection,
+    counted,
+    duration_s,
+    open_directory,
+)
+from kafkasafe.cluster.api import in_words
+from kafkasafe.config import Decide, ProducerConfig, validate
+from kafkasafe.events import UnitCommitted, UnitNotCommitted
+from kafkasafe.producer import SafeProducer
+
+__all__ = ["print_unit", "spool_abort", "spool_commit", "times_row", "unit_rows"]
+
+_POLL_S: Final = 0.05
+_STAGED: Final = frozenset({u.Phase.STAGED, u.Phase.ENDING, u.Phase.ASKING, u.Phase.COMMITTED})
+
+BatchIds = Annotated[
+    list[str] | None,
+    typer.Option("--batch", metavar="ID", help="Only this batch id, or one that begins so. May be repeated."),
+]
+Patience = Annotated[str, typer.Option("--timeout", metavar="TIME", help="When to give up: 90s, 10m, 1h.")]
+
+
+# -- the log of the steps ----------------------------------------------------------------------------------------------
+
+
+def unit_rows(content: LaneContent, *, every: bool = False) -> list[dict[str, Any]]:
+    """Atomic batches of a lane, with their steps and times; those that are finished only with `every`."""
+    by_position = {batch.position: batch for batch in content.batches}
+    _, logs = steps(content.log)
+    return [_row(content, log, by_position) for log in logs if every or log.outcome is None]
+
+
+def _row(content: LaneContent, log: UnitLog, by_position: Mapping[int, Any]) -> dict[str, Any]:
+    members = [by_position[position] for position in log.positions if position in by_position]
+    return {
+        "lane": content.name,
+        "batch_id": log.batch_id,
+        "positions": [position for position in log.positions if position in by_position],
+        "partitions": sorted({(batch.topic, batch.partition) for batch in members}),
+        "groups": list(log.groups),
+        "records": sum(batch.records for batch in members),
+        "bytes": sum(batch.size_bytes for batch in members),
+        "transactional_id": log.transactional_id,
+        "producer_id": log.producer_id if log.producer_id >= 0 else None,
+        "producer_epoch": log.producer_epoch if log.producer_id >= 0 else None,
+        "step": None if log.step is None else log.step.number,
+        "step_name": "dropped" if log.step is None else log.step.value,
+        "reason": log.reason,
+        "times": {
+            Step.PREPARED.value: _time(log.prepared_ms),
+            Step.PREPARE_ACKNOWLEDGED.value: _time(log.prepare_acknowledged_ms),
+            (Step.COMMIT_ACKNOWLEDGED.value if log.outcome is not UnitOutcome.DROPPED else "dropped"): _time(
+                log.ended_ms
+            ),
+        },
+    }
+
+
+def _time(ms: int) -> str | None:
+    return None if ms < 0 else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def times_row(times: BatchTimes | None) -> dict[str, str | None]:
+    """When the steps of a plain batch were written down."""
+    if times is None:
+        return {}
+    return {
+        Step.PREPARED.value: _time(times.prepared_ms),
+        Step.PREPARE_ACKNOWLEDGED.value: _time(times.prepare_acknowledged_ms),
+        Step.COMMIT_ACKNOWLEDGED.value: _time(times.commit_acknowledged_ms),
+    }
+
+
+def print_unit(row: Mapping[str, Any]) -> None:
+    """One line for people."""
+    partitions = ", ".join(
+        f"{topic}-{partition}" if partition >= 0 else f"{topic} (no partition yet)"
+        for topic, partition in row["partitions"]
+    )
+    groups = "".join(f", offsets of {group}" for group in row["groups"])
+    step = f"step {row['step']} of 4, " if row["step"] else ""
+    times = "; ".join(f"{name.replace('_', ' ')} {at}" for name, at in row["times"].items() if at)
+    print(
+        f"  atomic batch {row['batch_id']}: {partitions}{groups}, {counted(row['records'], 'record')},"
+        f" {counted(row['bytes'], 'byte')}; {step}{row['step_name'].replace('_', ' ')}; {times}"
+    )
+
+
+# -- commit and abort --------------------------------------------------------------------------------------------------
+
+
+class _Decider(SafeProducer):
+    """A SafeProducer that delivers nothing: it commits what is staged, or gives it up."""
+
+    def __init__(self, options: Mapping[str, Any], directory: Path, decide: Decide) -> None:
+        self._decide = decide
+        self.outcomes: dict[str, UnitCommitted | UnitNotCommitted] = {}
+        mine = {"spool_dir": directory, "client_id": "kafkasafe-decide", "on_event": self._note}
+        super().__init__(**{**options, **mine})
+
+    def _note(self, event: object) -> None:
+        if isinstance(event, (UnitCommitted, UnitNotCommitted)):
+            self.outcomes[event.batch_id] = event
+
+    def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
+        return replace(validate(options), decide=self._decide)
+
+    @property
+    def lanes(self) -> set[str]:
+        """Names of the lanes that it has."""
+        return {lane.name for lane in self._pump.lanes}
+
+    def unit(self, unit_id: bytes) -> u.Unit | None:
+        """A unit of its lanes that has no fate yet."""
+        found = (lane.journal.units.get(unit_id) for lane in self._pump.lanes)
+        return next((unit for unit in found if unit is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A unit in a lane that nobody owns."""
+
+    lane: str
+    unit_id: bytes
+    staged: bool
+
+
+def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[SpoolDirectory, list[_Wanted], list[str]]:
+    """Units without a fate, in lanes that nobody owns; and the names of lanes that somebody does."""
+    lanes = open_directory(directory)
+    found: list[_Wanted] = []
+    foreign: list[str] = []
+    for number in lanes.lanes():
+        path = lanes.lane_path(number)
+        if lanes.seems_owned(number):
+            foreign.append(path.name)
+            continue
+        content = read_content(path, files=lanes.files)
+        _, logs = steps(content.log)
+        found += [
+            _Wanted(path.name, log.unit_id, log.step is Step.PREPARE_ACKNOWLEDGED)
+            for log in logs
+            if log.outcome is None
+        ]
+    if given:
+        prefixes = [each.lower() for each in given]
+        for prefix in prefixes:
+            named = [each for each in found if each.unit_id.hex().startswith(prefix)]
+            if len(named) != 1:
+                problem = "no unfinished atomic batch" if not named else f"{len(named)} atomic batches"
+                where = f"; not looked at, since a process has them: {', '.join(foreign)}" if foreign else ""
+                raise typer.BadParameter(
+                    f"{problem} with an id that begins with {prefix}{where}", param_hint="--batch"
+                )
+        found = [each for each in found if any(each.unit_id.hex().startswith(prefix) for prefix in prefixes)]
+    return lanes, found, foreign
+
+
+def _decide(
+    directory: Path, options: Mapping[str, Any], wanted: Sequence[_Wanted], decide: Decide, limit_s: float
+) -> tuple[list[dict[str, Any]], bool]:
+    """What became of each; and whether no broker could be used."""
+    files = open_directory(directory).files
+    ids = {each.unit_id.hex() for each in wanted}
+    contents = [
+        read_content(directory / name, files=files) for name in sorted({each.lane for each in wanted})
+    ]
+    before = [row for content in contents for row in unit_rows(content) if row["batch_id"] in ids]
+    deadline = time.monotonic() + limit_s
+    unreachable = False
+    phases: dict[bytes, u.Unit | None] = {}
+    with _Decider(options, directory, decide) as producer:
+        names = {each.lane for each in wanted}
+        while True:
+            there = names <= producer.lanes
+            phases = {each.unit_id: producer.unit(each.unit_id) for each in wanted}
+            busy = _STAGED if not decide.abort else _STAGED | {u.Phase.REFUSED}
+            if there and not any(unit is not None and unit.phase in busy for unit in phases.values()):
+                break
+            if time.monotonic() >= deadline:
+                network = producer.last_network_error
+                unreachable = network is not None and not producer.bootstrap_connected()
+                if network is not None:
+                    typer.echo(f"No broker can be used: {in_words(network)}", err=True)
+                break
+            time.sleep(_POLL_S)
+        producer.close(0)
+        outcomes = producer.outcomes
+    # What is finished may be gone from the log; before, it was there.
+    rows = []
+    for row in before:
+        match outcomes.get(row["batch_id"]):
+            case UnitCommitted():
+                step = Step.COMMIT_ACKNOWLEDGED
+                rows.append({**row, "step": step.number, "step_name": step.value})
+            case UnitNotCommitted(reason=reason):
+                rows.append({**row, "step": None, "step_name": "dropped", "reason": reason})
+            case _:
+                rows.append(row)
+    return rows, unreachable
+
+
+def _end(left: int, *, unreachable: bool) -> None:
+    if unreachable:
+        raise typer.Exit(EXIT_FAILED)
+    if left:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def spool_commit(
+    directory: Directory,
+    batch: BatchIds = None,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Patience = "60s",
+    as_json: Json = False,
+) -> None:
+    """Commit the atomic batches that are staged in lanes that nobody owns, and do nothing else.
+
+    EndTxn is sent with the transactional id, producer id and epoch that the spool has. It is the same request that the
+    producer which staged them would send; what it committed already stays committed once. A batch that is not staged,
+    or whose transaction timed out, is left for the next producer, or for kafkasafe spool drain.
+    """
+    limit_s = duration_s(timeout, "--timeout")
+    options = connection(servers, config)
+    directory = directory.absolute()
+    _, wanted, foreign = _wanted(directory, batch)
+    staged = [each for each in wanted if each.staged]
+    rows: list[dict[str, Any]] = []
+    unreachable = False
+    if staged:
+        chosen = frozenset(each.unit_id for each in staged)
+        rows, unreachable = _decide(directory, options, staged, Decide(commit=chosen), limit_s)
+    done = sum(row["step"] == Step.COMMIT_ACKNOWLEDGED.number for row in rows)
+    left = len(wanted) - done
+    if as_json:
+        fields = {"committed": done, "left": left, "lanes_of_others": foreign, "batches": rows}
+        print(json.dumps(fields, indent=1))
+    else:
+        print(f"{counted(done, 'atomic batch')} committed, {left:,} left")
+        for row in rows:
+            print_unit(row)
+        for name in foreign:
+            print(f"{name} belongs to a living process, which decides what is in it")
+        if left:
+            print("What is left is not staged, or its transaction is over: kafkasafe spool drain delivers it")
+    _end(left, unreachable=unreachable)
+
+
+def spool_abort(
+    directory: Directory,
+    batch: BatchIds = None,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Patience = "60s",
+    as_json: Json = False,
+) -> None:
+    """Give up atomic batches in lanes that nobody owns: their transactions are aborted.
+
+    Their records are put into rejected/. One that turns out to be committed stays so, and nothing of it is put aside.
+    """
+    limit_s = duration_s(timeout, "--timeout")
+    options = connection(servers, config)
+    directory = directory.absolute()
+    _, wanted, foreign = _wanted(directory, batch)
+    rows: list[dict[str, Any]] = []
+    unreachable = False
+    if wanted:
+        decide = Decide(abort=frozenset(each.unit_id for each in wanted))
+        rows, unreachable = _decide(directory, options, wanted, decide, limit_s)
+    aborted = sum(row["step_name"] == "dropped" for row in rows)
+    committed = sum(row["step"] == Step.COMMIT_ACKNOWLEDGED.number for row in rows)
+    left = len(wanted) - aborted - committed
+    if as_json:
+        fields = {
+            "aborted": aborted,
+            "committed": committed,
+            "left": left,
+            "lanes_of_others": foreign,
+            "batches": rows,
+        }
+        print(json.dumps(fields, indent=1))
+    else:
+        print(f"{counted(aborted, 'atomic batch')} given up, {committed:,} found committed, {left:,} left")
+        for row in rows:
+            print_unit(row)
+        for name in foreign:
+            print(f"{name} belongs to a living process, which decides what is in it")
+        if aborted:
+            print(RESEND_HINT)
+    _end(left, unreachable=unreachable)
+
+
+EPILOG: Final = CODES.format(broken="something is left")

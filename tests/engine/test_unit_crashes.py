@@ -1,0 +1,203 @@
+"""The crash table of docs/staged.md, row by row: a crash before each write, request and answer, then another in the recovery.
+
+For plain batches and for atomic ones, with both modes of the spool, a power cut and a mere end of the process. On the
+cluster in virtual time, and on a disk that loses what was not synced.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from unittest import mock
+
+import pytest
+from virtual import World
+
+from kafkasafe._io.spool import Spool
+
+TIMEOUT_MS = 8000
+VALUES = {0: [b"1", b"2", b"3"], 1: [b"1", b"3"]}
+
+
+class EndsError(BaseException):
+    """The process ends here."""
+
+
+class Run:
+    """One schedule: the `n`th thing that happens is a crash, in this life and, with other numbers, in the next."""
+
+    def __init__(self, version, options, atomic) -> None:
+        self.world = World(brokers=1, version=version)
+        self.world.centre.create_topic("orders", 2)
+        self.options = {"retry_backoff_ms": 100, "transaction_timeout_ms": TIMEOUT_MS, **options}
+        self.atomic = atomic
+        self.heads = {}
+        self.things = 0
+        self.left = 0
+        self.durable = set()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Count each thing that happens, and crash at one of them."""
+        ask = self.world.cluster.ask
+
+        def counted(*arguments):
+            self._happens()
+            return ask(*arguments)
+
+        self.world.cluster.ask = counted
+
+    def _happens(self) -> None:
+        self.things += 1
+        if self.left:
+            self.left -= 1
+            if not self.left:
+                raise EndsError
+
+    def start(self):
+        life = self.world.start(**self.options)
+        step = life.engine.step
+
+        def stepped(message):
+            self._happens()
+            step(message)
+
+        life.engine.step = stepped
+        return life
+
+    def writes(self):
+        """Have what goes to the disk counted, too: before it is written, before it is durable, and after."""
+        write_group, sync = Spool.write_group, Spool.sync
+
+        def written(spool, *arguments, **options):
+            self._happens()
+            return write_group(spool, *arguments, **options)
+
+        def synced(spool):
+            self._happens()
+            sync(spool)
+            self._happens()
+
+        return mock.patch.multiple(Spool, write_group=written, sync=synced)
+
+    def send(self, life) -> None:
+        if self.atomic:
+            for number, partitions in ((b"1", (0, 1)), (b"2", (0,)), (b"3", (1, 0))):
+                self.heads[number] = life.unit(*[("orders", at, [number]) for at in partitions])
+        else:
+            for number, partitions in ((b"1", (0, 1)), (b"2", (0,)), (b"3", (1, 0))):
+                self.heads[number] = [life.send("orders", at, [number]) for at in partitions]
+
+    def live(self, crash_at: int, *, first: bool) -> bool:
+        """One life; whether it came to its end."""
+        self.left = crash_at
+        life = None
+        try:
+            life = self.start()
+            if first:
+                self.send(life)
+
+            def over():
+                return not life.inbox and not any(lane.journal.unfinished for lane in life.ground.lanes)
+
+            assert self.world.run(120, over), "it does not come to an end"
+        except EndsError:
+            self.left = 0
+            self.note()
+            for each in list(self.world.lives):
+                self.world.lives.remove(each)
+                each.kill()
+            return False
+        self.left = 0
+        self.note()
+        self.world.lives.remove(life)
+        life.kill()
+        return True
+
+    def note(self) -> None:
+        for number, parcels in self.heads.items():
+            wanted = parcels[:1] if self.atomic else parcels
+            self.durable |= {(number, each.partition) for each in wanted if each.durable or each.done}
+
+    def check(self) -> None:
+        self.world.run(TIMEOUT_MS / 1000 + 5)
+        logs = {at: self.world.committed("orders", at) for at in (0, 1)}
+        for at, log in logs.items():
+            assert log == sorted(set(log)), f"partition {at}: {log}"
+        for number, partition in self.durable:
+            for at in (0, 1) if self.atomic else (partition,):
+                if number in VALUES[at]:
+                    assert number in logs[at], f"{number} was durable and is not in partition {at}: {logs}"
+        if self.atomic:
+            for number in (b"1", b"3"):
+                assert (number in logs[0]) == (number in logs[1]), f"half of {number}: {logs}"
+
+
+def crash(points, *, version, options, atomic, power) -> int:
+    """Crashes at these points, one in each life; how many things happened in the first."""
+    seed = sum(points) + 7 * len(points)
+    happened = 0
+    with mock.patch("os.urandom", random.Random(1).randbytes):
+        run = Run(version, options, atomic)
+    with mock.patch("os.urandom", random.Random(1).randbytes), run.writes():
+        try:
+            for number, point in enumerate([*points, 0]):
+                run.things = 0
+                ended = run.live(point, first=not number)
+                happened = happened or run.things
+                if power:
+                    run.world.disk = run.world.disk.crash(seed=seed)
+                if ended and number >= len(points):
+                    break
+            run.check()
+        except AssertionError as error:
+            error.add_note(f"points {points}\n" + "\n".join(run.world.lines[-150:]))
+            raise
+    return happened
+
+
+VARIANTS = [
+    pytest.param(
+        version, {"spool": spool, "delivery": delivery}, atomic, power, id=f"{name}-{spool}-{version}-{end}"
+    )
+    for name, delivery, atomic in (
+        ("atomic", "idempotent", True),
+        ("staged", "staged", True),
+        ("plain", "idempotent", False),
+    )
+    for spool in ("always", "on_error")
+    for version in ("4.3.0", "2.8.2")
+    for power, end in ((False, "kill"), (True, "power"))
+    if (name, version) != ("staged", "2.8.2")
+]
+
+
+@pytest.mark.parametrize(("version", "options", "atomic", "power"), VARIANTS)
+def test_a_crash_between_some_steps(version, options, atomic, power):
+    variant = {"version": version, "options": options, "atomic": atomic, "power": power}
+    total = crash((), **variant)
+    assert total > 20
+    # Others in each variant.
+    begin = 1 + zlib.crc32(repr(variant).encode()) % 17
+    for point in range(begin, total + 1, 17):
+        crash((point,), **variant)
+    crash((begin + total // 3, begin), **variant)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("version", "options", "atomic", "power"), VARIANTS)
+def test_a_crash_between_any_two_steps(version, options, atomic, power):
+    variant = {"version": version, "options": options, "atomic": atomic, "power": power}
+    total = crash((), **variant)
+    for point in range(1, total + 1):
+        crash((point,), **variant)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("version", "options", "atomic", "power"), VARIANTS)
+def test_twice_also_during_recovery(version, options, atomic, power):
+    variant = {"version": version, "options": options, "atomic": atomic, "power": power}
+    total = crash((), **variant)
+    for point in range(2, total + 1, 6):
+        for again in range(1 + point % 5, 60, 7):
+            crash((point, again), **variant)

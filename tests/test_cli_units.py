@@ -1,0 +1,175 @@
+"""`kafkasafe spool commit | abort | ls | show` of what another process staged, and was killed before it committed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from kafkasafe import SafeProducer, cli
+from kafkasafe._core import marks as m
+from kafkasafe._core import steps
+from kafkasafe._core import units as u
+from kafkasafe._core.examine import Step
+from kafkasafe._io.engine.transactor import Transactor
+
+ID = b"0123456789abcdef"
+
+
+def run(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def killed_before_the_commit(servers, directory, topic, timeout_ms=600_000):
+    """A process that staged one batch, `1`, accepted another one, `2`, and was killed before it sent EndTxn."""
+    child = os.fork()
+    if not child:
+        try:
+            carry_out = Transactor.carry_out
+
+            def dies(self, lane, actions):
+                if any(isinstance(action, u.End) for action in actions):
+                    os._exit(9)
+                carry_out(self, lane, actions)
+
+            Transactor.carry_out = dies
+            producer = SafeProducer(
+                bootstrap_servers=servers, spool_dir=directory, transaction_timeout_ms=timeout_ms
+            )
+            for value in (b"1", b"2"):
+                with producer.batch() as batch:
+                    batch.send(topic, value, partition=0)
+                    batch.send(topic, value, partition=1)
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+
+
+def seen(servers, topic, count):
+    """What readers of committed records see, as soon as it is so many."""
+    consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
+    consumer.assign([TopicPartition(topic, 0), TopicPartition(topic, 1)])
+    consumer.seek_to_beginning()
+    found = []
+    try:
+        for _ in range(300):
+            found += [record.value for records in consumer.poll(100).values() for record in records]
+            if len(found) >= count:
+                break
+        return sorted(found)
+    finally:
+        consumer.close()
+
+
+def test_another_process_commits_what_is_staged(kafka, tmp_path, capsys):
+    servers, spool = ",".join(kafka.bootstrap_servers), tmp_path / "spool"
+    kafka.create_topic("decided", partitions=2)
+    killed_before_the_commit(servers, spool, "decided")
+    _, out, _ = run(capsys, "spool", "ls", spool, "--json")
+    staged, prepared = json.loads(out)[0]["atomic_batches"]
+    assert (staged["step"], prepared["step"]) == (2, 1)
+    assert staged["partitions"] == [["decided", 0], ["decided", 1]]
+    assert staged["times"]["prepared"] <= staged["times"]["prepare_acknowledged"]
+    _, out, _ = run(capsys, "spool", "show", spool)
+    assert f"atomic batch {staged['batch_id']}: decided-0, decided-1, 2 records" in out
+    assert "step 2 of 4, prepare acknowledged" in out
+    code, out, _ = run(capsys, "spool", "commit", spool, "-b", servers, "--json")
+    done = json.loads(out)
+    assert (code, done["committed"], done["left"]) == (1, 1, 1)
+    assert done["batches"][0]["step"] == 4
+    assert seen(servers, "decided", 2) == [b"1", b"1"]
+    # The other one is delivered by the next producer.
+    code, _, _ = run(capsys, "spool", "drain", spool, "-b", servers)
+    assert code == 0
+    assert seen(servers, "decided", 4) == [b"1", b"1", b"2", b"2"]
+    assert run(capsys, "spool", "commit", spool, "-b", servers)[0] == 0
+
+
+def test_what_is_given_up_is_not_seen_and_is_kept(kafka, tmp_path, capsys):
+    servers, spool = ",".join(kafka.bootstrap_servers), tmp_path / "spool"
+    kafka.create_topic("given-up", partitions=2)
+    killed_before_the_commit(servers, spool, "given-up")
+    _, out, _ = run(capsys, "spool", "ls", spool, "--json")
+    staged = json.loads(out)[0]["atomic_batches"][0]["batch_id"]
+    code, out, _ = run(capsys, "spool", "abort", spool, "-b", servers, "--batch", staged[:9], "--json")
+    done = json.loads(out)
+    assert (code, done["aborted"], done["committed"], done["left"]) == (0, 1, 0, 0)
+    run(capsys, "spool", "drain", spool, "-b", servers)
+    assert seen(servers, "given-up", 2) == [b"2", b"2"]
+    _, out, _ = run(capsys, "spool", "ls", spool, "--json")
+    assert json.loads(out)[0]["rejected_records"] == 2
+    assert json.loads(out)[0]["rejected"][0]["reason"].startswith("given up by kafkasafe spool abort")
+
+
+def test_a_transaction_that_timed_out_meanwhile_is_prepared_again(kafka, tmp_path, capsys):
+    servers, spool = ",".join(kafka.bootstrap_servers), tmp_path / "spool"
+    kafka.create_topic("timed-out", partitions=2)
+    killed_before_the_commit(servers, spool, "timed-out", timeout_ms=1000)
+    consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
+    place = TopicPartition("timed-out", 0)
+    try:
+        # The open transaction holds readers up until the coordinator aborts it.
+        for _ in range(600):
+            if consumer.end_offsets([place])[place] >= 2:
+                break
+            time.sleep(0.1)
+    finally:
+        consumer.close()
+    code, out, _ = run(capsys, "spool", "commit", spool, "-b", servers, "--json")
+    assert (code, json.loads(out)["committed"]) == (1, 0)
+    with SafeProducer(bootstrap_servers=servers, spool_dir=spool) as producer:
+        producer.flush(60)
+    assert seen(servers, "timed-out", 4) == [b"1", b"1", b"2", b"2"]
+
+
+def test_an_id_that_no_batch_has_is_a_usage_error(tmp_path, capsys):
+    SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path / "spool").close(0)
+    code, _, err = run(capsys, "spool", "commit", tmp_path / "spool", "-b", "127.0.0.1:1", "--batch", "ab")
+    assert code == 2
+    assert "no unfinished atomic batch" in err
+
+
+def test_steps_follow_a_unit_through_its_division():
+    begun = m.Begun(ID, "lane-0", 7, 3, 2)
+    _, [log] = steps.steps_of(
+        [
+            (10, [m.Unit(ID, 0, 2)], [(1, False), (2, False)]),
+            (20, [m.Replaced(1, 0, 2)], [(5, False), (6, False)]),
+            (30, [m.Staged(begun, (m.Placed(1, 5, 1, 0, 40),))], []),
+        ]
+    )
+    assert log.positions == [5, 6, 2]
+    assert (log.step, log.prepared_ms, log.prepare_acknowledged_ms) == (Step.PREPARE_ACKNOWLEDGED, 10, 30)
+    assert (log.transactional_id, log.producer_id, log.offsets) == ("lane-0", 7, {5: 40})
+
+
+def test_steps_go_back_when_a_unit_is_prepared_again_and_end_with_its_outcome():
+    begun = m.Begun(ID, "lane-0", 7, 3, 2)
+    groups = [
+        (10, [m.Unit(ID, 0, 1)], [(1, False)]),
+        (20, [begun, m.Staged(begun, ())], []),
+        (30, [m.Begun(ID, "lane-1", 8, 0, 2)], []),
+    ]
+    assert steps.steps_of(groups)[1][0].step is Step.PREPARED
+    groups.append((40, [m.Ended(ID, m.UnitOutcome.COMMITTED)], []))
+    assert steps.steps_of(groups)[1][0].step is Step.COMMIT_ACKNOWLEDGED
+    groups.append((50, [m.Ended(ID, m.UnitOutcome.DROPPED, "no")], []))
+    assert steps.steps_of(groups)[1][0].step is None
+
+
+def test_plain_batches_have_times_too():
+    identified = m.Identified(1, m.IdentityReason.FIRST, -1, (m.Identity(1, 7, 0, 0),))
+    times, _ = steps.steps_of(
+        [(10, [], [(1, False), (2, True)]), (20, [identified], []), (30, [m.Committed(1, 0, ((2, 5),))], [])]
+    )
+    assert times[1] == steps.BatchTimes(10, 20, -1)
+    assert times[2] == steps.BatchTimes(10, 10, 30)
