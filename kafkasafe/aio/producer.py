@@ -24,6 +24,9 @@ __all__ = ["SafeProducer"]
 
 log = EventLog("producer")
 
+_OTHER_LOOP = (
+    "The producer belongs to another event loop: make one for each, or use asyncio.run_coroutine_threadsafe"
+)
 Call = tuple[Callable[[RecordFuture], object], contextvars.Context | None]
 
 
@@ -74,7 +77,7 @@ class SafeProducer:
             raise ProducerClosedError("The producer is closed; make a new one")
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:
-            raise UsageError("The producer belongs to another event loop: make one for each")
+            raise UsageError(_OTHER_LOOP)
         self._loop = loop
         async with self._once:
             if self._producer is None:
@@ -193,6 +196,8 @@ class SafeProducer:
         producer = self._producer
         if producer is None:
             raise self._not_started()
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(_OTHER_LOOP)
         special: threads.Special | None = None
         if (
             producer._plain

@@ -55,6 +55,8 @@ def test_start_and_stop_as_aiokafka_has_them(options, fake_kafka):
             await producer.send("orders", b"early")
         await asyncio.gather(producer.start(), producer.start())
         await producer.start()
+        with pytest.raises(UsageError, match="another event loop"):
+            await asyncio.to_thread(lambda: run(producer.send("orders", b"of another loop")))
         future = await producer.send("orders", b"v")
         await asyncio.gather(producer.stop(), producer.stop())
         await producer.stop()
