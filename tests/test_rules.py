@@ -51,6 +51,7 @@ TESTS = {
     "What was told and given up": "test_what_was_given_up_stays_given_up",
     "A position is no promise": "test_kill_9_loses_no_more_than_was_not_acknowledged",
     "A gap in front of an earlier life's": "test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that",
+    "Who iterates over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",
     "Two clocks run": "test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that_forgot",
     "A metadata request creates": "test_a_deleted_topic_stays_deleted_and_is_forgotten",
     "A crash of kafka-python's loop": (

@@ -17,6 +17,7 @@ from kafkasafe.cluster.api import (
     ProduceReply,
     ProduceRequest,
     ProducerState,
+    Reached,
 )
 
 
@@ -208,6 +209,14 @@ def test_questions_about_partitions_that_are_not_there(door):
         failure = door.once(question)
         assert isinstance(failure, Failure)
         assert (failure.code, failure.sent) == (3, False)
+
+
+def test_a_leader_is_reached_without_a_request(door):
+    topic, _ = written(door, 1)
+    reached = door.once(door.client.reach, topic, 0)
+    assert reached == Reached(door.client.topic(topic).partitions[0].leader)
+    failure = door.once(door.client.reach, topic, 9)
+    assert (failure.code, failure.sent) == (3, False)
 
 
 def test_topics_are_listed_apart_from_internal_ones(door):

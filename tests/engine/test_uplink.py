@@ -122,6 +122,26 @@ def test_a_hung_broker_divides_nothing():
     assert (parcel.error, parcel.children) == (None, None)
 
 
+def test_many_partitions_in_trouble_ask_one_after_the_other(monkeypatch):
+    world = World()
+    life = begun(world, 300)
+    world.cluster.drop_responses()
+    parcels = [life.send("orders", number, [b"x"]) for number in range(300)]
+    world.run(1.0)
+    seconds, ask = collections.Counter(), world.cluster.ask
+
+    def counted(*args):
+        seconds[int(world.time.monotonic())] += 1
+        return ask(*args)
+
+    monkeypatch.setattr(world.cluster, "ask", counted)
+    world.cluster.restore()
+    world.cluster.cut()
+    assert world.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert sum(seconds.values()) > 900
+    assert max(seconds.values()) < 700
+
+
 def test_partitions_take_turns():
     world = World()
     life = begun(world, 10)
