@@ -20,6 +20,7 @@ from kafka.producer.future import RecordMetadata
 from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe._core import marks as m
+from kafkasafe._io.refusals import because
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.errors import BatchDroppedError, ProducerClosedError
 from kafkasafe.logs import EventLog
@@ -208,7 +209,11 @@ class Transactions:
         if not self._asked:
             pump.take_over(self._id)
             self._asked = True
-        self._await(lambda: pump.ledger.names.get(self._id, False) is not False, deadline, "not granted")
+        self._await(
+            lambda: pump.ledger.names.get(self._id, False) is not False,
+            deadline,
+            f"not granted within {limit_s:g} s",
+        )
         error = pump.ledger.names[self._id]
         if error is not None:
             self._asked = False
@@ -226,7 +231,8 @@ class Transactions:
         producer._raise_wrong_cluster()
         raise kafka_errors.KafkaTimeoutError(
             f"transactional_id {self._id}: {what}. Call init_transactions() again to wait on"
-            f"{producer._pump.ledger.name_trouble.get(self._id, '')}{producer._network_cause()}"
+            f"{producer._pump.ledger.name_trouble.get(self._id, '')}.{because(producer._pump.refused())}"
+            f"{producer._network_cause()}"
         )
 
     def _last(self) -> LastTransaction | None:

@@ -410,6 +410,33 @@ def test_init_waits_no_longer_than_it_may_and_may_be_called_again(opened):
         producer.close()
 
 
+def test_init_says_what_the_last_transaction_waits_for(tmp_path):
+    with FakeCluster(brokers=1, config={"auto.create.topics.enable": "false"}) as cluster:
+        mine = {
+            "bootstrap_servers": cluster.bootstrap_servers,
+            "spool_dir": tmp_path,
+            "transactional_id": "app",
+        }
+        producer = SafeProducer(**mine)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("gone", b"1", partition=0)
+        committing = threading.Thread(target=outcome, args=(producer.commit_transaction,))
+        committing.start()
+        until(lambda: any(b"gone" in log.read_bytes() for log in tmp_path.rglob("*.log")))
+        producer.close(timeout=0)
+        committing.join(60)
+        with SafeProducer(**mine, max_block_ms=2000) as producer:
+            until(producer._pump.refused)
+            with pytest.raises(
+                kafka_errors.KafkaTimeoutError, match=r"The cluster refuses gone-0.*create the topic"
+            ):
+                producer.init_transactions()
+            cluster.create_topic("gone")
+            until(lambda: outcome(producer.init_transactions) is None)
+        assert read(cluster, "gone") == {0: [b"1"]}
+
+
 def test_a_cluster_that_refuses_the_id_says_so_at_once(fake, opened):
     producer = opened(SafeProducer, fake, transaction_timeout_ms=9_000_000)
     with pytest.raises(kafka_errors.InvalidTransactionTimeoutError):
