@@ -29,6 +29,7 @@ from kafkasafe._io.engine.messages import ChoreDue, RetryDue
 from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.outlet import Outlet
 from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.engine.room import RoomKeeper
 from kafkasafe._io.engine.sender import Sender
 from kafkasafe._io.engine.topics import Topics
 from kafkasafe._io.lanes import SpoolDirectory
@@ -113,6 +114,25 @@ def _reverses_groups(patch: Any) -> None:
         return write(self, marks, list(batches)[::-1], **options)[::-1]
 
     patch.setattr(Spool, "write_group", reversed_group)
+
+
+def _releases_before_the_copy(patch: Any) -> None:
+    copy = RoomKeeper._copy
+
+    def too_early(self: RoomKeeper, lane: Lane, batches: list[j.Batch]) -> bool:
+        lane.spool.release(lane.copy_before)
+        return copy(self, lane, batches)
+
+    patch.setattr(RoomKeeper, "_copy", too_early)
+
+
+def _moves_without_mark(patch: Any) -> None:
+    marks = j.Journal.move_marks
+
+    def without(self: j.Journal, batches: Any) -> list[m.Mark]:
+        return [mark for mark in marks(self, batches) if not isinstance(mark, m.Moved)]
+
+    patch.setattr(j.Journal, "move_marks", without)
 
 
 def _drops_marks(kind: type[Any]) -> Callable[[Any], None]:
@@ -286,6 +306,20 @@ ENGINE: dict[str, Mutant] = {
     "budget ignored": Mutant(nothing(Outlet, "_may_read", result=True), "many"),
     # What has to come back by itself.
     "timer never fires": Mutant(_timers_without(lambda message: isinstance(message, RetryDue))),
+    "released before the copy is durable": Mutant(_releases_before_the_copy, "room"),
+    "a copy is another batch": Mutant(_moves_without_mark, "room"),
+    "a copy has the place of its position": Mutant(
+        source(
+            j.Journal,
+            "_place",
+            "batch.position = position",
+            "batch.position = position; batch.rank = (position,)",
+        ),
+        "room",
+    ),
+    "a copy has the id that was written": Mutant(
+        source(DiskWriter, "copy_of", "_stamp(data, batch.identity)", "pass"), "room"
+    ),
     "no pause": Mutant(_no_pauses),
     "a failed write is not tried again": Mutant(nothing(DiskWriter, "retry_write"), "calm network"),
     "no producer id is asked for again": Mutant(

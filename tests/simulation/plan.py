@@ -226,6 +226,19 @@ KINDS: Final[Mapping[str, Kind]] = {
         _NETWORK | {"kill": 3, "full": 8, "disk": 4, "crash_at": 2},
         {"segment_bytes": (2000, 4000), "spool_bytes": (20_000, 40_000), "memory_bytes": (0, 4000), "packs": (False, True), "brokers": (1,)},
     ),
+    "room": Kind(
+        0,  # by name only: another share would make all seeds others
+        {"strand": 12, "outage": 2, "swallow": 3, "kill": 4, "crash_at": 4, "disk": 2, "deny": 2, "lead": 2, "send": 30},
+        {
+            "segment_bytes": (1000, 1500),
+            "spool_bytes": (8_000, 10_000),
+            "memory_bytes": (0, 16 << 20),
+            "refused_s": (20.0, 604_800.0),
+            "partitions": (2, 3),
+            "brokers": (1, 3),
+        },
+        (50, 80),
+    ),
 }  # fmt: skip
 
 

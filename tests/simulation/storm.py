@@ -41,6 +41,7 @@ WAITS_S = (0.0005, 0.0015, 0.01, 0.1, 0.6, 2.0, 7.0)
 PAUSES_S = (0.01, 0.3, 1.0, 2.5, 4.9, 7.0)
 _DISK_CALLS = ("writev", "sync_data", "sync_directory", "create", "unlink", "rename", "read", "truncate")
 _END_S = 900.0
+_MARKS_BYTES = 8192
 
 
 def play(plan: Plan, *, trace: bool = False) -> Storm:
@@ -86,6 +87,7 @@ class Storm:
         self.records_of: dict[Parcel, list[Record]] = {}
         self.ended: set[Parcel] = set()
         self.mending: list[tuple[Any, Callable[[], None]]] = []
+        self.stranded: set[int] = set()
         self.capacity = 0
         self.calming = False
         self.world = SimWorld(s.brokers, s.workers, self._open_life, self.note, self._look)
@@ -137,6 +139,8 @@ class Storm:
         if s.own_names:
             options["client_id"] = f"worker-{worker.number}"
         sizes = {"spool_segment_bytes": s.segment_bytes, "spool_max_bytes": s.spool_bytes}
+        if self.plan.kind == "room":
+            sizes["rejected_max_bytes"] = s.spool_bytes // 4
         if s.retains:
             sizes["retain_acked_bytes"] = 1 << 40
         self.world.say(f"worker {worker.number} begins")
@@ -307,9 +311,11 @@ class Storm:
         return found or []
 
     def _whim(self, data: bytes) -> int:
-        if self.calming or not self.settings.stubborn:
+        if self.calming:
             return 0
         values = codec.decode(data).values
+        if self.stranded and self.book.records[self.book.numbers(values)[0]].partition in self.stranded:
+            return 6
         return next((2 if len(value) % 2 else -1 for value in values if value and b"!" in value), 0)
 
     def _log(self, partition: int, *, hidden: bool = False) -> list[int]:
@@ -354,6 +360,19 @@ class Storm:
                 raise Violation("memory", f"{outlet.memory_bytes:,} bytes are in memory")
             if outlet.reads > 1 and outlet.read_bytes > s.budget_bytes:
                 raise Violation("memory", f"{outlet.read_bytes:,} bytes were read back to be sent")
+        for life in self.world.lives if self.plan.kind == "room" else ():
+            own = life.ground.own
+            # Marks are written though it is full, and a segment goes as a whole.
+            limit = s.spool_bytes + 2 * s.segment_bytes + _MARKS_BYTES
+            if own.spool.used_bytes > limit:
+                raise Violation(
+                    "disk", f"{own.spool.used_bytes:,} bytes are in the spool, {limit:,} are allowed"
+                )
+            limit = life.config.rejected_max_bytes + s.segment_bytes
+            if own.rejected.size_bytes > limit:
+                raise Violation(
+                    "disk", f"{own.rejected.size_bytes:,} bytes are in rejected/, {limit:,} are allowed"
+                )
         used = sum(life.engine.ledger.used for life in self.world.lives)
         limit = (len(self.world.workers) + 1) * (s.spool_bytes + 2 * s.segment_bytes + 131_072)
         if used > limit:
@@ -613,6 +632,12 @@ class Storm:
         for at in range(1 + b % 3):
             code = CODES[(a + at) % len(CODES)]
             self.world.cluster.refuses.append((code, code in _APPENDED_FIRST and bool((c >> at) % 2)))
+
+    def do_strand(self, a: int, b: int, _c: int) -> None:
+        """A partition has no leader for a while."""
+        number = a % self.settings.partitions
+        self.stranded.add(number)
+        self.later((1.0, 20.0, 60.0)[b % 3], ("strand", number), lambda: self.stranded.discard(number))
 
     def do_foreign(self, a: int, b: int, _c: int) -> None:
         """Somebody else writes."""

@@ -21,6 +21,13 @@ def test_no_history_breaks_a_promise(chunk):
             raise
 
 
+@pytest.mark.parametrize("chunk", range(2))
+def test_a_spool_in_which_partitions_are_stuck_is_bounded(chunk):
+    """And what is copied forward in it is delivered once, in order."""
+    for seed in range(chunk * 6, (chunk + 1) * 6):
+        play(plan_of(seed, "room"))
+
+
 def test_a_history_with_the_same_seed_is_the_same_history():
     plan = plan_of(3, "lanes")
     runs = [play(plan, trace=True).world.lines for _ in range(2)]
