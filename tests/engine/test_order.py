@@ -187,6 +187,22 @@ def test_a_sibling_hands_a_lane_back_to_its_owner_that_returns():
     ]
 
 
+def test_a_lane_whose_owner_dies_as_soon_as_it_has_it_back_is_adopted_again():
+    made = world()
+    sibling = made.start(client_id="b")
+    worker = made.start(client_id="a")
+    made.set_outage(True)
+    send(worker, 0, 40)
+    made.run(1)
+    made.kill(worker)
+    assert made.run(30, lambda: len(sibling.ground.lanes) == 2)
+    worker = made.start(client_id="a", hand_back=True)
+    assert worker.ground.own.name == "lane-001"
+    made.kill(worker)
+    made.set_outage(False)
+    assert made.run(60, lambda: len(made.log("orders", 0)) == 40)
+
+
 def test_a_lane_that_is_asked_for_by_number_comes_back_in_the_midst_of_its_delivery():
     made = world()
     sibling = made.start(client_id="b")

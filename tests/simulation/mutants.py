@@ -277,15 +277,6 @@ ENGINE: dict[str, Mutant] = {
         ),
         "lanes",
     ),
-    "a lane is let go before it is drained": Mutant(
-        source(
-            LaneKeeper,
-            "_let_go_of_drained",
-            "if not lane.journal.unfinished and not lane.journal.doubted:",
-            "if True:",
-        ),
-        "lanes",
-    ),
     "a younger life does not hold back": Mutant(
         lambda patch: patch.setattr(j.Journal, "_is_held", lambda *_: False), "lanes"
     ),

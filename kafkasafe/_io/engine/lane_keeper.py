@@ -393,6 +393,8 @@ class LaneKeeper:
             for key in [key for key in self._ledger.undecided if key[0] is lane]:
                 del self._ledger.undecided[key]
         self._let_go(lane)
+        # Should that one die before it writes anything, the lane looks as it did.
+        self._ground.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s goes back to its producer, which starts: it has %d batches to deliver",
             lane.name,
