@@ -41,11 +41,11 @@ class ResendsBlindly(j.Journal):
 class TrustsFormerLife(j.Journal):
     """What an earlier life may have sent is sent again without asking, under a new id."""
 
-    def recovered(self, now: float) -> None:
+    def recovered(self, *args: Any, **of: Any) -> None:
         for partition in self._partitions.values():
             for batch in partition.queue:
                 batch.identity, batch.state = None, j.State.SEALED
-        super().recovered(now)
+        super().recovered(*args, **of)
 
 
 class NeverSeesGhosts(j.Journal):
@@ -59,8 +59,8 @@ class NeverSeesGhosts(j.Journal):
         super().lost(*args, **of)
         self._forget_ghosts()
 
-    def recovered(self, now: float) -> None:
-        super().recovered(now)
+    def recovered(self, *args: Any, **of: Any) -> None:
+        super().recovered(*args, **of)
         self._forget_ghosts()
 
 
@@ -343,11 +343,11 @@ class RevivesReleased(j.Journal):
 class ForgetsSuspicion(j.Journal):
     """A new life does not look for what its forerunner missed."""
 
-    def recovered(self, now: float) -> None:
+    def recovered(self, *args: Any, **of: Any) -> None:
         for partition in self._partitions.values():
             partition.suspicion = None
             partition.checks.clear()
-        super().recovered(now)
+        super().recovered(*args, **of)
 
 
 class BlindToAcks(j.Journal):

@@ -96,6 +96,12 @@ def test_a_journal_without_the_rule_is_found_out(mutant: type[j.Journal]) -> Non
     pytest.fail("nobody noticed")
 
 
+def test_the_list_of_mutants_is_whole() -> None:
+    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
+    listed = [line.removeprefix("journal: ") for line in lines if line.startswith("journal: ")]
+    assert listed == [mutant.__name__ for mutant in mutants.MUTANTS]
+
+
 # -- each rule alone ---------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from `Book.close` when all is over. What is only promised under a condition asks
 see `Book.PROMISES`, where a promise that the code does not keep yet is switched off.
 
 **To add a mutant**: an entry in `mutants.py`, which changes the code in memory, with the kind of plan and the first seed in
-which it is found. `python -m tests.simulation --mutant NAME` looks for them.
+which it is found. `python -m tests.simulation.hunt NAME` looks for them.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# The world that the engine lives in (virtual.py) is a module beside the golden transcripts.
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+# The world that the engine lives in (virtual.py) is beside the golden transcripts, the journal's mutants beside its tests.
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("engine", "core")]

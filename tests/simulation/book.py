@@ -17,6 +17,7 @@ __all__ = ["Book", "LifeEntry", "Record", "Violation"]
 
 _STORM_PER_S: Final = 10
 _STORM_S: Final = 2.0
+_WINDOW: Final = 5
 _NUMBER: Final = re.compile(rb"\d+")
 _DECIDES: Final = frozenset({0, 10, 87})
 _REFUSALS: Final = frozenset({2, -1, 3, 17, 29})
@@ -72,6 +73,8 @@ class _Written:
 
     pending: list[tuple[list[m.Mark], list[tuple[int, int, int]]]] = field(default_factory=list)
     committed: set[int] = field(default_factory=set)
+    decided: dict[int, m.Mark] = field(default_factory=dict)
+    """By id, what was decided and is not durable yet, in this order."""
 
 
 class Book:
@@ -109,6 +112,7 @@ class Book:
         self._ids: set[tuple[int, int, int]] = set()
         self._spools: dict[Any, _Written] = {}
         self._asked: dict[tuple[str, int], deque[float]] = {}
+        self._failed: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._refusing: dict[int, tuple[float, float]] = {}
         self.most_asked: Counter[int] = Counter()
         self._decoded: dict[bytes, list[int]] = {}
@@ -151,6 +155,10 @@ class Book:
                     header = entry.header
                     self._ids.add((header.producer_id, header.producer_epoch, header.base_sequence))
 
+    def decided(self, spool: Any, marks: Iterable[m.Mark]) -> None:
+        """These are to be written, after all that were decided before."""
+        self._spools[spool].decided.update((id(mark), mark) for mark in marks)
+
     def wrote(self, spool: Any, marks: list[m.Mark], batches: Iterable[tuple[int, bytearray]]) -> None:
         """A group is written, not synced."""
         headers = [codec.read_header(data) for _, data in batches]
@@ -162,6 +170,12 @@ class Book:
         written = self._spools[spool]
         for marks, ids in written.pending:
             self._apply(written, marks, ids)
+            for mark in marks:
+                if id(mark) in written.decided:
+                    first = next(iter(written.decided))
+                    if first != id(mark):
+                        self.broken("decisions overtake", f"{mark} before {written.decided[first]}")
+                    del written.decided[first]
         written.pending.clear()
 
     def failed(self, spool: Any) -> None:
@@ -189,10 +203,27 @@ class Book:
             self.broken("sent too early", f"a batch of {topic}-{partition} has no id")
         if self.durable_first and identity not in self._ids:
             self.broken("sent too early", f"{identity} of {topic}-{partition} is not durable")
+        failed = self._failed.get((topic, partition))
+        if failed is not None and failed[:2] == identity[:2] and failed[2] < identity[2]:
+            self.broken("sent after a failure", f"{identity} of {topic}-{partition}, after {failed} failed")
+        self._failed.pop((topic, partition), None)
 
-    def question(self, topic: str, partition: int, now: float, lives: int) -> None:
+    def out(self, topic: str, partition: int, batches: int) -> None:
+        """Brokers recognise the last five of a producer again."""
+        if batches > _WINDOW:
+            self.broken("too many at once", f"{batches} batches to {topic}-{partition}")
+
+    def failed_to_send(self, topic: str, partition: int, header: Any) -> None:
+        """A batch was answered with an error: nothing follows it before it was asked about, or sent again."""
+        identity = header.producer_id, header.producer_epoch, header.base_sequence
+        before = self._failed.get((topic, partition))
+        self._failed[topic, partition] = min(before, identity) if before else identity
+
+    def question(self, topic: str, partition: int, now: float, lives: int, *, failed: bool = False) -> None:
         """A partition in trouble is asked about, or something failed there."""
         self.asked += 1
+        if not failed:
+            self._failed.pop((topic, partition), None)
         times = self._asked.setdefault((topic, partition), deque())
         times.append(now)
         while times[0] <= now - _STORM_S:
@@ -218,6 +249,7 @@ class Book:
         """A process begins: what the one before it asked is no storm of its own."""
         self.lives.append(life)
         self._asked.clear()
+        self._failed.clear()
 
     def done(self, spool: Any, position: int, records: list[Record], error: BaseException | None) -> None:
         """A future ended."""

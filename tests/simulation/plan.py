@@ -108,13 +108,13 @@ class Plan:
 _ALWAYS: Final = {"send": 30, "wait": 20}
 _NETWORK: Final = {
     "outage": 3,
-    "swallow": 6,
+    "swallow": 5,
+    "late": 4,
     "cut": 4,
     "stall": 2,
     "deaf": 2,
     "slow": 2,
     "throttle": 1,
-    "uplink": 2,
 }
 _BROKERS: Final = {"lead": 4, "broker": 4, "pause": 2, "lag": 3, "code": 5, "foreign": 2}
 _DISK: Final = {"disk": 4, "full": 1}
@@ -156,14 +156,35 @@ KINDS: Final[Mapping[str, Kind]] = {
             "brokers": (1,),
         },
     ),
+    "blind": Kind(
+        8,
+        _NETWORK | _BROKERS | _CRASHES | {"limit": 3, "forget": 1},
+        {"describes": (False,), "partitions": (1,), "segment_bytes": (1500, 4 << 20), "brokers": (1, 3)},
+    ),
+    "pipeline": Kind(
+        6,
+        {"send": 30, "code": 16, "lead": 3, "late": 3, "swallow": 3, "kill": 3, "outage": 1},
+        {"partitions": (1,), "brokers": (1, 3), "memory_bytes": (0, 16 << 20)},
+    ),
+    "disk": Kind(
+        6,
+        {"disk": 16, "code": 4, "limit": 6, "swallow": 3, "kill": 6, "outage": 2, "crash_at": 2},
+        {
+            "partitions": (1,),
+            "brokers": (1,),
+            "poison": (5, 20),
+            "huge": (0, 20),
+            "spool": ("always", "always", "on_error"),
+        },
+    ),
     "late topic": Kind(
         10,
-        _NETWORK | _DISK | _CRASHES | {"create": 3, "spill": 1},
+        _NETWORK | _DISK | _CRASHES | {"create": 3, "spill": 1, "uplink": 2},
         {"late_topic": (True,), "partitions": (1, 2, 3), "spool": ("always", "always", "on_error"), "brokers": (1, 3)},
     ),
     "old": Kind(
         8,
-        _NETWORK | _BROKERS | _CRASHES | {"forget": 4, "expire": 6, "sleep": 3, "clock": 3},
+        _NETWORK | _BROKERS | _CRASHES | {"forget": 4, "expire": 6, "uplink": 2, "sleep": 3, "clock": 3},
         {"old": (30, 100), "partitions": (1, 1, 2), "brokers": (1, 3)},
     ),
     "refused": Kind(

@@ -40,7 +40,7 @@ _APPENDED_FIRST = frozenset({6, 7, 20, 56, -1, 5})
 WAITS_S = (0.0005, 0.0015, 0.01, 0.1, 0.6, 2.0, 7.0)
 PAUSES_S = (0.01, 0.3, 1.0, 2.5, 4.9, 7.0)
 _DISK_CALLS = ("writev", "sync_data", "sync_directory", "create", "unlink", "rename", "read", "truncate")
-_END_S = 900.0
+_END_S = 400.0
 _MARKS_BYTES = 8192
 
 
@@ -90,13 +90,17 @@ class Storm:
         self.stranded: set[int] = set()
         self.capacity = 0
         self.calming = False
-        self.world = SimWorld(s.brokers, s.workers, self._open_life, self.note, self._look)
+        self.world = SimWorld(
+            s.brokers, s.workers, self._open_life, self.note, self._look, random.Random(f"turns {plan.seed}")
+        )
         self.world.cluster.stragglers = random.Random(plan.seed)
         cluster = self.world.cluster
         cluster.hidden = frozenset() if s.describes else frozenset({"DescribeProducers"})
         cluster.on_produce = self._on_produce
         cluster.on_question = self._on_question
         cluster.on_refused = self._on_answer
+        cluster.on_out = self.book.out
+        cluster.on_failed = self._on_failed
         cluster.whim = self._whim
         self.home = self.world.centre
         self.home_parts = cluster._desk.groups, cluster._desk.transactions
@@ -144,7 +148,7 @@ class Storm:
         if s.retains:
             sizes["retain_acked_bytes"] = 1 << 40
         self.world.say(f"worker {worker.number} begins")
-        life = Life(self.world, sizes=sizes, **options)
+        life = Life(self.world, sizes=sizes, hand_back=s.workers > 1, **options)
         entry = LifeEntry(len(self.book.lives), worker.number, self.now)
         self.book.begun(entry)
         self.entries[life] = entry
@@ -197,6 +201,12 @@ class Storm:
             say("   sync")
             return position
 
+        persist = engine_disk.DiskWriter.persist
+
+        def decided(writer: Any, lane: Any, unit: Any) -> Any:
+            book.decided(lane.spool, unit.marks)
+            return persist(writer, lane, unit)
+
         def open_spool(cls: type[Spool], *args: Any, **options: Any) -> Any:
             spool, entries = opened(cls, *args, **options)
             entries = list(entries)
@@ -206,6 +216,7 @@ class Storm:
         with (
             mock.patch.object(Spool, "write_group", written),
             mock.patch.object(Spool, "sync", synced),
+            mock.patch.object(engine_disk.DiskWriter, "persist", decided),
             mock.patch.object(Spool, "open", classmethod(open_spool)),
             mock.patch.object(engine_disk, "_MEMORY_BYTES", self.settings.memory_bytes),
             mock.patch.object(engine_outlet, "MEMORY_BYTES", self.settings.budget_bytes),
@@ -234,6 +245,10 @@ class Storm:
 
     def _on_question(self, topic: str, partition: int) -> None:
         self.book.question(topic, partition, self.now, len(self.world.lives))
+
+    def _on_failed(self, topic: str, partition: int, header: Any) -> None:
+        self.book.question(topic, partition, self.now, len(self.world.lives), failed=True)
+        self.book.failed_to_send(topic, partition, header)
 
     def _on_answer(self, topic: str, partition: int, code: int) -> None:
         self.book.answered(topic, partition, code, self.now)
@@ -353,7 +368,7 @@ class Storm:
                 for parcel in lane.parcels.values()
                 if parcel.durable and parcel.data is not None
             )
-            if kept > s.memory_bytes + 65_536:
+            if kept > s.memory_bytes + (20_000 if s.huge else 1_500):
                 raise Violation("memory", f"{kept:,} bytes that are on disk are in memory as well")
             outlet = life.engine._sender._outlet
             if outlet.read_bytes and outlet.memory_bytes > max(s.budget_bytes, s.memory_bytes) + 65_536:
@@ -388,7 +403,7 @@ class Storm:
             mends[-1]()
         self.mending.clear()
         world.cluster.refuses.clear()
-        world.cluster.swallow = 0
+        world.cluster.swallow = world.cluster.late = 0
         world.cluster.restore()
         world.set_outage(False)
         world.disk.heal()
@@ -556,6 +571,10 @@ class Storm:
         """Answers to Produce are lost, with their connections."""
         self.world.cluster.swallow = 1 + a % 3
 
+    def do_late(self, a: int, _b: int, _c: int) -> None:
+        """Requests arrive seconds after their connections ended."""
+        self.world.cluster.late = 1 + a % 3
+
     def do_cut(self, a: int, _b: int, _c: int) -> None:
         """Connections end; requests that were on their way may arrive late."""
         self.world.cluster.cut(node=self._node(a))
@@ -629,6 +648,8 @@ class Storm:
 
     def do_code(self, a: int, b: int, c: int) -> None:
         """Leaders answer errors that say little, some of them after the append."""
+        if c & 256:  # the first one is well
+            self.world.cluster.refuses.append((0, False))
         for at in range(1 + b % 3):
             code = CODES[(a + at) % len(CODES)]
             self.world.cluster.refuses.append((code, code in _APPENDED_FIRST and bool((c >> at) % 2)))
@@ -665,6 +686,14 @@ class Storm:
         """The disk fails a few times."""
         operation = _DISK_CALLS[a % len(_DISK_CALLS)] if c % 4 == 0 else ("writev", "sync_data")[a % 2]
         code = (errno.EIO, errno.ENOSPC)[b % 2]
+        if b % 5 == 0:  # for a while
+            self.world.disk.fail(operation, error=code, times=None)
+
+            def mend() -> None:
+                self.world.disk.heal()
+
+            self.later((0.05, 0.5, 2.0)[c % 3], "disk", mend)
+            return
         self.world.disk.fail(operation, call=c % 3, error=code, times=1 + b % 3, partial=(c % 11) / 10)
 
     def do_full(self, a: int, b: int, _c: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from .mutants import ENGINE
 from .plan import KINDS, plan_of
 from .shrink import found, ranges, shrink
 from .storm import play
@@ -44,10 +45,7 @@ def test_events_of_all_kinds_do_something(kind):
     assert sum(record.durable for storm in storms for record in storm.book.records.values()) > 10
 
 
-@pytest.mark.skip(reason="mutants")
 def test_what_is_shrunk_breaks_the_same_promise(monkeypatch):
-    from .mutants import ENGINE
-
     mutant = ENGINE["send before sync"]
     mutant.change(monkeypatch)
     plan = next(

@@ -58,9 +58,12 @@ class SimCluster(StormyCluster):
     Attributes:
         hidden: APIs that brokers do not know.
         refuses: Error codes instead of an answer to Produce, of the next requests: (code, appended all the same).
+        late: So many Produce requests from now on arrive after their connections ended.
+        on_out: Gets topic, partition, and how many batches of one producer id are on their way to it.
         whim: Says of a Produce request which code it gets for what is in it, 0 for none.
         on_produce: Gets topic, partition and header of each batch that is sent.
         on_question: Gets topic and partition of each question, and of each batch that failed.
+        on_failed: Gets topic, partition and header of each batch that is answered with an error.
         on_refused: Gets topic, partition and error code of each answer to a batch, and to questions about topics (-1).
     """
 
@@ -71,6 +74,10 @@ class SimCluster(StormyCluster):
         self.on_produce: Callable[[str, int, Any], None] = lambda *_: None
         self.on_question: Callable[[str, int], None] = lambda *_: None
         self.on_refused: Callable[[str, int, int], None] = lambda *_: None
+        self.on_failed: Callable[[str, int, Any], None] = lambda *_: None
+        self.on_out: Callable[[str, int, int], None] = lambda *_: None
+        self.late = 0
+        self._out: dict[tuple[str, int, int], list[tuple[Any, Any]]] = {}
         self.traced = False
         super().__init__(*args)
 
@@ -84,20 +91,31 @@ class SimCluster(StormyCluster):
         if self.traced and (what := _request(name, message)):
             self.say(f"-> {what}")
         addresses = _addresses(name, message)
+        headers: dict[tuple[str, int], Any] = {}
         if name == "Produce":
             for topic in message.topic_data:
                 for part in topic.partition_data:
-                    self.on_produce(topic.name, part.index, codec.read_header(part.records))
+                    headers[topic.name, part.index] = header = codec.read_header(part.records)
+                    self.on_produce(topic.name, part.index, header)
         else:
             for topic, partition in addresses:
                 self.on_question(topic, partition)
+
+        late_one = name == "Produce" and self.late > 0
+        if late_one:
+            self.late -= 1
+            self.time.call_later(self.latency_s / 2, lambda: self._end(pipe, "The connection was cut"))
+        if name == "Produce":
+            for place, header in headers.items():
+                self._out.setdefault((*place, header.producer_id), []).append((pipe, message))
+                self.on_out(*place, sum(each.open for each, _ in self._out[*place, header.producer_id]))
 
         def arrive() -> None:
             if pipe.open:
                 if not self.weather[pipe.node].drop_requests:
                     pipe.requests.append((name, version, message, answered))
                     self._settle()
-            elif self.stragglers is not None and self.stragglers.random() < 0.5:
+            elif self.stragglers is not None and (late_one or self.stragglers.random() < 0.5):
                 self.time.call_later(self.stragglers.uniform(0, TIMEOUT_S * 0.9), late)
 
         home = self._desk.centre
@@ -110,11 +128,14 @@ class SimCluster(StormyCluster):
 
         def answered(fields) -> None:
             if name == "Produce":
+                for place, header in headers.items():
+                    key = (*place, header.producer_id)
+                    self._out[key] = [e for e in self._out[key] if e[0].open and e[1] is not message]
                 for topic in fields["responses"]:
                     for row in topic["partition_responses"]:
-                        self.on_refused(topic["name"], row["index"], row["error_code"])
                         if row["error_code"]:
-                            self.on_question(topic["name"], row["index"])
+                            self.on_failed(topic["name"], row["index"], headers[topic["name"], row["index"]])
+                        self.on_refused(topic["name"], row["index"], row["error_code"])
             elif name == "Metadata":
                 for topic in fields["topics"]:
                     self.on_refused(topic["name"], -1, topic["error_code"])
@@ -214,7 +235,9 @@ class SimWorld(World):
         open_life: Callable[[Worker], Life],
         on_death: Callable[[Life], None],
         look: Callable[[], None],
+        dice: random.Random,
     ) -> None:
+        self.dice = dice
         self.turns = 0
         self.workers = [Worker(number) for number in range(workers)]
         self._open_life = open_life
@@ -237,12 +260,13 @@ class SimWorld(World):
         self.say(f"   worker {worker.number} died")
 
     def _raise_up(self, worker: Worker) -> None:
+        worker.up_at = float("inf")  # it may wait, while others go on
         try:
             worker.life = self._open_life(worker)
         except (SpoolError, ProcessKilled, OSError) as error:
             # The program sees an error, or is killed while it begins. It is started again.
             self.say(f"   worker {worker.number} does not begin: {type(error).__name__}")
-            worker.up_at = self.time.monotonic() + 1.0
+            worker.up_at = min(worker.up_at, self.time.monotonic() + 1.0)
             return
         self.lives.append(worker.life)
 
@@ -275,7 +299,10 @@ class SimWorld(World):
                     continue
                 try:
                     if life.inbox or life.engine.due <= now:
-                        life.turn()
+                        # A thread wakes at any moment: what came may be half of what comes.
+                        for _ in range(self.dice.randint(1, len(life.inbox)) if life.inbox else 0):
+                            life.engine.step(life.inbox.popleft())
+                        life.engine.turn()
                 except ProcessKilled:
                     self.die(life)
                     wakes.append(worker.up_at)

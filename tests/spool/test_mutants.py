@@ -7,6 +7,7 @@ import inspect
 import random
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -212,6 +213,11 @@ def test_the_tests_find(mutant, monkeypatch):
     mutate(monkeypatch, place, name, old, new)
     with pytest.raises((AssertionError, KafkaSafeError, OSError, pytest.fail.Exception)):
         detector()
+
+
+def test_the_list_of_mutants_is_whole():
+    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.removeprefix("spool: ") for line in lines if line.startswith("spool: ")] == list(MUTANTS)
 
 
 @pytest.mark.parametrize("detector", [os_crashes, failed_syncs, deaths_after_failed_syncs, atomic_groups])

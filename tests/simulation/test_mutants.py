@@ -1,0 +1,27 @@
+"""What the histories are worth: each of these mutants breaks a promise in one of the first histories of its kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .mutants import ENGINE, SEEDS
+from .plan import plan_of
+from .shrink import found
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_a_mutant_is_found(name, monkeypatch):
+    mutant = ENGINE[name]
+    mutant.change(monkeypatch)
+    for seed in range(mutant.first, mutant.first + SEEDS):
+        if found(plan_of(seed, mutant.kind)) is not None:
+            return
+    pytest.fail(f"{SEEDS} histories of the kind {mutant.kind!r}, and nothing was noticed")
+
+
+def test_the_list_of_mutants_is_whole():
+    """Whoever takes one out has to take its name out of the list, for all to see."""
+    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.removeprefix("engine: ") for line in lines if line.startswith("engine: ")] == list(ENGINE)
