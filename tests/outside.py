@@ -18,7 +18,7 @@ _NOBODY_BELOW = 1024
 _OR_REAL = ", or give the test the marker `real` (tests/tiers.py)"
 
 _servers: set[int] = set()
-"""Ports of TCP that something in this process listens on, or did."""
+"""Ports of TCP that something in this process listens on, or did: a client may knock at a broker that is down."""
 
 
 def note_servers() -> None:
@@ -42,7 +42,8 @@ def nothing_outside() -> Iterator[None]:
     """
     here = threading.get_ident()
     # Threads that shared fixtures started, such as Spark's, are no business of this test.
-    others = {thread.ident for thread in threading.enumerate()} - {here}
+    # (Not by their numbers, which are used again.)
+    others = set(threading.enumerate()) - {threading.current_thread()}
     sleep, connect, connect_ex = time.sleep, socket.socket.connect, socket.socket.connect_ex
     strangers = []
 
@@ -52,7 +53,7 @@ def nothing_outside() -> Iterator[None]:
         sleep(seconds)
 
     def check(self: socket.socket, address: Any) -> None:
-        if self.family not in {socket.AF_INET, socket.AF_INET6} or threading.get_ident() in others:
+        if self.family not in {socket.AF_INET, socket.AF_INET6} or threading.current_thread() in others:
             return
         host, port = address[:2]
         if port not in _servers and not (host == "127.0.0.1" and port < _NOBODY_BELOW):
