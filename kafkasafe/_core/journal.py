@@ -1452,8 +1452,12 @@ class Journal:
                     self._afters = [each for each in self._afters if each.position != mark.position]
                     self._afters.append(mark)
                 case m.Unit(_, first, batches):
-                    read = self.units.recover(mark, position)
-                    self._units_read.append((read, range(first, first + batches)))
+                    if not any(
+                        parent.unit is not None and children.start == first
+                        for parent, children in self._parents
+                    ):
+                        read = self.units.get(mark.unit_id) or self.units.recover(mark, position)
+                        self._units_read.append((read, range(first, first + batches)))
                 case m.Begun():
                     self.units.recover_begun(mark)
                 case m.Staged():
@@ -2935,6 +2939,12 @@ class Journal:
         if batch.position >= 0:
             persist.atomic = True
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
+            if batch.unit is not None:
+                # The segment with the first one may be gone before these are.
+                unit = batch.unit
+                persist.marks.append(
+                    m.Unit(unit.unit_id, first, len(made), unit.transactional_id, unit.offsets)
+                )
         batch.move(State.REPLACED)
         partition.queue.remove(batch)
         persist.after.append(Ended(batch, Fate.REPLACED, kept=refused))
@@ -3100,6 +3110,9 @@ class Journal:
             if isinstance(mark, m.Replaced):
                 persist.marks[index] = m.Replaced(mark.position, len(parts), mark.children)
                 parts += persist.batches[mark.first_child : mark.first_child + mark.children]
+            elif isinstance(mark, m.Unit):
+                # Behind the REPLACED mark of the same batches.
+                persist.marks[index] = replace(mark, first=len(parts) - mark.batches)
         apart = {batch.handle for batch in parts}
         self._ready.persist.batches += [b for b in persist.batches if b.handle not in apart]
         self._ready.persist.units += persist.units

@@ -85,7 +85,7 @@ class Owed:
                         self.open.pop(move.position, None)
                         origins[index] = move.origin
                 case m.Unit(unit_id, first, count):
-                    self._units[unit_id] = set()
+                    self._units.setdefault(unit_id, set())
                     members.update(dict.fromkeys(range(first, first + count), unit_id))
                 case m.Ended(unit_id):
                     for at in self._units.pop(unit_id, ()):

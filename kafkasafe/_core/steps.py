@@ -90,8 +90,12 @@ def steps_of(
             match mark:
                 case m.Unit(unit_id, first, count, transactional_id, offsets):
                     names = tuple(each.group for each in offsets)
-                    unit = units[unit_id] = UnitLog(unit_id, transactional_id, names, prepared_ms=written_ms)
-                    members.update(dict.fromkeys(range(first, first + count), (unit, -1)))
+                    unit = units.get(unit_id)
+                    if unit is None:
+                        unit = UnitLog(unit_id, transactional_id, names, prepared_ms=written_ms)
+                        units[unit_id] = unit
+                    # What a batch was divided into is named by the mark before, too.
+                    members = dict.fromkeys(range(first, first + count), (unit, -1)) | members
                 case m.Replaced(position, first, count) if position in unit_of:
                     unit = unit_of.pop(position)
                     members.update(dict.fromkeys(range(first, first + count), (unit, position)))

@@ -431,6 +431,9 @@ class Units:
         slot.grant = slot.former = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
         slot.unit, slot.fresh, unit.grant = unit, True, slot.grant
         handles = {batch.position: batch.handle for batch in unit.batches}
+        # As they were: the first one says where the marker is.
+        order = {place.position: index for index, place in enumerate(mark.places)}
+        unit.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in mark.places:
             handle = handles.get(place.position)
             if handle is not None:

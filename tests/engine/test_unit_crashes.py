@@ -29,6 +29,7 @@ class Run:
     def __init__(self, version, options, atomic) -> None:
         self.world = World(brokers=1, version=version)
         self.world.centre.create_topic("orders", 2)
+        self.world.centre.create_topic("audit", 1)
         self.options = {"retry_backoff_ms": 100, "transaction_timeout_ms": TIMEOUT_MS, **options}
         self.atomic = atomic
         self.heads = {}
@@ -83,7 +84,9 @@ class Run:
     def send(self, life) -> None:
         if self.atomic:
             for number, partitions in ((b"1", (0, 1)), (b"2", (0,)), (b"3", (1, 0))):
-                self.heads[number] = life.unit(*[("orders", at, [number]) for at in partitions])
+                # The partitions of one topic are chosen when it is first heard of, in whatever life that is.
+                parts = [("orders", at, [number]) for at in partitions]
+                self.heads[number] = life.unit(*parts, ("audit", -1, [number]))
         else:
             for number, partitions in ((b"1", (0, 1)), (b"2", (0,)), (b"3", (1, 0))):
                 self.heads[number] = [life.send("orders", at, [number]) for at in partitions]
@@ -129,6 +132,7 @@ class Run:
                 if number in VALUES[at]:
                     assert number in logs[at], f"{number} was durable and is not in partition {at}: {logs}"
         if self.atomic:
+            assert self.world.committed("audit", 0) == logs[0], f"audit differs from partition 0: {logs}"
             for number in (b"1", b"3"):
                 assert (number in logs[0]) == (number in logs[1]), f"half of {number}: {logs}"
 
@@ -182,6 +186,11 @@ def test_a_crash_between_some_steps(version, options, atomic, power):
     for point in range(begin, total + 1, 17):
         crash((point,), **variant)
     crash((begin + total // 3, begin), **variant)
+
+
+def test_what_a_unit_was_divided_into_is_a_part_of_it_when_its_first_segment_is_gone():
+    # The first life accepts, the second divides and commits and deletes what the first wrote, then it dies.
+    crash((22, 84), version="4.3.0", options={"spool": "always"}, atomic=True, power=False)
 
 
 @pytest.mark.crash
