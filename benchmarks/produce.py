@@ -42,6 +42,7 @@ from pathlib import Path
 CLIENTS = {
     "safe-always": "SafeProducer, spool=always",
     "safe-on_error": "SafeProducer, spool=on_error",
+    "safe-staged": "SafeProducer, delivery=staged",
     "safe-callbacks": "SafeProducer, spool=always +callbacks",
     "kafka-python": "kafka-python",
     "kafka-python-callbacks": "kafka-python +callbacks",
@@ -118,10 +119,14 @@ def sending(producer, topic: str, *, callbacks: bool) -> Send:
 
 
 @contextlib.contextmanager
-def safe(topic: str, servers: str, spool: str, mode: str, *, callbacks: bool) -> Iterator[Send]:
+def safe(
+    topic: str, servers: str, spool: str, mode: str, *, callbacks: bool, delivery: str = "idempotent"
+) -> Iterator[Send]:
     from kafkasafe.producer import SafeProducer
 
-    with SafeProducer(bootstrap_servers=servers.split(","), spool_dir=spool, spool=mode) as producer:
+    with SafeProducer(
+        bootstrap_servers=servers.split(","), spool_dir=spool, spool=mode, delivery=delivery
+    ) as producer:
         yield sending(producer, topic, callbacks=callbacks)
 
 
@@ -164,6 +169,8 @@ def open_client(name: str, topic: str, servers: str, spool: str) -> contextlib.A
     match name:
         case "safe-always" | "safe-on_error":
             return safe(topic, servers, spool, name.removeprefix("safe-"), callbacks=False)
+        case "safe-staged":
+            return safe(topic, servers, spool, "always", callbacks=False, delivery="staged")
         case "safe-callbacks":
             return safe(topic, servers, spool, "always", callbacks=True)
         case "kafka-python" | "kafka-python-callbacks":
@@ -223,7 +230,8 @@ def one(
             end_offsets(cluster.bootstrap_servers, topic, partitions),
             count + min(WARM_UP, count),
         )
-        if found != expected:
+        # A transaction has markers, which take offsets of their own.
+        if found < expected or (found > expected and client != "safe-staged"):
             sys.exit(f"{client}: the topic ends at {found}, {expected} records were sent")
     finally:
         shutil.rmtree(spool, ignore_errors=True)
