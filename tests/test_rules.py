@@ -113,6 +113,16 @@ TESTS = {
     "A life waits only for what was written before": "test_no_two_lives_ever_wait_for_each_other",
     "What a life waits for is a mark": "test_what_a_life_held_back_is_held_back_after_its_end_too",
     "An adopted lane is read beside": "test_a_lane_that_could_not_be_adopted_is_tried_again",
+    "A unit's batches may be divided": (
+        "test_what_a_unit_was_divided_into_is_a_part_of_it_when_its_first_segment_is_gone"
+    ),
+    "What is in memory and stands before a unit": (
+        "test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it"
+    ),
+    "A transactional id is free again": (
+        "test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable"
+    ),
+    "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
 }
 """How a rule begins, and the test of it."""

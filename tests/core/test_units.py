@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 
@@ -310,3 +311,45 @@ def test_a_consumer_that_is_no_member_any_more_has_the_batch_dropped():
     assert [mark.outcome for mark in marks if isinstance(mark, m.Ended)] == [m.UnitOutcome.DROPPED]
     assert script.take(u.End) == []
     assert script.take(u.Fence)  # which aborts what was written
+
+
+def test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable():
+    script = Script(1)
+    script.units = u.Units(lambda _: True, pool=1)
+    script.units.name("lane")
+    first, second = script.seal(1, 1), script.seal(2, 1)
+    script.prepare()
+    [end] = script.take(u.End)
+    script.units.ended(end, u.Grant(7, 1, 1))
+    script.units.advance()
+    assert first.phase is u.Phase.COMMITTED
+    assert second.phase is u.Phase.WAITING
+    script.turn()  # its mark is durable
+    assert second.phase is not u.Phase.WAITING
+
+
+def test_what_went_alone_is_in_order_though_its_log_was_cut():
+    script = Script(2)
+    script.offsets[1] = 1000
+    script.seal(1, 1)
+    script.prepare()
+    script.units.ended(script.take(u.End)[0], u.Grant(7, 99, 2))
+    script.turn()
+    script.offsets[1] = 5
+    unit = script.seal(2, 1)
+    script.prepare()
+    assert [end.unit for end in script.take(u.End)] == [unit]
+
+
+def test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it():
+    journal = j.Journal(durable_first=False)
+    number = journal.destination("orders", 0)
+    plain = journal.seal(number, count=1, size_bytes=80, max_timestamp=1)
+    assert not journal.ready(0.0, 0).persist.batches
+    unit = journal.units.seal(LANE, "", ())
+    part = journal.seal(number, count=1, size_bytes=80, max_timestamp=1, unit=unit)
+    journal.close_unit(unit)
+    later = journal.seal(number, count=1, size_bytes=80, max_timestamp=1)
+    journal.spill([later])
+    runs = journal.ready(0.0, 0).persist.runs
+    assert [batches for _, batches in runs] == [[plain], [part], [later]]
