@@ -2760,9 +2760,10 @@ class Journal:
             if hole is not None:
                 self._ready.notices.append(hole)
             self._go_on(partition, end_offset)
-            if moved:
-                self._ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
-                self._ready.persist.marks.append(self._state_mark(partition))
+            # Also where nothing moved: or the next life, whose batches may be gone from the spool, finds the same cause
+            # to suspect a loss in its marks, and nothing that speaks against it.
+            self._ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
+            self._ready.persist.marks.append(self._state_mark(partition))
             return
         if recreated and cause is not Cause.TOPIC_ID:
             evidence += "; nothing of it is left, and without topic ids it may be a recreated topic"

@@ -41,7 +41,7 @@ WAITS_S = (0.0005, 0.0015, 0.01, 0.1, 0.6, 2.0, 7.0)
 PAUSES_S = (0.01, 0.3, 1.0, 2.5, 4.9, 7.0)
 _DISK_CALLS = ("writev", "sync_data", "sync_directory", "create", "unlink", "rename", "read", "truncate")
 _END_S = 400.0
-_MARKS_BYTES = 8192
+_MARKS_BYTES = 12_288
 
 
 def play(plan: Plan, *, trace: bool = False) -> Storm:
@@ -377,7 +377,7 @@ class Storm:
                 raise Violation("memory", f"{outlet.read_bytes:,} bytes were read back to be sent")
         for life in self.world.lives if self.plan.kind == "room" else ():
             own = life.ground.own
-            # Marks are written though it is full, and a segment goes as a whole.
+            # Marks are written though it is full, a segment goes as a whole, and half of one so small is what it begins with.
             limit = s.spool_bytes + 2 * s.segment_bytes + _MARKS_BYTES
             if own.spool.used_bytes > limit:
                 raise Violation(

@@ -22,3 +22,21 @@ def test_a_topic_that_may_not_be_described_any_more_makes_no_producer_spin():
             brokers=1,
         )
     )
+
+
+def test_what_was_looked_into_is_no_loss_to_the_next_life():
+    """A restarted broker acknowledged under the epoch of before: nothing was lost, which the next life did not know."""
+    play(
+        history(
+            ("send", 53619, 45615, 58658),
+            ("wait", 22251, 4911, 63452),
+            ("disk", 49962, 1659, 54590),
+            ("send", 7285, 65278, 4960),
+            ("broker", 9046, 13499, 7867),
+            ("sleep", 64789, 9558, 28216),
+            ("wait", 23505, 10739, 20892),
+            ("close", 10565, 65214, 35216),
+            partitions=3,
+            brokers=1,
+        )
+    )
