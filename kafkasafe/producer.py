@@ -981,7 +981,11 @@ class SafeProducer:
                 chunk.values[index] = value
                 if chunk.open:
                     future: RecordFuture = RecordFuture()
-                    future._producer, future._chunk, future._index, future._first = self, chunk, index, True
+                    # One by one: of four at once a tuple is made, which takes as long as the rest of them.
+                    future._producer = self
+                    future._chunk = chunk
+                    future._index = index
+                    future._first = True
                     return future
         except LookupError:
             pass
