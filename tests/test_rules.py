@@ -116,6 +116,9 @@ TESTS = {
     "A unit's batches may be divided": (
         "test_what_a_unit_was_divided_into_is_a_part_of_it_when_its_first_segment_is_gone"
     ),
+    "A unit of which a batch has no partition": (
+        "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun"
+    ),
     "What is in memory and stands before a unit": (
         "test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it"
     ),

@@ -1456,7 +1456,12 @@ class Journal:
                         parent.unit is not None and children.start == first
                         for parent, children in self._parents
                     ):
-                        read = self.units.get(mark.unit_id) or self.units.recover(mark, position)
+                        read = self.units.get(mark.unit_id) or self.units.recover(
+                            mark,
+                            position,
+                            # Divided, and the segment with the first UNIT mark is gone: where that was says its turn.
+                            next((at for at, children in self._origins if children.start == first), position),
+                        )
                         self._units_read.append((read, range(first, first + batches)))
                 case m.Begun():
                     self.units.recover_begun(mark)
@@ -1760,6 +1765,8 @@ class Journal:
 
     def _in_front(self, batch: u.Member) -> bool:
         partition = self._partitions[batch.destination]
+        if partition.partition == UNCHOSEN:
+            return False  # it is divided first
         for other in partition.queue:
             if other is batch:
                 return not (self._halted or self._is_held(partition, other))
@@ -2317,6 +2324,9 @@ class Journal:
         """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
         partition = self._partitions[self._numbers[topic, UNCHOSEN]]
         if partition.queue and self._deny(partition, code, reason, Scope.DESTINATION, now):
+            for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
+                if unit.durable and unit.phase is u.Phase.WAITING:
+                    self.units.give_up(unit, code, reason)
             self._reject_all(partition, code, reason)
 
     def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:

@@ -150,6 +150,7 @@ class Unit:
         batches: In order; what one is divided into takes its place.
         durable: It is on disk.
         position: Of the group that holds it, or before it.
+        accepted_at: Of the group that held it first.
         phase: See `TRANSITIONS`.
         slot: The transactional id under which it goes, while it does.
         grant: Of its last try.
@@ -173,6 +174,7 @@ class Unit:
     batches: list[Member] = field(default_factory=list)
     durable: bool = False
     position: int = -1
+    accepted_at: int = -1
     phase: Phase = Phase.WAITING
     slot: Slot | None = None
     grant: Grant | None = None
@@ -400,10 +402,10 @@ class Units:
 
     # -- recovery --------------------------------------------------------------------------------------------------
 
-    def recover(self, mark: m.Unit, position: int) -> Unit:
-        """A UNIT mark; its batches follow by `recover_member`."""
+    def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
+        """A UNIT mark; its batches follow."""
         unit = self._make(mark.unit_id, mark.transactional_id, mark.offsets)
-        unit.durable, unit.position = True, position
+        unit.durable, unit.position, unit.accepted_at = True, position, accepted_at
         return unit
 
     def recover_begun(self, mark: m.Begun) -> None:
@@ -476,6 +478,11 @@ class Units:
         if not self._units:
             self._slots.clear()
             return
+        # What was divided may be in the log behind what was accepted later.
+        ordered = sorted(self._units.values(), key=lambda unit: unit.accepted_at)
+        self._units = {unit.unit_id: unit for unit in ordered}
+        for number, unit in enumerate(ordered, 1):
+            unit.number = number
         for unit in self._units.values():
             for destination in unit.destinations:
                 self._line(destination).append(unit)

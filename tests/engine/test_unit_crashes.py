@@ -14,6 +14,7 @@ import pytest
 from virtual import World
 
 from kafkasafe._io.spool import Spool
+from kafkasafe.errors import BatchDroppedError
 
 TIMEOUT_MS = 8000
 VALUES = {0: [b"1", b"2", b"3"], 1: [b"1", b"3"]}
@@ -191,6 +192,66 @@ def test_a_crash_between_some_steps(version, options, atomic, power):
 def test_what_a_unit_was_divided_into_is_a_part_of_it_when_its_first_segment_is_gone():
     # The first life accepts, the second divides and commits and deletes what the first wrote, then it dies.
     crash((22, 84), version="4.3.0", options={"spool": "always"}, atomic=True, power=False)
+
+
+def test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone():
+    world = World()
+    world.centre.create_topic("audit", 1)
+    world.set_outage(True)
+    options = {"retry_backoff_ms": 100}
+    world.centre.create_topic("orders", 1)
+    for parts in ([("audit", -1, [b"1"])], [("audit", -1, [b"2"]), ("orders", 0, [b"2"])]):
+        life = world.start(**options)
+        life.unit(*parts)
+        world.run(5)  # much longer than a write takes
+        world.kill(life)
+    life = world.start(**options)
+    lane = life.ground.own
+    world.set_outage(False)
+    assert world.run(
+        60,
+        lambda: (
+            all(b.position >= 0 for unit in lane.journal.units.unfinished for b in unit.batches)
+            and lane.journal.topic("audit")
+            and not lane.journal.waiting("audit")
+        ),
+    )
+    world.set_outage(True)
+    world.kill(life)
+    life = world.start(**options)
+    world.set_outage(False)
+    assert world.run(60, lambda: not life.ground.own.journal.unfinished)
+    world.run(1)
+    assert world.committed("audit", 0) == [b"1", b"2"]
+
+
+def test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun():
+    world = World()
+    world.centre.create_topic("orders", 1)
+    world.centre.create_topic("audit", 2)
+    life = world.start(retry_backoff_ms=100)
+    first = life.unit(("orders", 0, [b"1"]))
+    assert world.run(60, lambda: first[0].done)
+    world.disk.fail("sync_data", times=4)
+    life.unit(("audit", -1, [b"2", b"2"]))
+    assert world.run(60, lambda: not life.inbox and not life.ground.own.journal.unfinished)
+    world.run(1)
+    assert world.committed("audit", 1) == world.committed("audit", 0) == [b"2"]
+
+
+def test_a_unit_of_a_topic_that_stays_missing_is_given_up_as_a_whole():
+    world = World(auto_create_topics_enable="false")
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100, refused_timeout_ms=20_000)
+    parcels = life.unit(("orders", 0, [b"1"]), ("missing", -1, [b"1"]))
+    assert world.run(600, lambda: parcels[0].done)
+    assert isinstance(parcels[0].error, BatchDroppedError)
+    assert world.run(60, lambda: not life.ground.own.journal.unfinished)
+    assert not any("-> AddPartitionsToTxn" in line or "-> Produce " in line for line in world.lines)
+    later = life.unit(("orders", 0, [b"2"]))
+    assert world.run(60, lambda: later[0].done)
+    world.run(1)
+    assert world.committed("orders", 0) == [b"2"]
 
 
 @pytest.mark.crash
