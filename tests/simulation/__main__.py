@@ -13,14 +13,19 @@ from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
 
+from unit_storm import weather
+
 from .book import Violation
 from .plan import KINDS, Plan, plan_of
 from .shrink import found, ranges, shrink
 from .storm import play
+from .world import pinned
 
 _HANGS_AFTER_S = 120
 _CHUNK = 25
 _MOST_REPORTED = 5
+_UNITS = "units"
+"""Storms of atomic batches (tests/engine/unit_storm.py): a seed is their whole plan, nothing of it is left out."""
 
 
 class _Hang(BaseException):
@@ -56,6 +61,9 @@ def _chunk(task: tuple[int, int, str]) -> tuple[int, Counter[str], list[tuple[in
     first, count, kind = task
     counts: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
+    if kind == _UNITS:
+        stormy = ((seed, _stormy(seed, counts)) for seed in range(first, first + count))
+        return count, counts, [(seed, violation) for seed, violation in stormy if violation]
     for seed in range(first, first + count):
         plan = plan_of(seed, kind)
         counts[f"kind {plan.kind}"] += 1
@@ -80,6 +88,21 @@ def _chunk(task: tuple[int, int, str]) -> tuple[int, Counter[str], list[tuple[in
     return count, counts, bad
 
 
+def _stormy(seed: int, counts: Counter[str]) -> str:
+    """What a storm of units breaks, or nothing."""
+    try:
+        with _bounded(), pinned():
+            storm = weather(seed)
+    except _Hang:
+        return f"hang: not over after {_HANGS_AFTER_S} s"
+    except Exception as error:
+        return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    counts["lives"] += 1 + storm.killed
+    counts["units"] += len(storm.units)
+    counts["promised"] += len(storm.durable)
+    return ""
+
+
 def _tell(plan: Plan, kind: str, *, trace: bool) -> None:
     violation = _broken(plan)
     if violation is None:
@@ -100,6 +123,10 @@ def _tell(plan: Plan, kind: str, *, trace: bool) -> None:
 
 
 def _one(args: argparse.Namespace) -> int:
+    if args.kind == _UNITS:
+        violation = _stormy(args.seed, Counter())
+        print(violation or "0 violations")
+        return bool(violation)
     plan = plan_of(args.seed, args.kind)
     if args.keep:
         spans = [part.partition("-") for part in args.keep.split(",")]
@@ -134,7 +161,7 @@ def _many(args: argparse.Namespace) -> int:
             for seed, what in broken:
                 bad.append((seed, what))
                 print(f"seed {seed}: {what[:300]}", flush=True)
-                if len(bad) <= _MOST_REPORTED:
+                if args.kind != _UNITS and len(bad) <= _MOST_REPORTED:
                     _tell(plan_of(seed, args.kind), args.kind, trace=False)
             if time.monotonic() - said > 15:
                 said = time.monotonic()
@@ -161,7 +188,7 @@ def _main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one, with all that happens")
     parser.add_argument("--keep", default="", help="with --seed: only these events, such as 0-3,7")
-    parser.add_argument("--kind", default="", choices=["", *KINDS], help="all of this kind")
+    parser.add_argument("--kind", default="", choices=["", *KINDS, _UNITS], help="all of this kind")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
     args = parser.parse_args()
