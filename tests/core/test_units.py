@@ -353,3 +353,34 @@ def test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it():
     journal.spill([later])
     runs = journal.ready(0.0, 0).persist.runs
     assert [batches for _, batches in runs] == [[plain], [part], [later]]
+
+
+def test_a_unit_is_not_staged_before_its_marker_is_taken():
+    script = Script(2)
+    unit = script.seal(1, 1)
+    script.turn()
+    script.fence_all()
+    for action in script.take(u.Append):
+        script.append(action)
+    script.turn()
+    assert unit.phase is u.Phase.APPENDING
+    [marker] = script.take(u.Note)
+    assert marker.index == -1
+    script.units.noted(marker)
+    script.turn()
+    assert unit.phase is u.Phase.ENDING
+
+
+def test_what_was_appended_behind_a_failed_unit_is_aborted_with_it():
+    script = Script(2)
+    first, second = script.seal(1, 1), script.seal(2, 1)
+    for _ in range(3):
+        script.turn()
+        script.fence_all()
+    [append, behind] = script.take(u.Append)
+    script.append(behind)
+    script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
+    script.turn()
+    assert second.phase is u.Phase.WAITING
+    assert {action.slot.transactional_id for action in script.take(u.Fence)} == {"lane-0", "lane-1"}
+    assert not first.issued

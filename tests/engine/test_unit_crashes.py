@@ -13,10 +13,12 @@ from unittest import mock
 import pytest
 from virtual import World
 
+from kafkasafe._core.units import Phase
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import BatchDroppedError
 
 TIMEOUT_MS = 8000
+STAGED = {Phase.STAGING, Phase.STAGED, Phase.ENDING}
 VALUES = {0: [b"1", b"2", b"3"], 1: [b"1", b"3"]}
 
 
@@ -271,3 +273,38 @@ def test_twice_also_during_recovery(version, options, atomic, power):
     for point in range(2, total + 1, 6):
         for again in range(1 + point % 5, 60, 7):
             crash((point, again), **variant)
+
+
+def test_a_unit_is_done_when_the_mark_that_says_so_is_durable():
+    world = World()
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100)
+    parcels = life.unit(("orders", 0, [b"1"]))
+    assert world.run(60, lambda: any("-> EndTxn commit" in line for line in world.lines))
+    world.disk.fail("sync_data", times=1000)
+    world.run(3)
+    assert world.committed("orders", 0) == [b"1"]
+    assert not parcels[0].done
+    world.disk.heal()
+    assert world.run(60, lambda: parcels[0].done)
+
+
+def test_what_timed_out_is_committed_only_if_its_own_marker_says_so():
+    world = World()
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100, transaction_timeout_ms=TIMEOUT_MS)
+    units = life.ground.own.journal.units
+    wanted = []
+    for number in range(6):  # more than there are transactional ids
+        name = b"%d" % number
+        parcels = life.unit(("orders", 0, [name]))
+        wanted.append(name)
+        if number == 5:
+            assert world.run(60, lambda: any(unit.phase in STAGED for unit in units.unfinished))
+            world.set_outage(True)  # before EndTxn arrives
+            world.run(TIMEOUT_MS / 1000 + 15)
+            world.set_outage(False)
+        assert world.run(60, lambda parcels=parcels: parcels[0].done)
+    world.run(1)
+    assert world.committed("orders", 0) == wanted
+    assert life.ground.counters["units_asked"] == 1

@@ -1,0 +1,50 @@
+"""What the tests of atomic batches are worth: each of these mutants fails the test that is named beside it, or a storm."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+import test_unit_crashes
+from unit_mutants import MUTANTS, SEEDS, Mutant
+from unit_storm import weather
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+import test_units
+
+
+def _run(name: str) -> None:
+    test = getattr(test_units, name, None) or getattr(test_unit_crashes, name)
+    if "protocol" in inspect.signature(test).parameters:
+        test(2)
+    else:
+        test()
+
+
+def _judge(mutant: Mutant) -> None:
+    if mutant.test:
+        _run(mutant.test)
+    else:
+        for seed in range(mutant.first, mutant.first + SEEDS):
+            weather(seed)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(name, monkeypatch):
+    mutant = MUTANTS[name]
+    mutant.change(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017  # an assertion, or whatever the mutant breaks before it
+        _judge(mutant)
+
+
+@pytest.mark.parametrize("name", sorted({mutant.test for mutant in MUTANTS.values() if mutant.test}))
+def test_without_a_mutant_it_passes(name):
+    _run(name)
+
+
+def test_the_list_of_mutants_is_whole():
+    """Whoever takes one out has to take its name out of the list, for all to see."""
+    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.removeprefix("unit: ") for line in lines if line.startswith("unit: ")] == list(MUTANTS)

@@ -1,0 +1,153 @@
+"""The protocol of atomic batches with one rule taken out each: exact tests, or storms, must find every one of them.
+
+`tests/mutants.txt` names them; `test_unit_mutants.py` compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kafkasafe._core import journal as j
+from kafkasafe._core import units as u
+from kafkasafe._io.engine.transactor import Transactor
+from tests.simulation.mutants import source
+
+__all__ = ["MUTANTS", "SEEDS", "Mutant"]
+
+SEEDS = 12
+"""So many storms, at most, until a mutant is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A change in memory, and what finds it.
+
+    Attributes:
+        change: Makes it, with pytest's `monkeypatch`.
+        test: A test of tests/core/test_units.py or test_unit_crashes.py; empty: storms do.
+        first: The first seed of those.
+    """
+
+    change: Callable[[Any], None]
+    test: str = ""
+    first: int = 0
+
+
+def _no_marker(patch: Any) -> None:
+    source(u.Units, "_begin", "1 + len(unit.offsets)", "len(unit.offsets)")(patch)
+    patch.setattr(u.Units, "_note", lambda *_: None)
+
+
+MUTANTS = {
+    "commit before STAGED is durable": Mutant(
+        source(
+            u.Units,
+            "_whole",
+            "self.staging.append(unit)",
+            "self.staging.append(unit); unit.move(Phase.STAGED); self._dirty = True",
+        ),
+        "test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable",
+    ),
+    "the outcome of a lost transaction is not asked for": Mutant(
+        source(
+            u.Units,
+            "failed",
+            "if code in _LOST:\n            self._doubt(unit)",
+            "if code in _LOST:\n            unit.phase = Phase.STAGED; self._redo(unit, code, reason)",
+        ),
+        "test_an_outcome_that_the_marker_shows_is_believed",
+    ),
+    "committed without the marker": Mutant(
+        source(
+            Transactor,
+            "answered",
+            "ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()",
+            "ours = True",
+        ),
+        "test_what_timed_out_is_committed_only_if_its_own_marker_says_so",
+    ),
+    "another unit's marker is believed": Mutant(
+        source(
+            Transactor,
+            "answered",
+            "ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()",
+            "ours = answer.offset >= 0",
+        ),
+        "test_what_timed_out_is_committed_only_if_its_own_marker_says_so",
+    ),
+    "the stored epoch is another one": Mutant(
+        source(u.Units, "recover_staged", "begun.producer_epoch", "begun.producer_epoch + 1"),
+        "test_the_next_life_sends_the_same_commit",
+    ),
+    "a STAGED mark counts after a later BEGUN": Mutant(
+        lambda patch: patch.setattr(u.Units, "recover_begun", lambda *_: None),
+        "test_a_unit_that_no_mark_calls_staged_is_prepared_again_behind_a_fence",
+    ),
+    "no marker": Mutant(
+        _no_marker,
+        "test_a_unit_is_not_staged_before_its_marker_is_taken",
+    ),
+    "committed before those in front of it": Mutant(
+        source(
+            u.Units,
+            "_may_end",
+            "return all(self._lines[destination][0] is unit for destination in unit.destinations)",
+            "return True",
+        ),
+        "test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side",
+    ),
+    "an id is not fenced after an unanswered commit": Mutant(
+        source(u.Units, "ended", " or action in slot.attempts", ""),
+        "test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_again",
+    ),
+    "ENDED before the answer": Mutant(
+        source(
+            u.Units,
+            "_go_on",
+            "self._actions.append(End(slot, slot.turn, unit))",
+            "self._actions.append(End(slot, slot.turn, unit)); self._commit(unit)",
+        ),
+        "test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable",
+    ),
+    "resolved before ENDED is durable": Mutant(
+        source(
+            j.Journal,
+            "_advance_units",
+            "persist.after.append(UnitEnded(unit, fate))",
+            "persist.after.append(UnitEnded(unit, fate)); self._ready.ended.append((unit, fate))",
+        ),
+        "test_a_unit_is_done_when_the_mark_that_says_so_is_durable",
+    ),
+    "an id is used again before ENDED is durable": Mutant(
+        source(u.Units, "_end", "self._leave(unit)", "self._leave(unit); self._free(unit)"),
+        "test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable",
+    ),
+    "what stands behind is not prepared again": Mutant(
+        source(u.Units, "_redo", "if behind and other.phase", "if False and other.phase"),
+        "test_what_was_appended_behind_a_failed_unit_is_aborted_with_it",
+    ),
+    "the place in the log is not looked at": Mutant(
+        lambda patch: patch.setattr(u.Units, "_in_order", lambda *_: True),
+        "test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again",
+    ),
+    "late answers count": Mutant(lambda patch: patch.setattr(u.Units, "_valid", lambda *_: True)),
+    "orphans of an earlier life are not fenced": Mutant(
+        source(
+            u.Units,
+            "recovered",
+            "if slot.unit is None and not self.paused:",
+            "if False:",
+        ),
+        "test_the_next_life_sends_the_same_commit",
+    ),
+    "begun before its partitions are chosen": Mutant(
+        source(j.Journal, "_in_front", "if partition.partition == UNCHOSEN:", "if False:"),
+        "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun",
+    ),
+    "a turn is where the mark is": Mutant(
+        source(u.Units, "recovered", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.number"),
+        "test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone",
+    ),
+}
