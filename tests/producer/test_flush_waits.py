@@ -24,7 +24,9 @@ def test_flush_says_what_it_waits_for(fake_kafka, tmp_path, monkeypatch, caplog)
         for _ in range(5):
             producer.send("t", b"x").get(timeout=60)
         fake_kafka.deny("read", topic="t")
-        fake_kafka.lose_log("t")
+        # lose_log() restarts the leader: a request that its old connection takes along is in doubt, and waits for READ itself.
+        with fake_kafka._acting() as desk:
+            desk.centre.wipe("t", 0)
         producer.send("t", b"behind").get(timeout=60)
         while not said(caplog):
             with pytest.raises(kafka_errors.KafkaTimeoutError, match=r"Whether t-0 still has"):
