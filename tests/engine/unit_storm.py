@@ -52,8 +52,13 @@ class Storm:
     def send(self) -> None:
         number, name = self.rng.randrange(-1, PARTITIONS), b"p" + self._name()
         part = self._audit(name) if number < 0 else ("orders", number, [name])
-        self._note(part)
-        self.parcels.append((self.life.send(*part), [name]))
+        places = self._note(part)
+        if self.options.get("delivery") == "staged":
+            # As the producer does it: each batch is a unit.
+            self.units[name] = places
+            self.parcels.append((self.life.unit(part)[0], [name]))
+        else:
+            self.parcels.append((self.life.send(*part), [name]))
 
     def _audit(self, name: bytes) -> tuple[str, int, list[bytes]]:
         """One record, or one for each partition."""
