@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
+
+_FATE: Final = "fate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,32 @@ class BatchOutcome:
         batch_id: As `spool ls` shows it: 32 hexadecimal digits.
     """
 
-    def __init__(self, producer: SafeProducer, head: Parcel, parcels: list[Parcel], batch_id: str) -> None:
-        self.batch_id = batch_id
+    def __init__(self, producer: SafeProducer, head: Parcel, batch: AtomicBatch) -> None:
+        self.batch_id = "" if head.slip is None else head.slip.unit_id.hex()
         self._producer = producer
         self._head = head
-        self._parcels = parcels
-        self._callbacks: list[tuple[bool, Callable[[Any], object]]] = []
+        self._chunks = batch._chunks
+        self._fate = batch._fate
+        self._parcels: list[Parcel] = []
+        self._callbacks: list[tuple[bool, Callable[[Any], object]]] = [(True, call) for call in batch._after]
+
+    @property
+    def _accepted(self) -> bool:
+        return self._fate.get(_FATE) is self
+
+    def _accept(self) -> None:
+        """Unless the batch has another fate by now."""
+        self._fate.setdefault(_FATE, self)
+
+    def _refuse(self) -> None:
+        """Drop the batch, unless it is accepted by now."""
+        self._fate.setdefault(_FATE, None)
+
+    def _settle_empty(self) -> None:
+        """There is nothing to be delivered, and so it is."""
+        self._head.durable = self._head.done = True
+        if self._callbacks:
+            self._producer._callbacks.put(lambda: self._call(0))
 
     def __repr__(self) -> str:
         if self.done():
@@ -133,14 +155,18 @@ class BatchOutcome:
         return self._add(False, lambda error: f(*args, error, **kwargs))
 
     def _add(self, wanted: bool, call: Callable[[Any], object]) -> BatchOutcome:
-        self._producer._callbacks.start()
         self._callbacks.append((wanted, call))
+        self._watch()
+        return self
+
+    def _watch(self) -> None:
+        """Have the callbacks called. Twice does no harm."""
+        self._producer._callbacks.start()
         # In this order: the pump sets `done`, then looks for the watcher.
         self._head.watcher = self._ended
         if self._head.done:
             self._head.watcher = None
             self._producer._callbacks.put(lambda: self._call(0))
-        return self
 
     def _ended(self, _: Parcel) -> None:
         """By the pump, with its lock held."""
@@ -178,8 +204,19 @@ class AtomicBatch:
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._after: list[Callable[[Any], object]] = []
         self._bytes = 0
-        self._dropped = False
-        self._outcome: BatchOutcome | None = None
+        self._fate: dict[str, BatchOutcome | None] = {}
+        """What was decided first, in one call into C (`setdefault`): its outcome, once it is accepted; None: dropped.
+
+        Ctrl-C, a signal handler or another thread may come at any moment of a commit.
+        """
+
+    @property
+    def _dropped(self) -> bool:
+        return self._fate.get(_FATE, self) is None
+
+    @property
+    def _outcome(self) -> BatchOutcome | None:
+        return self._fate.get(_FATE)
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +224,7 @@ class AtomicBatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._outcome is not None or self._dropped:
+        if self._fate:
             return
         if kind is None:
             self.commit()
@@ -201,13 +238,16 @@ class AtomicBatch:
         Raises:
             UsageError: It is not committed yet, or was dropped.
         """
-        if self._outcome is None:
+        outcome = self._outcome
+        if outcome is None:
             raise UsageError(
                 "This batch was dropped: nothing of it is sent"
                 if self._dropped
                 else "This batch is still open: commit it, or leave its with block, before its outcome is asked for"
             )
-        return self._outcome
+        # Of a commit that was interrupted.
+        self._producer._hand_over_units()
+        return outcome
 
     def send(
         self,
@@ -257,11 +297,18 @@ class AtomicBatch:
 
         `flush()`, `close()` and `outcome.get()` return after it. In another life of the spool, which delivers what this
         process left, nobody calls it.
+
+        Raises:
+            UsageError: The batch was committed or dropped; of one that was committed use `outcome.add_callback`.
         """
+        self._check_open()
         self._after.append(lambda metadata: f(*args, metadata, **kwargs))
 
     def commit(self) -> BatchOutcome:
-        """Hand it over as one unit.
+        """Hand it over as one unit. One without records and offsets is committed at once, and sends nothing.
+
+        Interrupted (Ctrl-C, or a signal handler that raises) it is accepted as a whole, or not at all: `outcome` says
+        which. One that was not may be committed again, or dropped.
 
         Returns:
             Its outcome. `durable()` waits until all of it is on disk, `get()` until readers can see it.
@@ -273,20 +320,26 @@ class AtomicBatch:
         self._check_open()
         slip = Slip(transactional_id=self._transactional_id, offsets=tuple(self._offsets.values()))
         head = Parcel("", -1, None, 0, 0, 0, slip=slip)
-        parcels = self._producer._submit_unit(self._chunks, head, self._bytes)
-        self._outcome = BatchOutcome(self._producer, head, parcels, slip.unit_id.hex())
-        for call in self._after:
-            self._outcome.add_callback(call)
-        return self._outcome
+        outcome = BatchOutcome(self._producer, head, self)
+        self._producer._submit_unit(outcome, self._bytes)
+        self._check_fate(outcome)
+        return outcome
 
     def drop(self) -> None:
-        """Forget it. Nothing of it was sent, or will be."""
-        if self._outcome is not None:
+        """Forget it. Nothing of it was sent, or will be.
+
+        Raises:
+            UsageError: It was committed before.
+        """
+        if self._fate.setdefault(_FATE, None) is not None:
             raise UsageError("This batch was committed already")
-        self._dropped = True
 
     def _check_open(self) -> None:
-        if self._outcome is not None or self._dropped:
+        if self._fate:
+            self._check_fate(None)
+
+    def _check_fate(self, outcome: BatchOutcome | None) -> None:
+        if outcome is None or self._outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self._dropped else 'committed'} already")
 
     def _cannot_wait(self) -> None:

@@ -130,6 +130,8 @@ class KafkaHandler(logging.Handler):
         self._give_up_at: float | None = None
         """Set by `close`."""
         self._closed = False
+        self._last = _Mark()
+        """Put into the queue by `close`."""
 
     # -- those who log ---------------------------------------------------------------------------------------------
 
@@ -222,9 +224,10 @@ class KafkaHandler(logging.Handler):
         while True:
             item = self._queue.get()
             if isinstance(item, _Mark):
-                if self._give_up_at is not None:
+                if item is self._last:
                     self._end()
                     item.reached.set()
+                    atexit.unregister(self.close)
                     return
                 self._spool_all()
                 item.reached.set()
@@ -308,8 +311,13 @@ class KafkaHandler(logging.Handler):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until what was logged before is on disk, `close_s` at most."""
+        """Wait until what was logged before is on disk, `close_s` at most.
+
+        Not while this thread holds logging's own lock, which whatever logs may need: in `dictConfig` and `fileConfig`.
+        """
         if self._thread is None or self._closed or threading.current_thread() is self._thread:
+            return
+        if _configures():
             return
         mark = _Mark()
         self._queue.put(mark)
@@ -319,23 +327,34 @@ class KafkaHandler(logging.Handler):
         """Everything to the spool, within `close_s`; then as `SafeProducer.close`, which waits for deliveries a while.
 
         What is not delivered waits on disk for the next handler with this `spool_dir`. At the end of the interpreter
-        `logging.shutdown` calls it, after all other exit handlers.
+        `logging.shutdown` calls it, after all other exit handlers. Where `dictConfig` or `fileConfig` replaces this
+        handler it goes on by itself, and the end of the interpreter waits for it. Again, it waits for the same end.
         """
-        if not self._closed:
-            self._closed = True
-            thread, mark = self._thread, _Mark()
+        thread = self._thread
+        first, self._closed = not self._closed, True
+        if first:
             self._give_up_at = time.monotonic() + self._close_s
-            if thread is not None and threading.current_thread() is not thread:
-                self._queue.put(mark)
-                while thread.is_alive() and not mark.reached.wait(0.1):
+            if thread is not None:
+                self._queue.put(self._last)
+        if threading.current_thread() is not thread:
+            if thread is not None and _configures():
+                atexit.register(self.close)
+            elif thread is not None:
+                while thread.is_alive() and not self._last.reached.wait(0.1):
                     pass
-            elif thread is None:
+            elif first:
                 while not self._queue.empty():
                     item = self._queue.get()
                     if not isinstance(item, _Mark):
                         self._accept(item)
                 self._end()
         super().close()
+
+
+def _configures() -> bool:
+    """Whether this thread holds the lock of logging's configuration: the producer's threads log, and would wait."""
+    owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
+    return owned is not None and bool(owned())
 
 
 def _raise_full(why: str) -> NoReturn:

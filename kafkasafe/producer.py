@@ -41,7 +41,7 @@ from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.refusals import because, counted, error_for_send
 from kafkasafe._io.stats import Reading
-from kafkasafe.atomic import AtomicBatch
+from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.cluster.api import Broker, Cluster, in_words
 from kafkasafe.config import DEFAULTS, DEPRECATED, ProducerConfig, validate, volatile_reason
 from kafkasafe.errors import (
@@ -827,6 +827,8 @@ class SafeProducer:
         self._asks_partitioner = config.custom_partitioner
         self._started = time.monotonic()
         self._chunks: dict[str, _Chunk] = {}
+        self._units: dict[BatchOutcome, None] = {}
+        """Atomic batches on their way from their callers to the pump, in order."""
         self._partition_counts: dict[str, int] = {}
         self._unchosen: set[str] = set()
         """Topics of which records wait, or did, for their partitions to be chosen."""
@@ -1036,20 +1038,25 @@ class SafeProducer:
             )
         chunk = batch._open.get(topic)
         index = -1
-        if chunk is not None and chunk.left >= size:
+        if chunk is not None and chunk.open and chunk.left >= size:
             index = next(chunk.numbers)
         if chunk is None or not 0 <= index < _MAX_RECORDS - 1:
             chunk = _Chunk(topic, time.time_ns() // 1_000_000, _NEVER, self._chunk_bytes, self._callbacks)
             chunk.atomic = batch
-            batch._open[topic] = chunk
+            # In this order: Ctrl-C between them leaves an empty one, not one that is forgotten.
             batch._chunks.append(chunk)
+            batch._open[topic] = chunk
             index = next(chunk.numbers)
         chunk.left -= size
         chunk.put(index, key, value, special)
         return self._future(chunk, index), size
 
-    def _submit_unit(self, chunks: Sequence[_Chunk], head: Parcel, size: int) -> list[Parcel]:
-        """An atomic batch becomes one unit. What was accepted before it goes before it."""
+    def _submit_unit(self, outcome: BatchOutcome, size: int) -> None:
+        """An atomic batch becomes one unit, unless it was dropped meanwhile. What was accepted before goes before it.
+
+        A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Until it is accepted, in
+        one step, nothing has happened; from then on it is among `_units` until it is handed over, by anybody.
+        """
         self._check_fork()
         pump = self._pump
         deadline: float | None = None
@@ -1064,28 +1071,58 @@ class SafeProducer:
                 if pump.ledger.room(size + self._needed()):
                     break
             deadline = self._wait_for_room(deadline)
+        slip = outcome._head.slip
         with self._lock:
-            for topic in dict.fromkeys(chunk.topic for chunk in chunks):
+            for topic in dict.fromkeys(chunk.topic for chunk in outcome._chunks):
                 earlier = self._chunks.get(topic)
                 if earlier is not None:
                     self._seal(earlier)
-            for chunk in chunks:
+            for chunk in outcome._chunks:
+                chunk.open = False
                 chunk.encoded = chunk.encoded or self._encoded(chunk)
-            parcels = [parcel for chunk in chunks if chunk.encoded for parcel in chunk.encoded.parcels]
-            for parcel in parcels:
-                parcel.slip = head.slip
-            pump.submit([head, *parcels])
-            for chunk in chunks:
-                encoded = chunk.encoded
-                if encoded is None:
-                    continue
+                outcome._parcels += chunk.encoded.parcels
+            for parcel in outcome._parcels:
+                parcel.slip = slip
+            try:
+                self._units[outcome] = None
+                # In this order: `close` sets it, then drops those that are not accepted.
+                if self._closed is not None:
+                    raise self._closed
+                outcome._accept()
+                self._hand_over_units()
+            finally:
+                if not outcome._accepted:
+                    self._units.pop(outcome, None)
+            if self._closed is not None and not outcome._accepted:
+                raise self._closed
+
+    def _hand_over_units(self) -> None:
+        """Those that are accepted. In the middle of itself too: a signal handler."""
+        if not self._units:
+            return
+        with self._lock:
+            for outcome in list(self._units):
+                if outcome._accepted:
+                    self._hand_over(outcome)
+                    self._units.pop(outcome, None)
+
+    def _hand_over(self, outcome: BatchOutcome) -> None:
+        head, parcels = outcome._head, outcome._parcels
+        if outcome._callbacks:
+            outcome._watch()
+        if parcels or (head.slip is not None and head.slip.offsets):
+            self._pump.submit([head, *parcels])
+        elif not head.done:
+            outcome._settle_empty()
+        for chunk in outcome._chunks:
+            encoded = chunk.encoded
+            if chunk.parcels is None and encoded is not None:
                 chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
                 chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
                 chunk.parcels = encoded.parcels
-                chunk.forget()
-                if chunk.firsts or chunk.callbacks or chunk.errbacks:
-                    chunk.watch(chunk.parcels)
-        return parcels
+            chunk.forget()
+            if chunk.firsts or chunk.callbacks or chunk.errbacks:
+                chunk.watch(chunk.parcels or ())
 
     def _checked(
         self,
@@ -1338,13 +1375,14 @@ class SafeProducer:
 
     def _seal_due(self, now: float) -> float:
         """Seal what lingered long enough; returns when the next one is due. On the pump's thread."""
-        if not self._chunks:
+        if not self._chunks and not self._units:
             return _NEVER
         # A caller that seals, or waits for room, holds the lock: then there is nothing to do here.
         if not self._lock.acquire(timeout=0.05):
             return now
         try:
             due = _NEVER
+            self._hand_over_units()
             for chunk in list(self._chunks.values()):
                 if chunk.due <= now:
                     # Also one without a record, which a Ctrl-C left.
@@ -1385,6 +1423,7 @@ class SafeProducer:
 
     def _seal_all(self) -> None:
         with self._lock:
+            self._hand_over_units()
             for chunk in list(self._chunks.values()):
                 self._seal(chunk)
 
@@ -1396,6 +1435,8 @@ class SafeProducer:
         may as well call this in the middle of itself, or of `send`: what was encoded first is what counts.
         """
         chunk.open = False
+        if self._units:
+            self._hand_over_units()  # accepted before, by a commit that was interrupted
         if chunk.parcels is None:
             encoded = chunk.encoded or self._encoded(chunk)
             if chunk.encoded is None:
@@ -1774,6 +1815,8 @@ class SafeProducer:
         self._closed = ProducerClosedError(
             "The producer is closed. What was accepted before is delivered or on disk"
         )
+        for outcome in list(self._units):
+            outcome._refuse()
         if self._transactions is not None:
             self._transactions.close()
         if pump.is_current_thread():
@@ -2445,6 +2488,7 @@ def _forked() -> None:
         )
         producer._new_lock()
         producer._chunks = {}
+        producer._units = {}
         producer._pump.forked(producer._closed)
         producer._callbacks = producer._callback_thread()
 

@@ -143,7 +143,7 @@ class _Transaction(AtomicBatch):
     @property
     def is_open(self) -> bool:
         """Whether more can be added."""
-        return self._outcome is None and not self.aborted
+        return not self._fate
 
     def abort(self) -> None:
         """Forget it; errbacks are called."""
@@ -269,8 +269,9 @@ class Transactions:
     def begin(self) -> None:
         """See `SafeProducer.begin_transaction`."""
         self._raise_error()
-        self._move(State.IN_TRANSACTION)
+        self._check(State.IN_TRANSACTION)
         self._open = _Transaction(self._producer, self._id)
+        self._move(State.IN_TRANSACTION)
 
     def send(
         self,
@@ -384,6 +385,9 @@ class Transactions:
         """See `SafeProducer.abort_transaction`."""
         if self._state is not State.ABORTABLE_ERROR:
             self._raise_error()
+        if self._state is State.IN_TRANSACTION and self._open is not None and not self._open.is_open:
+            # commit_transaction() was interrupted (Ctrl-C) after that.
+            self._state = State.COMMITTING_TRANSACTION
         self._move(State.ABORTING_TRANSACTION)
         batch, self._open, self._error = self._open, None, None
         if batch is not None:

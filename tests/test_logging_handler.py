@@ -132,6 +132,27 @@ def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(options,
     assert len(found) - len(said) == logged + 1 - handler.dropped
 
 
+CONFIGURES = """
+import logging.config, sys
+handler = {"class": "kafkasafe.logging_handler.KafkaHandler", "topic": "logs",
+           "bootstrap_servers": sys.argv[1], "spool_dir": sys.argv[2]}
+for number in range(3):
+    logging.config.dictConfig({"version": 1, "handlers": {"kafka": handler},
+                               "root": {"level": "INFO", "handlers": ["kafka"]}})
+    logging.info("configured %d", number)
+"""
+
+
+@pytest.mark.real
+def test_a_program_that_configures_its_logging_again(options, fake_kafka):
+    """`dictConfig` holds logging's lock while it closes the former handler, whose producer logs: it never returned."""
+    servers, spool = fake_kafka.bootstrap_servers[0], str(options["spool_dir"])
+    subprocess.run([sys.executable, "-c", CONFIGURES, servers, spool], check=True, timeout=LONG_S)
+    with KafkaHandler("logs", **options)._opened() as producer:
+        producer.flush(LONG_S)
+    assert sorted(lines(fake_kafka)) == [f"configured {number}" for number in range(3)]
+
+
 def test_what_cannot_be_sent_costs_nothing_else(options, stderr, fake_kafka):
     class Chatty:
         def __str__(self) -> str:

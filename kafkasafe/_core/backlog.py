@@ -282,7 +282,8 @@ class Ordered(dict[int, V]):
         if key not in self:
             heapq.heappush(self._heap, key)
         super().__setitem__(key, value)
-        self.least = self._heap[0]
+        # A signal handler may have come in the middle, and waited until all of them were taken out.
+        self.least = next(iter(self._heap), None)
 
     def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
         """Takes it out; the default if it is not there."""
