@@ -162,7 +162,11 @@ class Workload:
     def _produce(self, producer: SafeProducer) -> None:
         number = 0
         while not self._ended.wait(0.02):
-            producer.send("orders", b"order %d" % number)
+            if number % 25:
+                producer.send("orders", b"order %d" % number)
+            else:
+                with producer.batch() as batch:
+                    batch.send("orders", b"order %d" % number)
             number += 1
 
     def _consume(

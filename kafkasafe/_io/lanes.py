@@ -469,16 +469,19 @@ class SpoolDirectory:
 
     def owner(self, number: int) -> tuple[int, str]:
         """(pid, text) of a lane's lock file; (0, "") where it does not say."""
+        text = self._lock_text(number).strip()
+        match = re.match(r"pid (\d+)\b", text)
+        return (int(match[1]) if match else 0), text
+
+    def _lock_text(self, number: int) -> str:
         try:
             handle = self._files.open(self.lane_path(number) / "lock")
             try:
-                text = self._files.read(handle, 0, 1024).decode(errors="replace").strip()
+                return self._files.read(handle, 0, 1024).decode(errors="replace")
             finally:
                 self._files.close(handle)
         except OSError:
-            return 0, ""
-        match = re.match(r"pid (\d+)\b", text)
-        return (int(match[1]) if match else 0), text
+            return ""
 
     def adopted(self, number: int) -> bool:
         """Whether the lane's owner says that it only drains it."""
@@ -491,7 +494,8 @@ class SpoolDirectory:
 
     def _client(self, number: int) -> str:
         """Client id of the producer whose records are in a lane, empty where that is not known."""
-        match = re.search(r"\b(?:client|adopts) (\S+)", self.owner(number)[1])
+        # To the end of its line: of a text that was not synced a power cut may leave the beginning of a name.
+        match = re.search(r"\b(?:client|adopts) (\S+)\n", self._lock_text(number))
         return unquote(match[1]) if match and match[1] != _NOBODY else ""
 
     def is_owned(self, number: int) -> bool:

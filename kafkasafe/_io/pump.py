@@ -256,6 +256,9 @@ class Pump:
         units = collections.Counter(
             unit.phase.value for journal in journals for unit in journal.units.unfinished
         )
+        if units or self.stats.units:
+            # A step with none is 0, and not a series that comes and goes.
+            units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
         refused = [each for each in self.engine.endings.refused() if each.confirmed]
         return PumpState(gauges, offsets, refused, units)
 

@@ -233,3 +233,18 @@ def test_the_lock_is_free_when_opening_fails():
     lock = SpoolDirectory.open(ROOT, files=disk.process()).take_lane()
     assert lock.path == LANE
     lock.release()
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["pid 7 host h since 2026-01-01T00:00:00Z client worker-1", "pid 7 ho", "", "\0" * 60],
+    ids=["name", "host", "empty", "zeros"],
+)
+def test_a_power_cut_that_leaves_half_of_a_name_costs_nobody_a_lane(tmp_path, left):
+    """What a lane's lock says is not synced: a beginning of a client id is no other client id."""
+    spools = directory(tmp_path)
+    spools.take_lane(client="worker-10").release()
+    (tmp_path / "lane-000" / "lock").write_text(left)
+    lock = spools.take_lane(client="worker-10")
+    assert lock.number == 0
+    lock.release()
