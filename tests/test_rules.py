@@ -76,6 +76,8 @@ TESTS = {
     "The patience of `close()`": "test_close_after_an_idle_time",
     "`send` takes no lock": "test_threads_that_send_to_one_topic",
     "A record's first callback has": "test_a_signal_handler_in_the_middle_of_add_callback",
+    "An atomic batch gets its fate": "test_ctrl_c_anywhere_in_commit",
+    "Nothing that waits for a thread that logs": "test_a_program_that_configures_its_logging_again",
     "Others' timestamps are no proof": "test_where_others_write_their_records_tell_the_time",
     "A leader whose log begins after": "test_what_was_removed_proves_nothing",
     "Callbacks are handed over": "test_callbacks_have_run_when_flush_returns",
