@@ -494,8 +494,8 @@ class SpoolDirectory:
 
     def _client(self, number: int) -> str:
         """Client id of the producer whose records are in a lane, empty where that is not known."""
-        # To the end of its line: of a text that was not synced a power cut may leave the beginning of a name.
-        match = re.search(r"\b(?:client|adopts) (\S+)\n", self._lock_text(number))
+        # With what follows the name: of a text that was not synced a power cut may leave the beginning of one.
+        match = re.search(r"\b(?:client|adopts) (\S+)\s", self._lock_text(number))
         return unquote(match[1]) if match and match[1] != _NOBODY else ""
 
     def is_owned(self, number: int) -> bool:
