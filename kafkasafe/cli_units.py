@@ -236,6 +236,13 @@ def _end(left: int, *, unreachable: bool) -> None:
         raise typer.Exit(EXIT_BROKEN)
 
 
+def _print_all(rows: Sequence[dict[str, Any]], foreign: Sequence[str]) -> None:
+    for row in rows:
+        print_unit(row)
+    for name in foreign:
+        print(f"{name} belongs to a living process, which decides what is in it")
+
+
 def spool_commit(
     directory: Directory,
     batch: BatchIds = None,
@@ -267,10 +274,7 @@ def spool_commit(
         print(json.dumps(fields, indent=1))
     else:
         print(f"{counted(done, 'atomic batch')} committed, {left:,} left")
-        for row in rows:
-            print_unit(row)
-        for name in foreign:
-            print(f"{name} belongs to a living process, which decides what is in it")
+        _print_all(rows, foreign)
         if left:
             print("What is left is not staged, or its transaction is over: kafkasafe spool drain delivers it")
     _end(left, unreachable=unreachable)
@@ -311,10 +315,7 @@ def spool_abort(
         print(json.dumps(fields, indent=1))
     else:
         print(f"{counted(aborted, 'atomic batch')} given up, {committed:,} found committed, {left:,} left")
-        for row in rows:
-            print_unit(row)
-        for name in foreign:
-            print(f"{name} belongs to a living process, which decides what is in it")
+        _print_all(rows, foreign)
         if aborted:
             print(RESEND_HINT)
     _end(left, unreachable=unreachable)

@@ -30,7 +30,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.at_exit import at_end_of_child
-from kafkasafe._io.callbacks import CallbackThread
+from kafkasafe._io.callbacks import CallbackThread, take
 from kafkasafe._io.connect import connect
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
@@ -342,11 +342,11 @@ class _Chunk:
         firsts = self.first_calls()
         if not isinstance(firsts, list):
             return (), ()
-        self._first_due = 0
         firsts = firsts[: self.count]
+        every, self._first_due = self._first_due == len(firsts), 0
         # Functions are let go of when they have been called, though a future may be kept, and with it this.
         self.firsts = []
-        if _all_there(firsts):
+        if every:
             self._first_calls[0] = range(len(firsts))
             return range(len(firsts)), firsts
         indexes = [i for i, function in enumerate(firsts) if function is not None]
@@ -387,12 +387,12 @@ class _Chunk:
                 if functions:
                     self._call(parcels[0], indexes, functions, [], due)
                     due = 0
-                callbacks, errbacks = _take(self.callbacks), _take(self.errbacks)
+                callbacks, errbacks = take(self.callbacks), take(self.errbacks)
                 self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
             return
         indexes, functions = self._take_firsts()
         self._sort([*itertools.chain.from_iterable(zip(indexes, functions, strict=True))], [])
-        self._sort(_take(self.callbacks), _take(self.errbacks))
+        self._sort(take(self.callbacks), take(self.errbacks))
         for key, (parcel, callbacks, errbacks) in list(self._sorted.items()):
             if not _speaks(parcel):
                 del self._sorted[key]
@@ -488,13 +488,6 @@ def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
     for parcel in parcels:
         parcel.slip = slip
     return Parcel("", -1, None, 0, 0, 0, slip=slip)
-
-
-def _take(added: list[Any]) -> list[Any]:
-    """What is in a list that others add to."""
-    taken = added[:]
-    del added[: len(taken)]
-    return taken
 
 
 def _speaks(parcel: Parcel) -> bool:
@@ -715,33 +708,29 @@ class RecordFuture(FutureRecordMetadata):
 
     def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
         """It is not the record's first, or comes when the chunk is or may be sealed."""
-        chunk = self._chunk
-        if chunk.parcels is None or not self.is_done:
-            calls = chunk.callbacks
-            if not calls:
-                chunk.thread.start()
-            calls += (self._index, call)
-            # In this order: the list is looked at after the chunk was sealed.
-            if chunk.parcels is not None:
-                chunk.watch((chunk.locate(self._index)[0],))
-        elif self.succeeded():
+        if not self._enlisted(self._chunk.callbacks, call) and self.succeeded():
             _safely(lambda: call(self._metadata()))
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f(*args, exception, **kwargs)` when the record is refused or given up."""
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
-        chunk = self._chunk
-        if chunk.parcels is None or not self.is_done:
-            calls = chunk.errbacks
-            if not calls:
-                chunk.thread.start()
-            calls += (self._index, call)
-            if chunk.parcels is not None:
-                chunk.watch((chunk.locate(self._index)[0],))
-        elif self.failed():
+        if not self._enlisted(self._chunk.errbacks, call) and self.failed():
             _safely(lambda: call(self.exception))
         return self
+
+    def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
+        """Leave a call to the callback thread, unless the record's fate is final."""
+        chunk = self._chunk
+        if chunk.parcels is not None and self.is_done:
+            return False
+        if not calls:
+            chunk.thread.start()
+        calls += (self._index, call)
+        # In this order: the list is looked at after the chunk was sealed.
+        if chunk.parcels is not None:
+            chunk.watch((chunk.locate(self._index)[0],))
+        return True
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f` with the metadata or the exception when the fate of the record is final."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from kafkasafe.logs import EventLog, apart
 
-__all__ = ["CallbackThread"]
+__all__ = ["CallbackThread", "take"]
 
 log = EventLog("producer")
 
@@ -203,3 +203,10 @@ class CallbackThread:
                 log.exception("The callback thread failed", event="callback_failed")
             del job  # or what it holds would stay until the next one comes
         self._over = True
+
+
+def take(added: list[Any]) -> list[Any]:
+    """What is in a list that others add to; whatever comes meanwhile stays there."""
+    taken = added[:]
+    del added[: len(taken)]
+    return taken

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import threading
 from pathlib import Path
 from typing import Final
@@ -17,10 +16,10 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._core.order import Owed
 from kafkasafe._io.files import Files
+from kafkasafe._io.recovery import SEGMENT_NAME
 
 __all__ = ["LaneReader"]
 
-_SEGMENT: Final = re.compile(r"\d{20}\.log")
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
 """Most control batches are smaller."""
@@ -105,7 +104,7 @@ class LaneReader:
 
     def _names(self) -> list[str]:
         try:
-            return sorted(name for name in self._files.list(self.path) if _SEGMENT.fullmatch(name))
+            return sorted(name for name in self._files.list(self.path) if SEGMENT_NAME.fullmatch(name))
         except FileNotFoundError:
             return []
 

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from kafkasafe._io.files import Files
 from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
 
-__all__ = ["LaneLock", "SpoolDirectory"]
+__all__ = ["LaneLock", "SpoolDirectory", "lane_name"]
 
 _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
@@ -258,7 +258,7 @@ class SpoolDirectory:
 
     def lane_path(self, number: int) -> Path:
         """The directory of a lane."""
-        return self.path / f"lane-{number:03d}"
+        return self.path / lane_name(number)
 
     def number_of(self, name: str) -> int:
         """The number of the lane with this directory's name; -1 if no lane has it."""
@@ -578,6 +578,11 @@ class SpoolDirectory:
         )
         lock._write(f"{text}\n")
         return lock
+
+
+def lane_name(number: int) -> str:
+    """Of the lane's directory."""
+    return f"lane-{number:03d}"
 
 
 def _lives(pid: int) -> bool:

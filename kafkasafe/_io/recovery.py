@@ -25,6 +25,7 @@ from kafkasafe._io.files import Files, read_file, read_whole
 from kafkasafe.errors import SpoolFormatError
 
 __all__ = [
+    "SEGMENT_NAME",
     "BatchEntry",
     "Damage",
     "Entry",
@@ -41,7 +42,7 @@ __all__ = [
     "segment_name",
 ]
 
-_SEGMENT: Final = re.compile(r"\d{20}\.log")
+SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
 _GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
 """How every GROUP record begins behind its length: attributes, two deltas, length of the key, the key."""
@@ -277,7 +278,7 @@ def scan(files: Files, lane: Path) -> Log:
     # A living owner moves both ends on. The end that is known before the log is read is in it; the beginning that is
     # known afterwards is not in front of what was read.
     end = read_extent(files, lane).end
-    names = sorted(name for name in files.list(lane) if _SEGMENT.fullmatch(name))
+    names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names]
     reader = _Reader()
     found: list[_Group | _Bad] = []

@@ -18,6 +18,7 @@ from kafkasafe._io.debts import LaneReader
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import Chore, ChoreDue, LanesRead
+from kafkasafe._io.lanes import lane_name
 from kafkasafe._io.refusals import counted
 from kafkasafe.errors import SpoolError
 
@@ -136,7 +137,7 @@ class Order:
         return bool(journal.afters)
 
     def _owed_elsewhere(self, directory: Path, debt: m.Debt, unread: set[Path]) -> frozenset[Address] | None:
-        path = directory / f"lane-{debt.lane:03d}"
+        path = directory / lane_name(debt.lane)
         if path not in self._views:
             unread.add(path)
             return None
@@ -202,7 +203,7 @@ class Order:
         if lane.held_back:
             return
         lane.held_back = True
-        names = tuple(f"lane-{number:03d}" for number in owing)
+        names = tuple(map(lane_name, owing))
         self._log.info(
             "%s: %s until what earlier producers left in %s%s is delivered",
             lane.name,
