@@ -21,6 +21,7 @@ import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
+from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe.errors import UsageError
@@ -173,7 +174,7 @@ class BatchOutcome:
         self._producer._callbacks.hand(self._call, len(self._callbacks))
 
     def _call(self, due: int) -> None:
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks = take(self._callbacks)
         error = self._head.error
         answer: Any = self._metadata() if error is None else error
         mine = [call for wanted, call in callbacks if wanted is (error is None)]

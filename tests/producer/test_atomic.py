@@ -245,3 +245,18 @@ def test_a_consumer_that_lost_its_partitions_gets_nothing_committed(kafka, tmp_p
 def test_wrong_options_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'staged'"):
         SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="stage")
+
+
+def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(producer):
+    """The thread that adds it has looked up the list, then the callback thread has its turn."""
+    with producer.batch() as batch:
+        batch.send("orders", b"1")
+    outcome = batch.outcome
+    outcome.get(60)
+    called = []
+    calls = outcome._callbacks
+    outcome._call(0)
+    calls.append((True, called.append))
+    outcome._watch()
+    producer.flush(60)
+    assert called == [outcome.get(60)]
