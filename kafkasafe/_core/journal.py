@@ -142,7 +142,7 @@ class State(enum.Enum):
 
     SEALED = "sealed"
     JOINED = "joined"
-    """Part of a unit, which delivers it (`units.py`)."""
+    """Part of a unit, which delivers it (`units`)."""
     PREPARED = "prepared"
     SENT = "sent"
     IN_DOUBT = "in_doubt"

@@ -1,4 +1,4 @@
-"""Out to the cluster in transactions: what `_core/units.py` decides about the units of a lane, carried out."""
+"""Out to the cluster in transactions: what `_core/units` decides about the units of a lane, carried out."""
 
 from __future__ import annotations
 

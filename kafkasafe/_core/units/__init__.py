@@ -1,0 +1,69 @@
+"""Units: batches of any partitions, and offsets of consumer groups, that Kafka gets in one transaction or not at all.
+
+Without I/O. The shell says what happened, takes `advance()` and carries it out; an action that failed comes back by
+`failed`, and is given once more, as an `Again`, after a pause.
+
+The order is the proof (docs/staged.md has the crash table):
+
+    prepared               the unit is one atomic group of the spool, durable, before anything of it is sent
+    begun                  a transactional id is its own; partitions are added where the brokers want that
+    appended               its batches, and its marker in a group's offset, are in the transaction
+    prepare acknowledged   the STAGED mark is durable: from here on, and not before, EndTxn may be sent
+    committed              EndTxn, the same one until it is answered, by this life, the next, or another process
+    commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
+
+Trouble before the STAGED mark leads back to the line: InitProducerId aborts what was written, and fences whatever is
+late. After it only the outcome decides, and it is asked for, never assumed: InitProducerId ends what is open, and then
+the marker says.
+
+Order. On each partition units are appended in the order in which they were accepted, and one is committed only when all
+before it are, and stand before it in the log. So several may be under way at once.
+"""
+
+from kafkasafe._core.units.machine import Units
+from kafkasafe._core.units.terms import (
+    GIVEN_UP,
+    POOL,
+    TRANSITIONS,
+    Action,
+    Again,
+    Append,
+    Ask,
+    End,
+    Fence,
+    Grant,
+    IllegalStepError,
+    Join,
+    Member,
+    Note,
+    Phase,
+    Refuse,
+    Request,
+    Rest,
+    Slot,
+    Unit,
+)
+
+__all__ = [
+    "GIVEN_UP",
+    "POOL",
+    "TRANSITIONS",
+    "Action",
+    "Again",
+    "Append",
+    "Ask",
+    "End",
+    "Fence",
+    "Grant",
+    "IllegalStepError",
+    "Join",
+    "Member",
+    "Note",
+    "Phase",
+    "Refuse",
+    "Request",
+    "Rest",
+    "Slot",
+    "Unit",
+    "Units",
+]

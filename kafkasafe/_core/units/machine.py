@@ -1,0 +1,414 @@
+"""The machine: events in, actions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.codes import Action as Produce
+from kafkasafe._core.codes import Scope, classify_produce
+from kafkasafe._core.identity import add_sequence
+from kafkasafe._core.units.moves import PLACE
+from kafkasafe._core.units.recovery import Recovery
+from kafkasafe._core.units.terms import (
+    Action,
+    Again,
+    Append,
+    Ask,
+    End,
+    Fence,
+    Grant,
+    Join,
+    Member,
+    Note,
+    Phase,
+    Refuse,
+    Request,
+    Rest,
+    Slot,
+    Unit,
+)
+
+__all__ = ["Units"]
+
+_PATIENCE: Final = 8
+"""How often a request inside a transaction is tried before that is aborted: an open one holds readers up."""
+_LOST: Final = frozenset({47, 48, 49, 90})
+"""This transaction is over, or was never there: it timed out, or a newer epoch took over."""
+_FENCED: Final = frozenset({47, 90})
+_NOT_A_MEMBER: Final = frozenset({22, 25, 82})
+
+
+class Units(Recovery):
+    """The units of one lane, from the spool to their ends. See the package."""
+
+    def seal(self, unit_id: bytes, transactional_id: str, offsets: tuple[m.GroupOffsets, ...]) -> Unit:
+        """A new unit, behind all earlier ones; `closed` says that its batches are there."""
+        return self._make(unit_id, transactional_id, offsets)
+
+    def closed(self, unit: Unit) -> None:
+        """All its batches are in the queues of their partitions."""
+        for destination in unit.destinations:
+            self._line(destination).append(unit)
+        if not unit.batches:
+            self._bare.append(unit)
+
+    def written(self, unit: Unit, position: int) -> None:
+        """It is durable."""
+        unit.durable, unit.position = True, position
+        self._dirty = True
+
+    def divided(self, unit: Unit, batch: Member, parts: Sequence[Member]) -> None:
+        """One of its batches was divided, by partition."""
+        at = unit.batches.index(batch)
+        before = unit.destinations
+        unit.batches[at : at + 1] = parts
+        after = unit.destinations
+        for destination in before:
+            if destination not in after:
+                self._lines[destination].remove(unit)
+        for destination in after:
+            if destination not in before:
+                line = self._line(destination)
+                later = sum(1 for other in line if other.number > unit.number)
+                line.insert(len(line) - later, unit)
+        self._dirty = True
+
+    def look(self) -> None:
+        """What stood in front of a batch of a unit is gone."""
+        self._dirty = bool(self._units)
+
+    def moved(self) -> None:
+        """Another cluster is spoken to from now on: what this one granted means nothing there."""
+        self._slots.clear()
+        self._floor.clear()
+
+    def take_over(self, transactional_id: str) -> None:
+        """A name that the user gave becomes ours: whoever had it is fenced, and what he left open is aborted."""
+        slot = self._slot(transactional_id)
+        if slot.unit is None and not slot.fencing:
+            slot.former = None
+            self._fence(slot)
+
+    def fenced(self, action: Fence, grant: Grant) -> None:
+        """InitProducerId was answered: the id is ours, and nothing of it is open."""
+        slot = action.slot
+        if not self._valid(action):
+            return
+        slot.fencing = False
+        slot.grant = slot.former = grant
+        slot.fresh = False
+        slot.sequences.clear()
+        slot.next_turn()
+        unit = slot.unit
+        if unit is not None and unit.phase is Phase.ASKING:
+            self._actions.append(Ask(slot, slot.turn, unit))
+        else:
+            slot.unit = None
+        self._dirty = True
+
+    def joined(self, action: Join) -> None:
+        """The partitions are part of the transaction."""
+        if self._valid(action):
+            action.unit.move(Phase.APPENDING)
+            self._dirty = True
+
+    def appended(self, action: Append, base_offset: int, leader_epoch: int) -> None:
+        """A batch is in its log."""
+        if not self._valid(action):
+            return
+        unit = action.unit
+        first = not unit.places
+        unit.places[action.batch.handle] = base_offset
+        unit.epochs[action.batch.handle] = leader_epoch
+        if first and self._by_itself(unit):
+            self._note(unit)
+        self._whole(unit)
+
+    def noted(self, action: Note) -> None:
+        """Offsets of a group are in the transaction."""
+        if not self._valid(action):
+            return
+        unit = action.unit
+        unit.notes_left -= 1
+        following = action.index + 1
+        if following < len(unit.offsets):
+            self._actions.append(Note(action.slot, action.turn, unit, following))
+        self._whole(unit)
+
+    def staged(self, unit: Unit) -> None:
+        """Its STAGED mark is durable."""
+        if unit.phase is Phase.STAGING:
+            unit.move(Phase.STAGED)
+            self._dirty = True
+
+    def ended(self, action: End, grant: Grant | None) -> None:
+        """EndTxn was answered: it is committed.
+
+        Args:
+            action: What was asked for.
+            grant: For the next transaction; None: not known.
+        """
+        if not self._valid(action):
+            return
+        slot = action.slot
+        if slot.fresh or grant is None or action in slot.attempts:
+            slot.fresh = True
+        elif slot.grant is not None and grant != slot.grant:
+            slot.grant = slot.former = grant
+            slot.sequences.clear()
+        self._commit(action.unit)
+
+    def told(self, action: Ask, *, committed: bool) -> None:
+        """The outcome of a unit, asked for after a fence: nothing can change it any more."""
+        if not self._valid(action):
+            return
+        unit = action.unit
+        if committed:
+            self._commit(unit)
+            return
+        self._free(unit)
+        if unit.code:
+            self._refuse(unit)
+            return
+        unit.move(Phase.WAITING)
+        unit.tries += 1
+        self._dirty = True
+
+    def over(self, unit: Unit) -> None:
+        """Its ENDED mark is durable."""
+        unit.move(Phase.OVER)
+        self._units.pop(unit.unit_id, None)
+        slot = unit.slot
+        if slot is not None and slot.unit is unit:
+            slot.unit = None
+            slot.next_turn()
+            unit.slot = None
+        self._dirty = True
+
+    def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
+        """What it holds is durable in `rejected/`, or could not be kept, and is tried again after a pause."""
+        if not kept:
+            self._actions.append(Again(Rest(unit), unit.tries + 1, unit.code, reason, slow=True))
+            return
+        self._end(unit, m.UnitOutcome.DROPPED, unit.reason)
+
+    def give_up(self, unit: Unit, code: int, reason: str) -> bool:
+        """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
+        unit.code, unit.reason = code, reason
+        match unit.phase:
+            case Phase.WAITING:
+                self._refuse(unit)
+            case Phase.BEGUN | Phase.APPENDING:
+                self._break(unit)
+                self._refuse(unit)
+            case Phase.STAGING | Phase.STAGED | Phase.ENDING:
+                if unit.phase is Phase.STAGING:
+                    unit.phase = Phase.STAGED
+                self._doubt(unit)
+            case Phase.ASKING:
+                pass
+            case _:
+                return False
+        return True
+
+    def failed(
+        self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
+    ) -> None:
+        """A request failed.
+
+        Args:
+            action: What was asked for.
+            code: Kafka's error code, None: no answer came.
+            reason: For people.
+            sent: It may have reached a broker.
+            lasting: It was answered so for as long as anything is waited for.
+        """
+        if not self._valid(action):
+            return
+        attempt = action.slot.attempts[action] = action.slot.attempts.get(action, 0) + 1
+        if isinstance(action, Fence):
+            if action.keep is not None and code in _FENCED and action.slot.unit is None:
+                self._taken_over(action.slot, reason)
+            else:
+                self._actions.append(Again(action, attempt, code, reason, slow=code is not None))
+            return
+        unit = action.unit
+        unit.reason = reason
+        if isinstance(action, Ask):
+            self._actions.append(Again(action, attempt, code, reason))
+            return
+        if isinstance(action, End):
+            if code in _FENCED and self._is_anothers(action.slot):
+                self._ask_unfenced(unit, action.slot, reason)
+                return
+            if code in _LOST:
+                self._doubt(unit)
+                return
+            if code is None and not sent:
+                action.slot.attempts.pop(action)
+                attempt = 1
+            self._actions.append(
+                Again(action, attempt, code, reason, slow=code is not None and code not in {14, 15, 16, 51})
+            )
+            return
+        if isinstance(action, Note) and action.index >= 0 and code in _NOT_A_MEMBER:
+            unit.code, unit.dropped = code or 0, True
+            self._break(unit)
+            self._refuse(unit)
+            return
+        if isinstance(action, Append) and code is not None:
+            verdict = classify_produce(code)
+            if verdict.action is Produce.REJECT_BATCH and verdict.scope is Scope.NONE:
+                lasting = True
+            elif verdict.action is not Produce.RETRY and code != 51:
+                self._redo(unit, code, reason)
+                return
+        if lasting:
+            unit.code = code or 0
+            self._break(unit)
+            self._refuse(unit)
+        elif code in _LOST or code in PLACE or attempt >= _PATIENCE:
+            self._redo(unit, code, reason)
+        else:
+            self._actions.append(Again(action, attempt, code, reason))
+
+    def again(self, action: Request | Rest) -> None:
+        """The pause that an Again asked for is over."""
+        if isinstance(action, Rest):
+            if action.unit.phase is Phase.REFUSED:
+                self._actions.append(Refuse(action.unit))
+            action.unit.resting = False
+            self._dirty = True
+        elif self._valid(action):
+            self._actions.append(action)
+
+    # -- what to do now --------------------------------------------------------------------------------------------
+
+    def advance(self) -> list[Action]:
+        """Everything that must be done now; each thing is given once."""
+        while self._dirty:
+            self._dirty = False
+            self._begin()
+            self._go_on()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _begin(self) -> None:
+        if self.paused:
+            return
+        coming = sum(slot.fencing and slot.unit is None for slot in self._slots.values())
+        for unit in self._next():
+            slot = self._choose(unit)
+            if slot is None:
+                continue
+            grant = slot.grant
+            if grant is None or slot.fresh:
+                if not coming or unit.transactional_id:
+                    self._fence(slot)
+                else:
+                    coming -= 1
+                continue
+            slot.unit, unit.slot, unit.grant = unit, slot, grant
+            slot.next_turn()
+            unit.sequences.clear()
+            unit.places.clear()
+            unit.epochs.clear()
+            unit.issued = False
+            unit.notes_left = 1 + len(unit.offsets)
+            unit.move(Phase.BEGUN)
+            self._begun_marks.append(self._begun(unit, slot, grant))
+            if unit.batches and not self._by_itself(unit):
+                self._actions.append(Join(slot, slot.turn, unit))
+            else:
+                unit.move(Phase.APPENDING)
+
+    def _next(self) -> list[Unit]:
+        """Units whose turn it is to be begun, in order."""
+        found: dict[int, Unit] = {}
+        for line in self._lines.values():
+            for unit in line:
+                if unit.phase is Phase.WAITING:
+                    found[unit.number] = unit
+                    break
+                if unit.phase in {Phase.ASKING, Phase.REFUSED}:
+                    break
+        for unit in self._bare:
+            if unit.phase is Phase.WAITING:
+                found[unit.number] = unit
+        return [
+            unit
+            for _, unit in sorted(found.items())
+            if unit.durable
+            and not unit.resting
+            and all(batch.position >= 0 for batch in unit.batches)
+            and all(self._is_next(unit, destination) for destination in unit.destinations)
+            and all(map(self._front, unit.batches))
+        ]
+
+    def _choose(self, unit: Unit) -> Slot | None:
+        if unit.transactional_id:
+            slot = self._slot(unit.transactional_id)
+            return slot if slot.unit is None and not slot.fencing else None
+        free = [slot for name in self._pool if (slot := self._slot(name)).unit is None and not slot.fencing]
+        ready = (slot for slot in free if slot.grant is not None and not slot.fresh)
+        return next(ready, free[0] if free else None)
+
+    def _go_on(self) -> None:
+        """What is under way: appended when those before it are, committed when they are."""
+        for unit in sorted(
+            (slot.unit for slot in self._slots.values() if slot.unit is not None),
+            key=lambda unit: unit.number,
+        ):
+            slot = unit.slot
+            if slot is None:
+                continue
+            if unit.phase is Phase.APPENDING and not unit.issued:
+                if all(self._issued_before(unit, destination) for destination in unit.destinations):
+                    self._append(unit, slot)
+            elif unit.phase is Phase.STAGED and self._may_end(unit):
+                if unit.alone or self._in_order(unit):
+                    unit.move(Phase.ENDING)
+                    self._actions.append(End(slot, slot.turn, unit))
+                elif slot.fresh:
+                    # Of an earlier life, which knew more: whether it sent EndTxn is asked.
+                    self._doubt(unit)
+                else:
+                    self._redo(unit, None, "it stands before what was accepted earlier")
+
+    def _may_end(self, unit: Unit) -> bool:
+        if self._only is not None and unit.unit_id not in self._only:
+            return False
+        return all(self._lines[destination][0] is unit for destination in unit.destinations)
+
+    def _append(self, unit: Unit, slot: Slot) -> None:
+        unit.issued = True
+        unit.alone = all(self._lines[destination][0] is unit for destination in unit.destinations)
+        for batch in unit.batches:
+            sequence = slot.sequences.get(batch.destination, 0)
+            slot.sequences[batch.destination] = add_sequence(sequence, batch.count)
+            unit.sequences[batch.handle] = sequence
+            self._actions.append(Append(slot, slot.turn, unit, batch, sequence))
+        if not (unit.batches and self._by_itself(unit)):
+            self._note(unit)
+        self._dirty = True
+
+    def _whole(self, unit: Unit) -> None:
+        """All of it may be appended."""
+        slot, grant = unit.slot, unit.grant
+        if slot is None or grant is None or unit.notes_left or len(unit.places) < len(unit.batches):
+            return
+        unit.move(Phase.STAGING)
+        places = tuple(
+            m.Placed(
+                batch.destination,
+                batch.position,
+                batch.count,
+                unit.sequences[batch.handle],
+                unit.places[batch.handle],
+            )
+            for batch in unit.batches
+        )
+        self._marks.append(m.Staged(self._begun(unit, slot, grant), places))
+        self.staging.append(unit)

@@ -1,0 +1,240 @@
+"""How units change: to a transaction, back to the line, to their ends. What is decided by that is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.units.order import Order
+from kafkasafe._core.units.terms import (
+    POOL,
+    Action,
+    Again,
+    Ask,
+    Fence,
+    Grant,
+    IllegalStepError,
+    Member,
+    Note,
+    Phase,
+    Refuse,
+    Request,
+    Rest,
+    Slot,
+    Unit,
+)
+
+__all__ = ["PLACE", "Moves"]
+
+PLACE: Final = frozenset({3, 17, 29, 100})
+"""Of a topic, and may pass."""
+
+
+class Moves(Order):
+    """The units of one lane, and every change of them.
+
+    Args:
+        front: Whether nothing but batches of units stands before this one in the queue of its partition.
+        pool: How many of the lane's own transactional ids there are.
+    """
+
+    def __init__(self, front: Callable[[Member], bool], *, pool: int = POOL) -> None:
+        super().__init__()
+        self._front = front
+        self._pool = [""] * pool
+        self._slots: dict[str, Slot] = {}
+        self._numbers = 0
+        self._units: dict[bytes, Unit] = {}
+        self._actions: list[Action] = []
+        self._dirty = False
+        self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
+        """Of each transactional id that a user gave, the unit that earlier lives ended last."""
+        self._marks: list[m.Mark] = []
+        self._begun_marks: list[m.Mark] = []
+        """Nobody waits for them: they go to the disk with what somebody waits for."""
+        self.staging: list[Unit] = []
+        """Those whose STAGED mark is among them."""
+        self.ending: list[Unit] = []
+        """Those whose ENDED mark is among them."""
+        self._only: frozenset[bytes] | None = None
+        """Ids of those that may be committed; None: all."""
+        self.paused = False
+        """Nothing new is begun: what is staged is brought to its end, and no more."""
+
+    def name(self, prefix: str) -> None:
+        """What the lane's own transactional ids begin with."""
+        self._pool = [f"{prefix}-{number}" for number in range(len(self._pool))]
+
+    def take_marks(self) -> list[m.Mark]:
+        """What is to be persisted now."""
+        if not self._marks:
+            return []
+        marks = self._begun_marks + self._marks
+        self._marks, self._begun_marks = [], []
+        return marks
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    @property
+    def bare(self) -> int:
+        """How many have no batch."""
+        return sum(not unit.batches for unit in list(self._units.values()))
+
+    @property
+    def unfinished(self) -> list[Unit]:
+        """All of them, in the order in which they were accepted. From any thread."""
+        return list(self._units.values())
+
+    @property
+    def pinned(self) -> Iterable[int]:
+        """Spool positions that are still needed for units without a batch."""
+        return (unit.position for unit in self._units.values() if not unit.batches)
+
+    def get(self, unit_id: bytes) -> Unit | None:
+        """A unit without a fate."""
+        return self._units.get(unit_id)
+
+    def granted(self, transactional_id: str) -> Grant | None:
+        """What the id's holder has; None while it is not ours."""
+        slot = self._slots.get(transactional_id)
+        return None if slot is None else slot.grant
+
+    # -- back to the line ------------------------------------------------------------------------------------------
+
+    def _redo(self, unit: Unit, code: int | None, reason: str) -> None:
+        """Back to the line; what was written is aborted. What stands behind it in a log has to go back as well."""
+        self._break(unit)
+        unit.move(Phase.WAITING)
+        unit.tries += 1
+        unit.resting = True
+        for destination in unit.destinations:
+            behind = False
+            for other in list(self._lines[destination]):
+                if behind and other.phase in {Phase.APPENDING, Phase.STAGING, Phase.STAGED} and other.issued:
+                    if other.slot is not None and other.slot.fresh:
+                        self._doubt(other)
+                    else:
+                        self._break(other)
+                        other.move(Phase.WAITING)
+                behind = behind or other is unit
+        unit.code = 0
+        unit.reason = reason
+        self._actions.append(Again(Rest(unit), unit.tries, code, reason, slow=code in PLACE))
+
+    def _break(self, unit: Unit) -> None:
+        """The transaction is to be aborted: InitProducerId does it, and shuts out whatever is late."""
+        slot, unit.slot = unit.slot, None
+        unit.issued = False
+        if slot is not None:
+            slot.unit = None
+            self._fence(slot)
+        self._dirty = True
+
+    def _doubt(self, unit: Unit) -> None:
+        """Was it committed? Nothing of it can be after the fence."""
+        slot = unit.slot
+        unit.move(Phase.ASKING)
+        if slot is None:
+            raise IllegalStepError(f"{unit} has no transactional id")
+        self._fence(slot)
+
+    def _free(self, unit: Unit) -> None:
+        slot, unit.slot = unit.slot, None
+        unit.issued = False
+        if slot is not None:
+            slot.unit = None
+            slot.next_turn()
+
+    def _ask_unfenced(self, unit: Unit, slot: Slot, reason: str) -> None:
+        """Was it committed before? Who took over has ended it, and is not to be fenced in turn."""
+        unit.move(Phase.ASKING)
+        unit.code, unit.reason, unit.dropped = 90, reason, bool(unit.offsets)
+        slot.grant = slot.former = None
+        slot.next_turn()
+        self._actions.append(Ask(slot, slot.turn, unit))
+
+    # -- transactional ids -----------------------------------------------------------------------------------------
+
+    def _fence(self, slot: Slot) -> None:
+        slot.next_turn()
+        slot.fencing = True
+        # Of a name that the user gave: who has taken it over since is not to be fenced in turn.
+        keep = slot.former if slot.transactional_id not in self._pool and slot.unit is None else None
+        slot.grant = None
+        self._actions.append(Fence(slot, slot.turn, keep))
+
+    def _taken_over(self, slot: Slot, reason: str) -> None:
+        """Somebody else has the name now: what waits under it is his to do, or nobody's."""
+        slot.fencing = False
+        slot.former = None
+        for unit in list(self._units.values()):
+            if unit.transactional_id == slot.transactional_id and unit.phase is Phase.WAITING:
+                # Where it moves a group's offsets, whoever has the name reads the same records again.
+                unit.code, unit.reason, unit.dropped = 90, reason, bool(unit.offsets)
+                self._refuse(unit)
+
+    def _is_anothers(self, slot: Slot) -> bool:
+        """Whether a refused epoch says that somebody else has the id now; with protocol 1 a time-out looks the same.
+
+        What an earlier life staged is this life's all the same, which takes over what it finds.
+        """
+        return (
+            slot.transactional_id not in self._pool
+            and not slot.fresh
+            and slot.grant is not None
+            and slot.grant.protocol >= 2
+        )
+
+    def _slot(self, name: str) -> Slot:
+        return self._slots.setdefault(name, Slot(name))
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _commit(self, unit: Unit) -> None:
+        self._raise_floors(unit)
+        unit.move(Phase.COMMITTED)
+        self._end(unit, m.UnitOutcome.COMMITTED, "")
+
+    def _end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
+        self._leave(unit)
+        self._marks.append(m.Ended(unit.unit_id, outcome, reason))
+        self.ending.append(unit)
+        self._dirty = True
+
+    def _refuse(self, unit: Unit) -> None:
+        unit.move(Phase.REFUSED)
+        if unit.dropped:
+            self._end(unit, m.UnitOutcome.DROPPED, unit.reason)
+        else:
+            self._actions.append(Refuse(unit))
+        self._dirty = True
+
+    # -- bits ------------------------------------------------------------------------------------------------------
+
+    def _note(self, unit: Unit) -> None:
+        slot = unit.slot
+        if slot is not None:
+            self._actions.append(Note(slot, slot.turn, unit, -1))
+
+    @staticmethod
+    def _by_itself(unit: Unit) -> bool:
+        """Its one partition adds itself. Several at once would be in each other's way."""
+        grant = unit.grant
+        return grant is not None and grant.protocol >= 2 and len(unit.destinations) == 1
+
+    @staticmethod
+    def _begun(unit: Unit, slot: Slot, grant: Grant) -> m.Begun:
+        return m.Begun(unit.unit_id, slot.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
+
+    def _valid(self, action: Request) -> bool:
+        return action.turn == action.slot.turn
+
+    def _make(self, unit_id: bytes, transactional_id: str, offsets: tuple[m.GroupOffsets, ...]) -> Unit:
+        self._numbers += 1
+        unit = Unit(self._numbers, unit_id, transactional_id, offsets)
+        self._units[unit_id] = unit
+        return unit

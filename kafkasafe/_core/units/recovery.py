@@ -1,0 +1,112 @@
+"""What earlier lives left: units as their marks tell of them."""
+
+from __future__ import annotations
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.units.moves import Moves
+from kafkasafe._core.units.terms import GIVEN_UP, Grant, Phase, Unit
+
+__all__ = ["Recovery"]
+
+
+class Recovery(Moves):
+    """The log is read from its beginning: a call for each mark, and `recovered` at the end."""
+
+    def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
+        """A UNIT mark; its batches follow."""
+        unit = self._make(mark.unit_id, mark.transactional_id, mark.offsets)
+        unit.durable, unit.position, unit.accepted_at = True, position, accepted_at
+        return unit
+
+    def recover_begun(self, mark: m.Begun) -> None:
+        """A BEGUN mark: what an earlier STAGED mark says is void."""
+        unit = self._units.get(mark.unit_id)
+        if unit is not None:
+            unit.phase, unit.slot = Phase.WAITING, None
+            unit.sequences.clear()
+            unit.places.clear()
+
+    def recover_staged(self, mark: m.Staged) -> None:
+        """A STAGED mark."""
+        begun = mark.begun
+        unit = self._units.get(begun.unit_id)
+        if unit is None:
+            # Released since, but it says where its batches are.
+            for place in mark.places:
+                if place.base_offset >= 0:
+                    self._raise_floor(place.destination, place.base_offset + place.count - 1)
+            return
+        slot = self._slot(begun.transactional_id)
+        if slot.unit is not None and slot.unit is not unit:
+            # It went back to the line before the slot was another's.
+            slot.unit.phase, slot.unit.slot = Phase.WAITING, None
+        slot.grant = slot.former = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
+        slot.unit, slot.fresh, unit.grant = unit, True, slot.grant
+        handles = {batch.position: batch.handle for batch in unit.batches}
+        # As they were: the first one says where the marker is.
+        order = {place.position: index for index, place in enumerate(mark.places)}
+        unit.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
+        for place in mark.places:
+            handle = handles.get(place.position)
+            if handle is not None:
+                unit.sequences[handle] = place.base_sequence
+                unit.places[handle] = place.base_offset
+        unit.phase, unit.slot, unit.issued = Phase.STAGED, slot, True
+
+    def recover_ended(self, mark: m.Ended) -> Unit | None:
+        """An ENDED mark; the unit, if it is still there."""
+        unit = self._units.pop(mark.unit_id, None)
+        if unit is None:
+            return None
+        if unit.transactional_id:
+            self.earlier[unit.transactional_id] = (unit, mark)
+        if mark.outcome is m.UnitOutcome.COMMITTED:
+            self._raise_floors(unit)
+        self._leave(unit)
+        if unit.slot is not None:
+            unit.slot.unit = None
+            unit.slot.grant = None
+        unit.phase = Phase.OVER
+        return unit
+
+    def decide(self, commit: frozenset[bytes] | None, abort: frozenset[bytes]) -> None:
+        """Nothing is prepared. What is staged is committed, if it is among these (None: all); others are given up."""
+        self.paused, self._only = True, commit
+        for unit_id in abort & self._units.keys():
+            self._units[unit_id].code = GIVEN_UP
+            self._units[unit_id].reason = "given up by kafkasafe spool abort"
+
+    def recovered(self) -> None:
+        """The log is read. Whatever an earlier life may have left open is ended before anything new is begun."""
+        for slot in self._slots.values():
+            # A new life takes names over, whatever epochs earlier ones came to.
+            slot.former = None
+            if slot.unit is not None and slot.unit.slot is not slot:
+                slot.unit = None
+            if slot.unit is None:
+                slot.grant = None
+        if not self._units:
+            self._slots.clear()
+            return
+        # What was divided may be in the log behind what was accepted later.
+        ordered = sorted(self._units.values(), key=lambda unit: unit.accepted_at)
+        self._units = {unit.unit_id: unit for unit in ordered}
+        for number, unit in enumerate(ordered, 1):
+            unit.number = number
+        for unit in self._units.values():
+            for destination in unit.destinations:
+                self._line(destination).append(unit)
+            if not unit.batches:
+                self._bare.append(unit)
+        # Its BEGUN mark may not be durable: whatever its ids are, a transaction of theirs may be open.
+        for name in (*self._pool, *(unit.transactional_id for unit in self._units.values())):
+            if name:
+                slot = self._slot(name)
+                if slot.unit is None and not self.paused:
+                    self._fence(slot)
+        for unit in list(self._units.values()):
+            if unit.code and unit.phase is Phase.WAITING:
+                self._refuse(unit)
+            elif unit.code and unit.phase is Phase.STAGED:
+                self._doubt(unit)
+        self._dirty = True

@@ -1,0 +1,295 @@
+"""What a unit is and what it may become; transactional ids and what is done under them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from kafkasafe._core import marks as m
+
+__all__ = [
+    "GIVEN_UP",
+    "POOL",
+    "TRANSITIONS",
+    "Action",
+    "Again",
+    "Append",
+    "Ask",
+    "End",
+    "Fence",
+    "Grant",
+    "IllegalStepError",
+    "Join",
+    "Member",
+    "Note",
+    "Phase",
+    "Refuse",
+    "Request",
+    "Rest",
+    "Slot",
+    "Unit",
+]
+
+GIVEN_UP: Final = -4
+"""The code of what an operator gave up: none of Kafka's."""
+
+POOL: Final = 4
+"""Transactional ids of a lane: so many of its units are under way at once."""
+
+
+class IllegalStepError(RuntimeError):
+    """A bug in kafkasafe: a unit was about to do what its phase does not allow."""
+
+
+class Phase(enum.Enum):
+    """Where a unit is between the spool and the end."""
+
+    WAITING = "waiting"
+    """In line, or on its way to the disk."""
+    BEGUN = "begun"
+    """A transactional id is its own."""
+    APPENDING = "appending"
+    """Its batches and its marker are under way."""
+    STAGING = "staging"
+    """All of it is appended; the mark that says so is on its way to the disk."""
+    STAGED = "staged"
+    """It may be committed when its turn comes."""
+    ENDING = "ending"
+    """EndTxn was, or may have been, sent."""
+    ASKING = "asking"
+    """The outcome is not known."""
+    COMMITTED = "committed"
+    """The mark that says so is on its way to the disk."""
+    REFUSED = "refused"
+    """For good; nothing of it can be seen by readers. Its mark is on its way, or what it holds is being put aside."""
+    OVER = "over"
+
+
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.BEGUN, Phase.REFUSED}),
+    Phase.BEGUN: frozenset({Phase.APPENDING, Phase.WAITING, Phase.REFUSED}),
+    Phase.APPENDING: frozenset({Phase.STAGING, Phase.WAITING, Phase.REFUSED}),
+    # Waiting: one before it has to be prepared again, and this one after it. No EndTxn was sent.
+    Phase.STAGING: frozenset({Phase.STAGED, Phase.WAITING}),
+    Phase.STAGED: frozenset({Phase.ENDING, Phase.WAITING, Phase.ASKING}),
+    Phase.ENDING: frozenset({Phase.COMMITTED, Phase.ASKING}),
+    Phase.ASKING: frozenset({Phase.COMMITTED, Phase.WAITING, Phase.REFUSED}),
+    Phase.COMMITTED: frozenset({Phase.OVER}),
+    Phase.REFUSED: frozenset({Phase.OVER}),
+    Phase.OVER: frozenset(),
+}
+
+
+class Member(Protocol):
+    """A batch, as far as a unit needs to know it."""
+
+    handle: int
+    destination: int
+    count: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Under what a transaction is written.
+
+    Attributes:
+        producer_id: Granted by the coordinator.
+        epoch: Granted by the coordinator.
+        protocol: 1, or 2 (KIP-890): each transaction has its own epoch, and partitions add themselves.
+    """
+
+    producer_id: int
+    epoch: int
+    protocol: int
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """What is delivered together.
+
+    Attributes:
+        number: In this life, ascending: the order in which they were accepted.
+        unit_id: 16 bytes.
+        transactional_id: Given by the user; empty: one of the lane's own.
+        offsets: Of consumer groups.
+        batches: In order; what one is divided into takes its place.
+        durable: It is on disk.
+        position: Of the group that holds it, or before it.
+        accepted_at: Of the group that held it first.
+        phase: See `TRANSITIONS`.
+        slot: The transactional id under which it goes, while it does.
+        grant: Of its last try.
+        sequences: By handle, what the batch is or was appended under.
+        places: By handle, the offset where it is, -1 where the broker did not say.
+        epochs: By handle, the leader epoch under which it was appended, -1 when unknown.
+        issued: All its batches were given out to be appended, in this try.
+        alone: Everything before it was committed when they were.
+        notes_left: How many groups' offsets (the marker is one) are not written yet.
+        tries: How often it went back to the line.
+        resting: It waits for the end of a pause.
+        code: Why it was refused, Kafka's error code.
+        reason: The same for people.
+        dropped: Its fate is REFUSED without being kept: the group's offsets are another member's by now.
+    """
+
+    number: int
+    unit_id: bytes
+    transactional_id: str
+    offsets: tuple[m.GroupOffsets, ...]
+    batches: list[Member] = field(default_factory=list)
+    durable: bool = False
+    position: int = -1
+    accepted_at: int = -1
+    phase: Phase = Phase.WAITING
+    slot: Slot | None = None
+    grant: Grant | None = None
+    sequences: dict[int, int] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    issued: bool = False
+    alone: bool = False
+    notes_left: int = 0
+    tries: int = 0
+    resting: bool = False
+    code: int = 0
+    reason: str = ""
+    dropped: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
+
+    def move(self, to: Phase) -> None:
+        """Change the phase; raises IllegalStepError if `TRANSITIONS` does not allow it."""
+        if to not in TRANSITIONS[self.phase]:
+            raise IllegalStepError(f"{self} cannot become {to.value}")
+        self.phase = to
+
+    @property
+    def destinations(self) -> dict[int, None]:
+        """Of its batches, each once, in order."""
+        return dict.fromkeys(batch.destination for batch in self.batches)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A transactional id.
+
+    Attributes:
+        transactional_id: Its name.
+        grant: None until it is fenced, and while that is being done.
+        unit: Whose it is.
+        turn: Answers to requests of an earlier turn mean nothing.
+        sequences: By destination, the next one under this grant.
+        fencing: InitProducerId is under way.
+        fresh: Only a new grant may be used for the next unit.
+        former: The latest grant that it had.
+        attempts: Of this turn's requests, how often each has failed.
+    """
+
+    transactional_id: str
+    grant: Grant | None = None
+    unit: Unit | None = None
+    turn: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)
+    fencing: bool = False
+    fresh: bool = False
+    former: Grant | None = None
+    attempts: dict[Request, int] = field(default_factory=dict)
+
+    def next_turn(self) -> None:
+        """Whatever is under way is void."""
+        self.turn += 1
+        self.attempts.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """InitProducerId: `fenced`. With `keep`: not if anybody else has taken it over since."""
+
+    slot: Slot
+    turn: int
+    keep: Grant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Add its partitions to the transaction: `joined`."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append a batch: `appended`. Those of a partition go out in the order in which they are given."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+    batch: Member
+    base_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write offsets of a group inside the transaction: `noted`.
+
+    `index` -1 is the marker: the group is called as the transactional id, and the text is the unit's id.
+    """
+
+    slot: Slot
+    turn: int
+    unit: Unit
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """EndTxn with commit, under the slot's grant: `ended`."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Does the marker, or the log, say that it was committed? `told`."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It is to be made durable in `rejected/`: `put_aside`."""
+
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """It goes on after a pause: `rested`."""
+
+    unit: Unit
+
+
+Request = Fence | Join | Append | Note | End | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The same once more, after a pause: `again`."""
+
+    action: Request | Rest
+    attempt: int
+    code: int | None
+    reason: str
+    slow: bool = False
+
+
+Action = Request | Refuse | Again
