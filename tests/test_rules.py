@@ -48,7 +48,7 @@ TESTS = {
         "test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it"
     ),
     "A mark of new ids names": "test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet",
-    "What was told and given up": "test_what_was_given_up_stays_given_up",
+    "What was reported and given up": "test_what_was_given_up_stays_given_up",
     "A position is no promise": "test_kill_9_loses_no_more_than_was_not_acknowledged",
     "A gap in front of an earlier life's": "test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that",
     "Who iterates over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",
