@@ -42,7 +42,7 @@ _STRANGERS: Final = frozenset({"lost+found"})
 """What a directory may hold that is to become a spool directory: a file system's root has this."""
 
 _held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
-_lockable: list[tuple[Files, int]] = []
+_lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked, or may be any moment."""
 _forking = threading.RLock()
 """Held over a fork, and while `_lockable` changes: a lock belongs to the open file, not to a process. A child that
@@ -52,14 +52,13 @@ inherited one without knowing would hold the lock for as long as it lives."""
 def _open_lockable(files: Files, path: Path, *, create: bool = False) -> int:
     with _forking:
         handle = files.open(path, write=True, create=create)
-        _lockable.append((files, handle))
+        _lockable.add((files, handle))
     return handle
 
 
 def _close_lockable(files: Files, handle: int) -> None:
     with _forking:
-        with contextlib.suppress(ValueError):
-            _lockable.remove((files, handle))
+        _lockable.discard((files, handle))
         files.close(handle)
 
 
@@ -152,6 +151,8 @@ class SpoolDirectory:
         self._offered: dict[int, tuple[tuple[str, int], ...]] = {}
         self.strange: dict[int, str] = {}
         self._free_since: dict[int, float] = {}
+        self._taken: dict[int, LaneLock] = {}
+        self._paths: dict[int, Path] = {}
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> SpoolDirectory:
@@ -258,7 +259,10 @@ class SpoolDirectory:
 
     def lane_path(self, number: int) -> Path:
         """The directory of a lane."""
-        return self.path / lane_name(number)
+        path = self._paths.get(number)
+        if path is None:
+            path = self._paths[number] = self.path / lane_name(number)
+        return path
 
     def number_of(self, name: str) -> int:
         """The number of the lane with this directory's name; -1 if no lane has it."""
@@ -437,6 +441,9 @@ class SpoolDirectory:
         free: dict[int, float] = {}
         try:
             for number in self.lanes():
+                mine = self._taken.get(number)
+                if mine is not None and mine.held:
+                    continue
                 try:
                     content = self.content(number)
                 except OSError as error:
@@ -573,7 +580,7 @@ class SpoolDirectory:
             text += f" adopts {quote(former) or _NOBODY}"
         elif client:
             text += f" client {quote(client)}"
-        lock = LaneLock(
+        lock = self._taken[number] = LaneLock(
             lane, number, handle, self._files, text=text, client=former if client is None else client
         )
         lock._write(f"{text}\n")

@@ -208,6 +208,8 @@ class Disk:
         self._faults: list[Fault] = []
         self._files: dict[int, _File] = {}
         self._directories: dict[Path, _Names] = {_ROOT: {}}
+        # The same by path as text: each call comes with a new path, and their hashes cost more than all the rest.
+        self._texts: dict[str, _Names] = {}
         self._nodes = _DIRECTORY
         # What was there, durably, before the first of `operations`.
         self._origin = _Durable({}, {_ROOT: {}})
@@ -353,16 +355,29 @@ class Disk:
 
     def _strike(self, operation: str) -> Fault | None:
         self.calls[operation] += 1
+        if not self._faults:
+            return None
         return next((fault for fault in self._faults if fault._strikes(operation)), None)
 
     def _names(self, directory: Path) -> _Names:
-        names = self._directories.get(directory)
+        text = str(directory)
+        names = self._texts.get(text)
         if names is None:
-            raise _error(errno.ENOENT, directory)
+            names = self._directories.get(directory)
+            if names is None:
+                raise _error(errno.ENOENT, directory)
+            self._texts[text] = names
         return names
 
+    def _place(self, path: Path) -> tuple[_Names, str]:
+        """The names in its directory, and its own."""
+        above, _, name = str(path).rpartition("/")
+        names = self._texts.get(above)
+        return self._names(path.parent) if names is None else names, name
+
     def _node(self, path: Path) -> int:
-        node = self._names(path.parent).get(path.name)
+        names, name = self._place(path)
+        node = names.get(name)
         if node is None:
             raise _error(errno.ENOENT, path)
         if node == _DIRECTORY:
@@ -420,15 +435,18 @@ class DiskFiles:
     def create(self, path: Path) -> int:
         """See `Files`."""
         self._call("create")
-        if path.name in self.disk._names(path.parent):
+        names, name = self.disk._place(path)
+        if name in names:
             raise _error(errno.EEXIST, path)
         return self._open(self.disk._link(path), write=True)
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         """See `Files`."""
         self._call("open")
-        if create and path.name not in self.disk._names(path.parent):
-            return self._open(self.disk._link(path), write=write)
+        if create:
+            names, name = self.disk._place(path)
+            if name not in names:
+                return self._open(self.disk._link(path), write=write)
         return self._open(self.disk._node(path), write=write)
 
     def close(self, handle: int) -> None:

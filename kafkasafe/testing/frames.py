@@ -133,6 +133,15 @@ def _registry() -> dict[int, Api]:
     }
 
 
+@functools.cache
+def _by_name() -> dict[object, Api]:
+    return {
+        name: known
+        for known in _registry().values()
+        for name in (known.key, known.name, f"{known.name}Request", f"{known.name}Response")
+    }
+
+
 def apis() -> list[Api]:
     """All that kafka-python knows."""
     return list(_registry().values())
@@ -145,9 +154,9 @@ def api(which: object) -> Api:
         UsageError: There is none, or kafka-python does not know it.
     """
     name = getattr(which, "name", which) if isinstance(which, type) else which
-    for known in apis():
-        if name in {known.key, known.name, f"{known.name}Request", f"{known.name}Response"}:
-            return known
+    known = _by_name().get(name)
+    if known is not None:
+        return known
     raise UsageError(f"kafka-python knows no API {which!r}; it knows {', '.join(a.name for a in apis())}")
 
 

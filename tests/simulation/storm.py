@@ -14,6 +14,7 @@ from virtual import SPOOL, TIMEOUT_S, Life
 from kafkasafe import events
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
+from kafkasafe._io import lanes
 from kafkasafe._io.engine import disk as engine_disk
 from kafkasafe._io.engine import outlet as engine_outlet
 from kafkasafe._io.engine import packing
@@ -178,7 +179,7 @@ class Storm:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """What spools write is written into the book."""
-        book, say = self.book, self.world.say
+        book, world, say = self.book, self.world, self.world.say
         write_group, sync, opened = Spool.write_group, Spool.sync, Spool.open.__func__
 
         def written(spool: Spool, marks: Any, batches: Any, **options: Any) -> list[int]:
@@ -188,7 +189,8 @@ class Storm:
                 book.failed(spool)
                 raise
             book.wrote(spool, list(marks), batches)
-            say(f"   write {[type(mark).__name__ for mark in marks]} and {len(batches)} batches")
+            if not world.silent:
+                say(f"   write {[type(mark).__name__ for mark in marks]} and {len(batches)} batches")
             return positions
 
         def synced(spool: Spool, **options: Any) -> Any:
@@ -294,8 +296,9 @@ class Storm:
             self.book.broken("twice", f"a future ended twice: {parcel}")
         self.ended.add(parcel)
         records = self._records_of(parcel)
-        self.world.say(f"== {[each.number for each in records]}: {parcel.error or parcel.base_offset}")
         error = parcel.error
+        if not self.world.silent:
+            self.world.say(f"== {[each.number for each in records]}: {error or parcel.base_offset}")
         if error is None:
             if parcel.children is not None:
                 return
@@ -481,8 +484,9 @@ class Storm:
         self.book.close({number: self._log(number) for number in topic.partitions}, rejected)
 
     def clear(self) -> None:
-        """Nothing of it is needed any more."""
+        """Nothing of it is needed any more, and nothing of it stays: processes that are dead close no files."""
         self.world.lives.clear()
+        lanes._lockable.clear()
 
     # -- events ------------------------------------------------------------------------------------------------------
 

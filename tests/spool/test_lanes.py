@@ -248,3 +248,15 @@ def test_a_power_cut_that_leaves_half_of_a_name_costs_nobody_a_lane(tmp_path, le
     lock = spools.take_lane(client="worker-10")
     assert lock.number == 0
     lock.release()
+
+
+def test_what_a_process_owns_itself_it_does_not_look_into():
+    """Its own lane was listed, each of its files opened, and its lock tried, once a second."""
+    disk = Disk()
+    spools = SpoolDirectory.open(ROOT, files=disk.process())
+    mine = spools.take_lane()
+    before = disk.calls.copy()
+    assert spools.dead_lanes(now=5.0, grace_s=1.0) == []
+    assert disk.calls - before == {"list": 1}
+    mine.release()
+    assert not spools.is_owned(mine.number)

@@ -39,6 +39,7 @@ class DiskWriter:
         """Bytes of durable, unfinished batches that are in memory, those apart that were read back."""
         self.keeps = True
         """Some of them can be sent soon. Not while no broker can be reached."""
+        self._spill_due = False
 
     def persist(self, lane: Lane, persist: j.Persist) -> None:
         """Write one group and make it durable, now, or as soon as the disk takes it."""
@@ -298,10 +299,19 @@ class DiskWriter:
             self._ledger.free = float("inf")
         return self._ledger.free > before
 
+    def watch_undurable(self) -> None:
+        """`spool="on_error"`: look at what is only in memory now and then, until there is nothing."""
+        if self._config.spool == "on_error" and not self._spill_due:
+            self._spill_due = True
+            self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
+
     def spill_late(self) -> None:
         """`spool="on_error"`: what has waited for `spool_after_ms` goes to disk."""
+        self._spill_due = False
         self.spill(self._config.spool_after_s)
-        self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
+        # What a caller adds from now on is followed by a message.
+        if self._ledger.undurable:
+            self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
         """`spool="on_error"`: what waits too long, or too much of it, goes to disk."""

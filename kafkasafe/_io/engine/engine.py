@@ -127,8 +127,6 @@ class Engine:
         timer(0.0, ChoreDue(Chore.ADOPT))
         timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
         timer(config.acked_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
-        if config.spool == "on_error":
-            timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
         if config.delivery_timeout_s is not None:
             timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 

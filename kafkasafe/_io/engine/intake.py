@@ -44,6 +44,7 @@ class Intake:
             parcels = [parcel for parcel in parcels if not parcel.taken]
             for parcel in parcels:
                 parcel.taken = True
+        self._disk.watch_undurable()
         for slip, some in itertools.groupby(parcels, lambda parcel: parcel.slip):
             if slip is None:
                 self._take_all(lane, some)
