@@ -260,6 +260,24 @@ KINDS: Final[Mapping[str, Kind]] = {
         },
         (50, 80),
     ),
+    # Each of these looks at one thing that is rare in the others. By name only, too.
+    "late refusals": Kind(
+        0,
+        {"late": 20, "limit": 20},
+        {"describes": (False,), "partitions": (1,), "brokers": (1,)},
+        (25, 40),
+    ),
+    "holes": Kind(
+        0,
+        {"code": 20, "broker": 8, "outage": 6, "kill": 8},
+        {"describes": (False,), "partitions": (1,), "brokers": (1,), "segment_bytes": (1000, 4 << 20)},
+    ),
+    "first lives": Kind(
+        0,
+        {"kill": 12, "swallow": 12, "broker": 4, "expire": 10, "send": 20, "wait": 20},
+        {"old": (100,), "partitions": (1, 2), "brokers": (1,)},
+        (10, 15),
+    ),
 }  # fmt: skip
 
 

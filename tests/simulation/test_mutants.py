@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from .mutants import ENGINE, SEEDS
+from .mutants import ENGINE, HISTORIES, SEEDS
 from .plan import plan_of
 from .shrink import found
 
 
-@pytest.mark.parametrize("name", ENGINE)
+@pytest.mark.parametrize("name", HISTORIES)
 def test_a_mutant_is_found(name, monkeypatch):
-    mutant = ENGINE[name]
+    mutant = HISTORIES[name]
     mutant.change(monkeypatch)
     for seed in range(mutant.first, mutant.first + SEEDS):
         if found(plan_of(seed, mutant.kind)) is not None:

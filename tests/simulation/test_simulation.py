@@ -29,6 +29,12 @@ def test_a_spool_in_which_partitions_are_stuck_is_bounded(chunk):
         play(plan_of(seed, "room"))
 
 
+@pytest.mark.parametrize("kind", ["late refusals", "holes", "first lives"])
+def test_histories_of_what_is_rare_elsewhere_break_no_promise(kind):
+    for seed in range(8):
+        play(plan_of(seed, kind))
+
+
 def test_a_history_with_the_same_seed_is_the_same_history():
     plan = plan_of(3, "lanes")
     runs = [play(plan, trace=True).world.lines for _ in range(2)]
