@@ -127,6 +127,9 @@ TESTS = {
     "A transactional id is free again": (
         "test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable"
     ),
+    "Nothing is under way behind a unit that waits": (
+        "test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transactional_id"
+    ),
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
 }

@@ -384,3 +384,90 @@ def test_what_was_appended_behind_a_failed_unit_is_aborted_with_it():
     assert second.phase is u.Phase.WAITING
     assert {action.slot.transactional_id for action in script.take(u.Fence)} == {"lane-0", "lane-1"}
     assert not first.issued
+
+
+def under_way(script: Script, first: u.Unit) -> u.Append:
+    """Whatever can be begun is, and only the first unit goes on: its batch is on its way."""
+    for _ in range(4):
+        script.turn()
+        script.fence_all()
+        joins = script.take(u.Join)
+        for join in joins:
+            if join.unit is first:
+                script.units.joined(join)
+            else:
+                script.actions.append(join)
+    [append] = [action for action in script.take(u.Append) if action.unit is first]
+    return append
+
+
+def rest_of(script: Script) -> None:
+    """Everything is answered well until there is nothing more to do; whatever was staged before was not committed."""
+    for _ in range(20):
+        script.prepare()
+        for again in script.take(u.Again):
+            script.units.again(again.action)
+        for end in script.take(u.End):
+            script.units.ended(end, u.Grant(7, 99, 2))
+        for ask in script.take(u.Ask):
+            script.units.told(ask, committed=False)
+
+
+def test_what_came_into_the_log_before_an_earlier_unit_is_prepared_again():
+    script = Script(2)
+    first, second = script.seal(1, 1), script.seal(2, 1)
+    for _ in range(4):
+        script.turn()
+        script.fence_all()
+    early, late = script.take(u.Append)
+    assert (early.unit, late.unit) == (first, second)
+    script.units.failed(early, 19, "NOT_ENOUGH_REPLICAS")
+    script.append(late)
+    script.turn()
+    [again] = script.take(u.Again)
+    script.units.again(again.action)
+    script.prepare()
+    assert second.places[late.batch.handle] < first.places[early.batch.handle]
+    rest_of(script)
+    assert not len(script.units)
+    assert second.places[late.batch.handle] > first.places[early.batch.handle]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transactional_id(protocol):
+    script = Script(protocol)
+    first, second, third = script.seal(1, 1), script.seal(2, 1, 2), script.seal(3, 2)
+    append = under_way(script, first)
+    assert (second.phase, second.issued, third.phase) == (u.Phase.BEGUN, False, u.Phase.WAITING)
+    # The third one would have taken the id of the first one, and the second one keeps the other: nobody could go on.
+    script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
+    rest_of(script)
+    assert not len(script.units)
+
+
+def test_a_partition_that_is_away_holds_no_transactional_id_that_others_need():
+    script = Script(2)
+    away, behind = script.seal(1, 1), script.seal(2, 1, 2)
+    append = under_way(script, away)
+    other = script.seal(3, 5)
+    script.turn()
+    assert (behind.phase, other.phase) == (u.Phase.BEGUN, u.Phase.WAITING)
+    script.units.failed(append, 3, "UNKNOWN_TOPIC_OR_PARTITION")
+    script.prepare()
+    assert (away.phase, behind.phase) == (u.Phase.WAITING, u.Phase.WAITING)
+    [end] = script.take(u.End)
+    assert end.unit is other
+
+
+def test_a_life_that_finds_all_ids_behind_a_unit_that_has_none_asks_what_became_of_them():
+    script = Script(2)
+    ids = [bytes([number]) * 16 for number in (1, 2, 3)]
+    for at, unit_id in enumerate(ids):
+        unit = script.units.recover(m.Unit(unit_id, 0, 1), at, at)
+        unit.batches.append(Batch(at + 1, 1, 3, at * 10))
+    for name, at in (("lane-0", 1), ("lane-1", 2)):
+        begun = m.Begun(ids[at], name, 7, 3, 2)
+        script.units.recover_staged(m.Staged(begun, (m.Placed(1, at * 10, 3, 0, at * 3),)))
+    script.units.recovered()
+    rest_of(script)
+    assert not len(script.units)

@@ -125,12 +125,16 @@ MUTANTS = {
         "test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable",
     ),
     "what stands behind is not prepared again": Mutant(
-        source(u.Units, "_redo", "if behind and other.phase", "if False and other.phase"),
+        source(u.Units, "_set_back_behind", "other.number <= unit.number", "True"),
         "test_what_was_appended_behind_a_failed_unit_is_aborted_with_it",
     ),
     "the place in the log is not looked at": Mutant(
         lambda patch: patch.setattr(u.Units, "_in_order", lambda *_: True),
-        "test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again",
+        "test_what_came_into_the_log_before_an_earlier_unit_is_prepared_again",
+    ),
+    "what waits behind keeps its transactional id": Mutant(
+        source(u.Units, "_set_back_behind", "other.phase not in _UNDER_WAY", "not other.issued"),
+        "test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transactional_id",
     ),
     "late answers count": Mutant(lambda patch: patch.setattr(u.Units, "_valid", lambda *_: True)),
     "orphans of an earlier life are not fenced": Mutant(

@@ -174,6 +174,7 @@ class Units(Recovery):
             return
         unit.move(Phase.WAITING)
         unit.tries += 1
+        self._set_back_behind(unit)
         self._dirty = True
 
     def over(self, unit: Unit) -> None:

@@ -29,6 +29,8 @@ __all__ = ["PLACE", "Moves"]
 
 PLACE: Final = frozenset({3, 17, 29, 100})
 """Of a topic, and may pass."""
+_UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
+"""In a transaction to which no EndTxn was sent, by this life."""
 
 
 class Moves(Order):
@@ -106,24 +108,38 @@ class Moves(Order):
     # -- back to the line ------------------------------------------------------------------------------------------
 
     def _redo(self, unit: Unit, code: int | None, reason: str) -> None:
-        """Back to the line; what was written is aborted. What stands behind it in a log has to go back as well."""
+        """Back to the line; what was written is aborted. What stands behind it has to go back as well."""
         self._break(unit)
         unit.move(Phase.WAITING)
         unit.tries += 1
         unit.resting = True
-        for destination in unit.destinations:
-            behind = False
-            for other in list(self._lines[destination]):
-                if behind and other.phase in {Phase.APPENDING, Phase.STAGING, Phase.STAGED} and other.issued:
-                    if other.slot is not None and other.slot.fresh:
-                        self._doubt(other)
-                    else:
-                        self._break(other)
-                        other.move(Phase.WAITING)
-                behind = behind or other is unit
+        self._set_back_behind(unit)
         unit.code = 0
         unit.reason = reason
         self._actions.append(Again(Rest(unit), unit.tries, code, reason, slow=code in PLACE))
+
+    def _set_back_behind(self, unit: Unit) -> None:
+        """Whatever is under way behind a unit that is in the line goes back to it, in order.
+
+        It could not be committed, and meanwhile would hold a transactional id that the unit itself, or one that has
+        nothing to do with it, needs. Behind it is also what stands behind such a unit on another partition.
+        """
+        destinations = set(unit.destinations)
+        under_way = (slot.unit for slot in self._slots.values() if slot.unit is not None)
+        for other in sorted(under_way, key=lambda each: each.number):
+            if (
+                other.number <= unit.number
+                or other.phase not in _UNDER_WAY
+                or destinations.isdisjoint(other.destinations)
+            ):
+                continue
+            if other.slot is not None and other.slot.fresh:
+                # Of an earlier life, which may have sent EndTxn. What is behind it goes back when it does.
+                self._doubt(other)
+                continue
+            self._break(other)
+            other.move(Phase.WAITING)
+            destinations.update(other.destinations)
 
     def _break(self, unit: Unit) -> None:
         """The transaction is to be aborted: InitProducerId does it, and shuts out whatever is late."""

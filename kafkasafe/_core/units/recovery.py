@@ -109,4 +109,8 @@ class Recovery(Moves):
                 self._refuse(unit)
             elif unit.code and unit.phase is Phase.STAGED:
                 self._doubt(unit)
+        if not self.paused:
+            for unit in ordered:
+                if unit.phase is Phase.WAITING:
+                    self._set_back_behind(unit)
         self._dirty = True
