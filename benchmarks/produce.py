@@ -43,6 +43,7 @@ CLIENTS = {
     "safe-always": "SafeProducer, spool=always",
     "safe-on_error": "SafeProducer, spool=on_error",
     "safe-staged": "SafeProducer, delivery=staged",
+    "safe-batch": "SafeProducer, batch() of 10,000",
     "safe-callbacks": "SafeProducer, spool=always +callbacks",
     "kafka-python": "kafka-python",
     "kafka-python-callbacks": "kafka-python +callbacks",
@@ -66,6 +67,8 @@ SHARE = {"kafka-python": 0.06, "kafka-python-callbacks": 0.06}
 SIZE_SHARE = {100: 1.0, 1024: 0.25}
 WARM_UP = 2000
 KEYS = 10_000
+ATOMIC = 10_000
+"""Records of each atomic batch."""
 # The optimising compiler on, for throughput; the broker shares the machine with the client.
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
 
@@ -131,6 +134,27 @@ def safe(
 
 
 @contextlib.contextmanager
+def atomic(topic: str, servers: str, spool: str) -> Iterator[Send]:
+    from kafkasafe.producer import SafeProducer
+
+    with SafeProducer(bootstrap_servers=servers.split(","), spool_dir=spool) as producer:
+
+        def run(values: list[bytes], keys: list[bytes] | None) -> None:
+            for first in range(0, len(values), ATOMIC):
+                with producer.batch() as batch:
+                    send = batch.send
+                    if keys is None:
+                        for value in values[first : first + ATOMIC]:
+                            send(topic, value)
+                    else:
+                        for i in range(first, min(first + ATOMIC, len(values))):
+                            send(topic, values[i], keys[i])
+            producer.flush()
+
+        yield run
+
+
+@contextlib.contextmanager
 def kafka_python(topic: str, servers: str, *, callbacks: bool) -> Iterator[Send]:
     from kafka import KafkaProducer
 
@@ -171,6 +195,8 @@ def open_client(name: str, topic: str, servers: str, spool: str) -> contextlib.A
             return safe(topic, servers, spool, name.removeprefix("safe-"), callbacks=False)
         case "safe-staged":
             return safe(topic, servers, spool, "always", callbacks=False, delivery="staged")
+        case "safe-batch":
+            return atomic(topic, servers, spool)
         case "safe-callbacks":
             return safe(topic, servers, spool, "always", callbacks=True)
         case "kafka-python" | "kafka-python-callbacks":
@@ -231,7 +257,7 @@ def one(
             count + min(WARM_UP, count),
         )
         # A transaction has markers, which take offsets of their own.
-        if found < expected or (found > expected and client != "safe-staged"):
+        if found < expected or (found > expected and client not in {"safe-staged", "safe-batch"}):
             sys.exit(f"{client}: the topic ends at {found}, {expected} records were sent")
     finally:
         shutil.rmtree(spool, ignore_errors=True)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
 _FATE: Final = "fate"
+_RECORD_OVERHEAD: Final = 16
+"""As `SafeProducer.send` counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +201,15 @@ class AtomicBatch:
 
     def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
         self._producer = producer
+        self._new_future = producer._new_future
         self._transactional_id = transactional_id
         self._chunks: list[Any] = []
         self._open: dict[str, Any] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._after: list[Callable[[Any], object]] = []
-        self._bytes = 0
+        self._most = producer._config.spool_segment_bytes
+        self._room = self._most
+        """Bytes that it may still take: it is to fit into a file of the spool."""
         self._fate: dict[str, BatchOutcome | None] = {}
         """What was decided first, in one call into C (`setdefault`): its outcome, once it is accepted; None: dropped.
 
@@ -268,9 +273,45 @@ class AtomicBatch:
             UsageError: The batch was committed, or dropped.
             SpoolFullError: The batch is larger than a file of the spool (`spool_segment_bytes`) may be.
         """
-        self._check_open()
-        future, size = self._producer._send_into(self, topic, value, key, headers, partition, timestamp_ms)
-        self._bytes += size
+        if self._fate:
+            self._check_fate(None)
+        producer = self._producer
+        chunk: Any = None
+        index = -1
+        # As `SafeProducer.send` does it; what is special goes the other way.
+        if (
+            producer._plain
+            and type(value) is bytes
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+            and (key is None or type(key) is bytes)
+        ):
+            size = _RECORD_OVERHEAD + len(value)
+            if key is not None:
+                size += len(key)
+            try:
+                chunk = self._open[topic]
+                left = chunk.left - size
+                if left >= 0 and size <= self._room and chunk.open:
+                    index = next(chunk.numbers)
+                    if key is not None:
+                        chunk.keys[index] = key
+                    chunk.values[index] = value
+                    chunk.left = left
+                    self._room -= size
+                    future: RecordFuture = self._new_future()
+                    future._producer = producer
+                    future._chunk = chunk
+                    future._index = index
+                    future._first = True
+                    return future
+            except LookupError:
+                pass
+        future, size = producer._send_into(
+            self, topic, value, key, headers, partition, timestamp_ms, chunk, index
+        )
+        self._room -= size
         return future
 
     def send_offsets(self, offsets: Any, group: Any = None) -> None:
@@ -322,7 +363,7 @@ class AtomicBatch:
         slip = Slip(transactional_id=self._transactional_id, offsets=tuple(self._offsets.values()))
         head = Parcel("", -1, None, 0, 0, 0, slip=slip)
         outcome = BatchOutcome(self._producer, head, self)
-        self._producer._submit_unit(outcome, self._bytes)
+        self._producer._submit_unit(outcome, self._most - self._room)
         self._check_fate(outcome)
         return outcome
 

@@ -484,7 +484,7 @@ def _changes(chunk: _Chunk, ledger: Ledger) -> Callable[[], bool]:
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
     """Have them delivered together (`delivery="staged"`): the parcel that stands for all of them."""
-    slip = Slip()
+    slip = Slip(joins=parcels[0].topic)
     for parcel in parcels:
         parcel.slip = slip
     return Parcel("", -1, None, 0, 0, 0, slip=slip)
@@ -805,6 +805,7 @@ class SafeProducer:
     """Options and their defaults."""
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
     _opened = False
+    _new_future: Final = RecordFuture
 
     def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
         self._closed: BaseException | None = None
@@ -1011,24 +1012,29 @@ class SafeProducer:
         headers: list[tuple[str, bytes]] | None,
         partition: int | None,
         timestamp_ms: int | None,
+        chunk: _Chunk | None = None,
+        index: int = -1,
     ) -> tuple[RecordFuture, int]:
-        """A record into an atomic batch, which nobody else looks at yet; and its size."""
+        """A record into an atomic batch, which nobody else looks at yet; and its size.
+
+        In `chunk` it has a number (`index`) already if that is not negative, but there was no room for it.
+        """
         key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
         self._check_topic(topic)
         if size > self._max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows"
             )
-        most = self._config.spool_segment_bytes
-        if batch._bytes + size > most:
+        if size > batch._room:
+            most = batch._most
             raise SpoolFullError(
                 f"An atomic batch may hold {most:,} bytes (spool_segment_bytes): this record was not added. Commit what"
                 " is there, or raise spool_segment_bytes"
             )
-        chunk = batch._open.get(topic)
-        index = -1
-        if chunk is not None and chunk.open and chunk.left >= size:
-            index = next(chunk.numbers)
+        if index < 0:
+            chunk = batch._open.get(topic)
+            if chunk is not None and chunk.open and chunk.left >= size:
+                index = next(chunk.numbers)
         if chunk is None or not 0 <= index < _MAX_RECORDS - 1:
             chunk = _Chunk(topic, time.time_ns() // 1_000_000, _NEVER, self._chunk_bytes, self._callbacks)
             chunk.atomic = batch

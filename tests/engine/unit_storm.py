@@ -56,7 +56,7 @@ class Storm:
         if self.options.get("delivery") == "staged":
             # As the producer does it: each batch is a unit.
             self.units[name] = places
-            self.parcels.append((self.life.unit(part)[0], [name]))
+            self.parcels.append((self.life.unit(part, joins=part[0])[0], [name]))
         else:
             self.parcels.append((self.life.send(*part), [name]))
 

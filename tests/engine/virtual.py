@@ -219,11 +219,11 @@ class Life:
         return parcel
 
     def unit(
-        self, *parts, unit_id: bytes | None = None, transactional_id: str = "", offsets=()
+        self, *parts, unit_id: bytes | None = None, transactional_id: str = "", offsets=(), joins: str = ""
     ) -> list[Parcel]:
         """Batches, each (topic, partition, values), that are delivered together; the first parcel stands for all."""
         self._world.units += 1
-        slip = Slip(unit_id or self._world.units.to_bytes(16), transactional_id, tuple(offsets))
+        slip = Slip(unit_id or self._world.units.to_bytes(16), transactional_id, tuple(offsets), joins)
         now_ms = self._world.time.wall_ms()
         parcels = [Parcel("", -1, None, 0, 0, 0, slip=slip)]
         for topic, partition, values in parts:

@@ -141,8 +141,8 @@ class DiskWriter:
         self.publish_used()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         if persist.units and not self._config.in_memory:
-            heads = [lane.heads.get(group.unit.unit_id) for group in persist.units]
-            self._ledger.made_durable([head for head in heads if head is not None])
+            heads = [lane.heads.get(group.unit.unit_id, ()) for group in persist.units]
+            self._ledger.made_durable(list(itertools.chain(*heads)))
         # In memory nothing is safe by that, and the journal's copy is no reason to forget the bytes.
         if parcels and not self._config.in_memory:
             self.memory += sum(parcel.size_bytes for parcel in parcels)

@@ -250,6 +250,7 @@ class Engine:
 
     def drive(self, lane: Lane) -> None:
         """Carry out what the journal decides until there is nothing more to do now."""
+        self.intake.settle()
         while (
             not self._ground.abandon
             and not lane.held

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +26,33 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 __all__ = ["Intake"]
 
 
+_MOST_JOINED: Final = 5
+"""So many batches of `delivery="staged"` become one unit at most: brokers remember as many of a producer's."""
+_MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Growing:
+    """The unit that was taken last, not on its way to the disk yet.
+
+    Attributes:
+        lane: Its lane.
+        unit: What was taken of it.
+        topic: Batches of which topic may still become parts of it; empty: none.
+        left: How many of them at most.
+        room: How many bytes at most.
+    """
+
+    lane: Lane
+    unit: u.Unit
+    topic: str
+    left: int
+    room: int = _MOST_JOINED_BYTES
+
+    def takes(self, slip: Slip, size: int) -> bool:
+        return bool(self.topic) and self.topic == slip.joins and self.left > 0 and size <= self.room
+
+
 class Intake:
     """See the module."""
 
@@ -36,6 +65,9 @@ class Intake:
         self._disk = disk
         self._rejects = rejects
         self._choose = choose
+        self._growing: _Growing | None = None
+        # With a sync for each batch nobody waits for another's.
+        self._most_joined = 1 if ground.config.spool_sync == "each" else _MOST_JOINED
 
     def take(self, parcels: Sequence[Parcel]) -> None:
         """Callers hand over parcels: each gets its place in the queue of its partition."""
@@ -47,9 +79,16 @@ class Intake:
         self._disk.watch_undurable()
         for slip, some in itertools.groupby(parcels, lambda parcel: parcel.slip):
             if slip is None:
+                self.settle()
                 self._take_all(lane, some)
             else:
                 self._take_unit(lane, slip, list(some))
+
+    def settle(self) -> None:
+        """Nothing more comes to the unit that was taken last. Before anything is decided."""
+        growing, self._growing = self._growing, None
+        if growing is not None:
+            growing.lane.journal.close_unit(growing.unit)
 
     def _take_all(self, lane: Lane, parcels: Iterable[Parcel]) -> None:
         for parcel in parcels:
@@ -58,12 +97,18 @@ class Intake:
 
     def _take_unit(self, lane: Lane, slip: Slip, parcels: Sequence[Parcel]) -> None:
         """The first of them stands for all of it."""
-        lane.heads[slip.unit_id] = parcels[0]
-        unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets)
+        size = sum(parcel.size_bytes for parcel in parcels)
+        growing = self._growing
+        if growing is None or not growing.takes(slip, size):
+            self.settle()
+            unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets)
+            growing = self._growing = _Growing(lane, unit, slip.joins, self._most_joined)
+        growing.left -= 1
+        growing.room -= size
+        lane.heads.setdefault(growing.unit.unit_id, []).append(parcels[0])
         for parcel in parcels[1:]:
             for part in self._parts(lane, parcel):
-                self._seal(lane, part, unit)
-        lane.journal.close_unit(unit)
+                self._seal(lane, part, growing.unit)
 
     def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
         """Itself, or what it is divided into at once."""

@@ -27,7 +27,7 @@ class Lane:
     own: bool
     rejected: RejectedStore
     parcels: dict[int, Parcel] = field(default_factory=dict)
-    heads: dict[bytes, Parcel] = field(default_factory=dict)
+    heads: dict[bytes, list[Parcel]] = field(default_factory=dict)
     """By unit id, the parcel without records that stands for the unit as a whole."""
     kept_in: dict[int, Path | None] = field(default_factory=dict)
     """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""

@@ -162,7 +162,7 @@ class LaneKeeper:
         for unit in lane.journal.units.unfinished if lane.own else ():
             slip = Slip(unit.unit_id, unit.transactional_id, unit.offsets)
             head = Parcel("", -1, None, 0, 0, 0, durable=True, slip=slip)
-            lane.heads[unit.unit_id] = head
+            lane.heads[unit.unit_id] = [head]
             with self._ledger.lock:
                 head.number = next(self._ledger.numbers)
                 self._ledger.open[head.number] = head

@@ -18,8 +18,11 @@ class Slip:
         unit_id: 16 bytes, never given twice.
         transactional_id: Given by the user; empty: one of the lane's own.
         offsets: Of consumer groups, part of it.
+        joins: The topic of a batch of `delivery="staged"`; others of the topic may become parts of the same unit, as
+            long as that is not on its way to the disk.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
     transactional_id: str = ""
     offsets: tuple[m.GroupOffsets, ...] = ()
+    joins: str = ""

@@ -441,15 +441,13 @@ class Transactor:
                         unit.unit_id.hex(), unit.transactional_id, records, unit.code, unit.reason
                     )
                 )
-            head = lane.heads.pop(unit.unit_id, None)
-            if head is None:
-                continue
-            if fate is not j.Fate.COMMITTED:
-                head.error = BatchDroppedError(
-                    f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed records:"
-                    f" {unit.reason}",
-                    code=unit.code,
-                )
-            with self._ledger.lock:
-                self._ledger.durable(head)
-            self._ledger.finish(head)
+            for head in lane.heads.pop(unit.unit_id, ()):
+                if fate is not j.Fate.COMMITTED:
+                    head.error = BatchDroppedError(
+                        f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed records:"
+                        f" {unit.reason}",
+                        code=unit.code,
+                    )
+                with self._ledger.lock:
+                    self._ledger.durable(head)
+                self._ledger.finish(head)
