@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import functools
@@ -30,9 +31,9 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.at_exit import at_end_of_child
+from kafkasafe._io.awaiting import Fates, LoopWaits
 from kafkasafe._io.callbacks import CallbackThread, take
 from kafkasafe._io.connect import connect
-from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.files import Files, OsFiles
@@ -461,27 +462,6 @@ def _all_there(firsts: Sequence[Any]) -> bool:
         return False
 
 
-def _changes(chunk: _Chunk, ledger: Ledger) -> Callable[[], bool]:
-    """Whether anything happened to a chunk since this was called last."""
-    seen: list[object] = [None]
-
-    def state(parcel: Parcel) -> Iterator[object]:
-        yield parcel.done
-        yield parcel.durable
-        for child, _ in parcel.children or ():
-            yield from state(child)
-
-    def changed() -> bool:
-        parcels = chunk.parcels
-        now: object = parcels
-        if parcels is not None:
-            now = [list(map(list, map(state, parcels))), ledger.failure, ledger.wrong_cluster]
-        before, seen[0] = seen[0], now
-        return before is None or now != before
-
-    return changed
-
-
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
     """Have them delivered together (`delivery="staged"`): the parcel that stands for all of them."""
     slip = Slip(joins=parcels[0].topic)
@@ -526,8 +506,8 @@ class RecordFuture(FutureRecordMetadata):
     @property
     def is_done(self) -> bool:  # type: ignore[override]
         """Whether the record was acknowledged (and its commit mark is durable), or refused, or given up."""
-        parcel = self._parcel()
-        return parcel is not None and parcel.done
+        chunk = self._chunk
+        return chunk.parcels is not None and chunk.locate(self._index)[0].done
 
     @property
     def value(self) -> RecordMetadata | None:  # type: ignore[override]
@@ -563,10 +543,12 @@ class RecordFuture(FutureRecordMetadata):
         """Whether `durable` has something to say."""
         producer = self._producer
         in_memory = producer._config.in_memory
+        ledger = producer._pump.ledger
         return (
             self._is_durable()
             or self.is_done
-            or (in_memory and producer._pump.ledger.wrong_cluster is not None)
+            or (in_memory and ledger.wrong_cluster is not None)
+            or ledger.failure is not None
         )
 
     def _made_durable(self, timeout: float | None) -> RecordFuture:
@@ -617,37 +599,38 @@ class RecordFuture(FutureRecordMetadata):
 
         A coroutine that is cancelled meanwhile costs the record nothing.
         """
-        return self._awaited().__await__()
-
-    async def _awaited(self) -> RecordMetadata:
         if not self.is_done:
             if self._chunk.parcels is None:
                 # By the pump: whoever seals chooses partitions and encodes, which takes a loop too long.
                 self._chunk.due = 0.0
                 self._producer._pump.poke()
-            await self._wait_in_loop(self._done_or_never, None)
+            waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
+            yield from self._wait_in_loop(waits)
         return self._result(None)
 
-    async def _wait_in_loop(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait on the running loop for something about this record."""
-        import asyncio
-
-        from kafkasafe._io.awaiting import LoopWaits
-
-        chunk, ledger = self._chunk, self._producer._pump.ledger
-        waits = LoopWaits.of(ledger.waiters, asyncio.get_running_loop())
-
-        def ready_or_failed() -> bool:
-            return ready() or ledger.failure is not None
-
-        return await waits.wait(ready_or_failed, timeout_s, about=chunk, changed=_changes(chunk, ledger))
+    def _wait_in_loop(
+        self, waits: LoopWaits, timeout_s: float | None = None, *, durable: bool = False
+    ) -> Any:
+        """To be awaited, or yielded from: until `_result` or `_made_durable` has something to say."""
+        chunk, producer = self._chunk, self._producer
+        ledger, kept = producer._pump.ledger, durable and not producer._config.in_memory
+        return waits.until(
+            (chunk, True) if kept else chunk,
+            self._index,
+            lambda: Fates(chunk, ledger, durable=kept),
+            timeout_s,
+        )
 
     def _done_or_never(self) -> bool:
         """Whether `get` has something to say."""
-        return self.is_done or self._producer._pump.ledger.wrong_cluster is not None
+        ledger = self._producer._pump.ledger
+        return self.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
 
     def _result(self, timeout: float | None) -> RecordMetadata:
         """The end of `get`: the metadata, or the error."""
+        parcel = self._parcel()
+        if parcel is not None and parcel.done and parcel.error is None:
+            return self._metadata()
         if not self.is_done:
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
@@ -1445,6 +1428,8 @@ class SafeProducer:
             parcels = chunk.encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             chunk.parcels = chunk.encoded.parcels
+            if any(parcel.durable or parcel.done for parcel in chunk.parcels):
+                self._pump.nudge()  # by now: callers who wait could not see that it is of theirs
             chunk.forget()
         if chunk.firsts or chunk.callbacks or chunk.errbacks:
             chunk.watch(chunk.parcels)

@@ -84,6 +84,7 @@ TESTS = {
     "A log handler may wait": "test_a_handler_that_flushes_ends_with_the_outage",
     "A callback may wait": "test_slow_callbacks_that_come_to_an_end_only_slow_send_down",
     "Given and chosen partitions": "test_given_and_chosen_partitions_at_first_contact",
+    "Who seals rings as well": "test_what_was_delivered_before_its_sender_could_see_that_is_seen",
     "A coroutine accepts its record in one step": "test_a_cancelled_send_has_accepted_nothing",
     "KafkaHandler's thread alone": "test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own",
     "A fetch may be on its way to the loop": "test_a_fetch_on_its_way_is_not_committed",

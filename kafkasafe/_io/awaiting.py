@@ -10,26 +10,141 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-from collections.abc import Callable, Hashable
-from typing import Final
+import enum
+import types
+from collections.abc import Callable, Generator, Hashable, Iterator
+from typing import Any, Final, Protocol
 
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.waits import Waiting
 
-__all__ = ["LoopWaits"]
+__all__ = ["Fates", "LoopWaits", "Progress", "Subject"]
 
 _SLICE: Final = 256
 """Looks and wake-ups in one iteration of the loop."""
+_FEW: Final = 8
+"""So many things that are waited for are looked at by the thread that rings."""
+
+
+class Progress(enum.Enum):
+    """What a look at a `Subject` shows."""
+
+    NONE = enum.auto()
+    """Nobody can go on who could not before."""
+    SOME = enum.auto()
+    """Some may: each is to be looked at."""
+    ALL = enum.auto()
+    """Everybody who waits for it can."""
+
+
+class Subject(Protocol):
+    """What many wait for together."""
+
+    def stirred(self) -> bool:
+        """Whether a look may be worth it. From any thread; once it is, it stays so."""
+
+    def look(self) -> Progress:
+        """What has become of it since this was called last. On the loop's thread."""
+
+    def is_ready(self, entry: Any) -> bool:
+        """Whether one of those who wait can go on; after `Progress.SOME`."""
+
+
+class Chunk(Protocol):
+    """Records that were accepted together.
+
+    Attributes:
+        parcels: What they were encoded into, once they are.
+    """
+
+    parcels: list[Parcel] | None
+
+    def locate(self, index: int, /) -> tuple[Parcel, Any]:
+        """The parcel that a record is in."""
+
+
+class _Plain:
+    """For those who look for themselves, each time."""
+
+    def stirred(self) -> bool:
+        return True
+
+    def look(self) -> Progress:
+        return Progress.SOME
+
+    def is_ready(self, entry: Callable[[], bool]) -> bool:
+        return entry()
+
+
+class Fates:
+    """What coroutines wait for that await records which were accepted together. A `Subject`.
+
+    Args:
+        chunk: The records.
+        ledger: Of their producer.
+        durable: On disk is enough.
+    """
+
+    __slots__ = ("_chunk", "_durable", "_ledger", "_seen")
+
+    def __init__(self, chunk: Chunk, ledger: Ledger, *, durable: bool) -> None:
+        self._chunk = chunk
+        self._ledger = ledger
+        self._durable = durable
+        self._seen: object = ()
+
+    def stirred(self) -> bool:
+        """See `Subject`."""
+        parcels, ledger = self._chunk.parcels, self._ledger
+        if ledger.failure is not None or ledger.wrong_cluster is not None:
+            return True
+        if parcels is None:  # who seals rings then, if there is anything to see
+            return False
+        if len(parcels) > _FEW:
+            return True
+        durable = self._durable
+        return any(parcel.done or parcel.children or (durable and parcel.durable) for parcel in parcels)
+
+    def look(self) -> Progress:
+        """See `Subject`."""
+        parcels, ledger, durable = self._chunk.parcels, self._ledger, self._durable
+        if ledger.failure is not None:
+            return Progress.ALL
+        if parcels is not None and all(parcel.done or (durable and parcel.durable) for parcel in parcels):
+            return Progress.ALL
+        now = [list(map(list, map(self._state, parcels or ()))), ledger.wrong_cluster]
+        seen, self._seen = self._seen, now
+        return Progress.NONE if now == seen else Progress.SOME
+
+    def is_ready(self, entry: int) -> bool:
+        """Of the record with this number; see `Subject`."""
+        parcels, ledger = self._chunk.parcels, self._ledger
+        if ledger.failure is not None or (ledger.wrong_cluster is not None and not self._durable):
+            return True
+        if parcels is None:
+            return False
+        parcel, _ = self._chunk.locate(entry)
+        return parcel.done or (self._durable and parcel.durable)
+
+    def _state(self, parcel: Parcel) -> Iterator[object]:
+        yield parcel.done
+        yield parcel.durable
+        for child, _ in parcel.children or ():
+            yield from self._state(child)
 
 
 class _Group:
     """Waiters of one thing: they are looked at only when it has changed."""
 
-    __slots__ = ("again", "changed", "entries", "left")
+    __slots__ = ("again", "all", "entries", "left", "subject")
 
-    def __init__(self, changed: Callable[[], bool]) -> None:
-        self.changed = changed
-        self.entries: dict[asyncio.Future[bool], Callable[[], bool]] = {}
-        self.left: list[asyncio.Future[bool]] = []
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.entries: dict[asyncio.Future[bool], Any] = {}
+        self.left: list[tuple[asyncio.Future[bool], Any]] = []
+        self.all = False
+        """Those that are left need no look of their own."""
         self.again = False
 
     def look(self, most: int) -> int:
@@ -38,17 +153,19 @@ class _Group:
             if not self.again:
                 return 0
             self.again = False
-            if not self.changed():
+            progress = self.subject.look()
+            if progress is Progress.NONE:
                 return 1
-            self.left = list(self.entries)[::-1]
-        taken = 1
-        while self.left and taken < most:
-            taken += 1
-            waiter = self.left.pop()
-            ready = self.entries.get(waiter)
-            if ready is not None and not waiter.done() and ready():
+            self.all = progress is Progress.ALL
+            self.left = list(self.entries.items())
+            self.left.reverse()
+        left, is_ready = self.left, self.subject.is_ready
+        now = min(most, len(left))
+        for _ in range(now):
+            waiter, entry = left.pop()
+            if not waiter.done() and (self.all or is_ready(entry)):
                 waiter.set_result(True)
-        return taken
+        return 1 + now
 
     @property
     def due(self) -> bool:
@@ -79,53 +196,77 @@ class LoopWaits:
 
     def set(self) -> None:
         """Ring, from any thread: everybody looks soon."""
-        if not self._rung:
-            self._rung = True
-            try:
-                self._loop.call_soon_threadsafe(self._look)
-            except RuntimeError:  # the loop is closed: nobody waits there any more
-                self._waiting.remove(self)
+        if self._rung or not self._stirred():
+            return
+        self._rung = True
+        try:
+            self._loop.call_soon_threadsafe(self._look)
+        except RuntimeError:  # the loop is closed: nobody waits there any more
+            self._waiting.remove(self)
+
+    def _stirred(self) -> bool:
+        """Whether the loop is to be woken, which takes the interpreter away from the thread that rings."""
+        if len(self._groups) > _FEW:
+            return True
+        try:
+            return any(group.subject.stirred() for group in self._groups.values())
+        except RuntimeError:  # the loop changes them just now
+            return True
 
     async def wait(
-        self,
-        ready: Callable[[], bool],
-        timeout_s: float | None = None,
-        *,
-        about: Hashable = None,
-        changed: Callable[[], bool] | None = None,
+        self, ready: Callable[[], bool], timeout_s: float | None = None, *, about: Hashable = None
     ) -> bool:
         """Until `ready()`; False when the time ended first. A cancelled wait leaves nothing behind.
 
         Args:
             ready: Only looks.
             timeout_s: None for ever.
-            about: What it is about. Waiters about the same thing are looked at together, when `changed()`.
-            changed: Whether a look is worth it; of the first waiter about the thing. Default: always.
+            about: What it is about. Waiters about the same thing are looked at together.
         """
         if ready():
             return True
-        waiter: asyncio.Future[bool] = self._loop.create_future()
         key = ready if about is None else about
-        group = self._groups.get(key)
+        return await self.until(key, ready, _Plain, timeout_s) or ready()
+
+    @types.coroutine
+    def until(
+        self,
+        about: Hashable,
+        entry: Any,
+        subject: Callable[[], Subject],
+        timeout_s: float | None = None,
+    ) -> Generator[Any, None, bool]:
+        """Until `is_ready(entry)` of a subject; False when the time ended first. To be awaited, or yielded from.
+
+        Threads may take it back meanwhile: who goes on looks again.
+
+        Args:
+            about: Waiters about the same thing are looked at together.
+            entry: What this one waits for.
+            subject: Makes what they all wait for: called for the first of them.
+            timeout_s: None for ever.
+        """
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        known = group = self._groups.get(about)
         if group is None:
             if not self._groups:
                 self._waiting.add(self)
-            group = self._groups[key] = _Group(changed or _always)
-        group.entries[waiter] = ready
+            group = self._groups[about] = _Group(subject())
+        group.entries[waiter] = entry
         timer = None
         try:
-            # Once more: it may have come before the bell was heard.
-            if ready():
+            # Where nobody waited for it before nobody may have been woken for it.
+            if known is None and group.subject.is_ready(entry):
                 return True
             if timeout_s is not None:
                 timer = self._loop.call_later(timeout_s, _end, waiter)
-            return await waiter or ready()
+            return (yield from waiter)
         finally:
             if timer is not None:
                 timer.cancel()
             del group.entries[waiter]
-            if not group.entries and self._groups.get(key) is group:
-                del self._groups[key]
+            if not group.entries and self._groups.get(about) is group:
+                del self._groups[about]
                 if not self._groups:
                     self._waiting.remove(self)
 
@@ -150,10 +291,6 @@ class LoopWaits:
         if self._working:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon(self._work)
-
-
-def _always() -> bool:
-    return True
 
 
 def _end(waiter: asyncio.Future[bool]) -> None:

@@ -163,7 +163,9 @@ class Pump:
 
     def _post(self, message: Message | _Retire | _Hurry) -> None:
         self._inbox.append(message)
-        self._wake.set()
+        # Its own thread looks into the inbox before it sleeps; a bell would cost it a turn with nothing to do.
+        if not self.is_current_thread():
+            self._wake.set()
 
     def _beside(self, job: Callable[[], None]) -> None:
         threading.Thread(
@@ -173,7 +175,6 @@ class Pump:
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in order; see `Ledger.submit`."""
         self.ledger.submit(parcels)
-        self._wake.set()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until `ready()`; False when the time ended first.

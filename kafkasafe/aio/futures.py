@@ -48,13 +48,11 @@ class RecordFuture:
             WrongClusterError: See `kafkasafe.RecordFuture.get`.
             SpoolError: The producer ended by an error.
         """
-        return self._fate().__await__()
-
-    async def _fate(self) -> RecordMetadata:
-        record = self._record()
-        if not record.is_done:
-            self._owner._seal_soon(self._chunk)
-            await record._wait_in_loop(record._done_or_never, None)
+        record, chunk = self._record(), self._chunk
+        if chunk.parcels is None or not record.is_done:
+            owner = self._owner
+            owner._seal_soon(chunk)
+            yield from record._wait_in_loop(owner._waits_here())
         return record._result(None)
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
@@ -73,7 +71,7 @@ class RecordFuture:
         record = self._record()
         if not record._durable_or_never():
             self._owner._seal_soon(self._chunk)
-            await record._wait_in_loop(record._durable_or_never, timeout)
+            await record._wait_in_loop(self._owner._waits_here(), timeout, durable=True)
         record._made_durable(timeout)
         return self
 

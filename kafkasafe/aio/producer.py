@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
+from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
@@ -88,6 +89,7 @@ class SafeProducer:
             "kafkasafe-aio-start", lambda: threads.SafeProducer(**self._configs), undo=_let_be
         )
         self._producer = producer
+        self._waits = waits_of(producer)
         self._worker = Worker(f"kafkasafe-aio-{producer.client_id}")
         self._gate = Gate(producer, self._worker, loop)
 
@@ -193,12 +195,21 @@ class SafeProducer:
             UsageError: Before `start`, or on another loop.
             Exception: As of `kafkasafe.SafeProducer.send`: nothing that raises was accepted.
         """
+        value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
+        gate = self._gate
+        return gate.try_now(self, topic, key, value, special, size) or await gate.wait_and_accept(
+            self, topic, key, value, special, size
+        )
+
+    def _checked(
+        self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
+    ) -> tuple[bytes | None, bytes | None, threads.Special | None, int]:
+        """Value, key, what else there is, and about how many bytes it is."""
         producer = self._producer
         if producer is None:
             raise self._not_started()
         if asyncio.get_running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
-        special: threads.Special | None = None
         if (
             producer._plain
             and type(value) is bytes
@@ -207,15 +218,11 @@ class SafeProducer:
             and timestamp_ms is None
             and (key is None or type(key) is bytes)
         ):
-            size = threads._RECORD_OVERHEAD + len(value) + (0 if key is None else len(key))
-        else:
-            key, value, special, size = producer._checked(
-                topic, value, key, None if headers is None else list(headers), partition, timestamp_ms
-            )
-        gate = self._gate
-        return gate.try_now(self, topic, key, value, special, size) or await gate.wait_and_accept(
-            self, topic, key, value, special, size
+            return value, key, None, threads._RECORD_OVERHEAD + len(value) + (0 if key is None else len(key))
+        key, value, special, size = producer._checked(
+            topic, value, key, None if headers is None else list(headers), partition, timestamp_ms
         )
+        return value, key, special, size
 
     async def send_and_wait(
         self,
@@ -231,7 +238,12 @@ class SafeProducer:
         Raises:
             Exception: As of `send`, and of the future.
         """
-        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
+        value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
+        gate = self._gate
+        return await (
+            gate.try_now(self, topic, key, value, special, size)
+            or await gate.wait_and_accept(self, topic, key, value, special, size)
+        )
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Records of any topics and partitions that are delivered together or not at all.
@@ -266,7 +278,7 @@ class SafeProducer:
         await self._worker.run(producer._seal_all)
         producer._pump.adopt_now()
         number = ledger.last_number()
-        finished = await waits_of(producer).wait(
+        finished = await self._waits_here().wait(
             lambda: producer._settled_or_never(number) or ledger.failure is not None, timeout
         )
         producer._raise_unsettled(number, timeout, finished=finished)
@@ -288,7 +300,7 @@ class SafeProducer:
         number = ledger.last_undurable()
         if producer._config.spool == "on_error":
             producer._pump.spill_all()
-        await waits_of(producer).wait(
+        await self._waits_here().wait(
             lambda: (
                 ledger.spooled(number)
                 or ledger.failure is not None
@@ -355,10 +367,17 @@ class SafeProducer:
             raise self._not_started()
         return self._loop
 
+    def _waits_here(self) -> LoopWaits:
+        """Those of the running loop: a future may be awaited after its producer's loop is over."""
+        loop = asyncio.get_running_loop()
+        return self._waits if loop is self._loop else waits_of(self._opened)
+
     def _seal_soon(self, chunk: Any) -> None:
         """Somebody waits for it. What other tasks send in this iteration of the loop still comes along."""
         if chunk.parcels is not None:
             return
+        if chunk.atomic is not None:
+            chunk.atomic._cannot_wait()
         if not self._to_seal:
             asyncio.get_running_loop().call_soon(self._seal_now)
         self._to_seal.add(chunk)
@@ -368,7 +387,9 @@ class SafeProducer:
         self._to_seal = set()
         if producer is not None:
             for chunk in chunks:
-                self._worker.put(_Seal(producer, chunk))
+                # By the pump: what is sent while it writes comes along, and no other thread has to be woken for it.
+                chunk.due = 0.0
+            producer._pump.poke()
 
     def _call_when_done(
         self,
@@ -388,7 +409,7 @@ class SafeProducer:
 
     async def _call(self, key: tuple[int, int], future: RecordFuture) -> None:
         try:
-            await asyncio.gather(future._fate(), return_exceptions=True)
+            await asyncio.gather(future, return_exceptions=True)
         finally:
             _, calls, _ = self._calls.pop(key)
         for call, context in calls:
@@ -401,19 +422,6 @@ class SafeProducer:
         before = len(known[1])
         known[1][:] = [item for item in known[1] if item[0] != call]
         return before - len(known[1])
-
-
-class _Seal:
-    """A job: encode a batch that somebody waits for."""
-
-    __slots__ = ("_chunk", "_producer")
-
-    def __init__(self, producer: threads.SafeProducer, chunk: Any) -> None:
-        self._producer = producer
-        self._chunk = chunk
-
-    def __call__(self) -> None:
-        self._producer._seal_chunk(self._chunk)
 
 
 class _Last:

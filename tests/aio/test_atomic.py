@@ -40,6 +40,9 @@ def test_all_or_nothing_and_the_consumers_offsets_with_it(options, fake_kafka):
                     called = []
                     batch.spool_after_commit(called.append)
                     await batch.send_offsets(consumer)
+                    for wait in (future.durable, lambda: future):
+                        with pytest.raises(UsageError, match="still open"):
+                            await wait()
                     with pytest.raises(UsageError):
                         batch.outcome  # noqa: B018
                 assert await batch.outcome.durable(60) is not None

@@ -107,6 +107,78 @@ def test_one_wake_up_of_the_loop_for_many_records(options):
     assert run(main()) < 500
 
 
+def test_a_hundred_tasks_that_wait_for_each_record_share_batches_and_wake_ups(options, fake_kafka):
+    """The loop is woken when something that they wait for is there, and not for each step on the way."""
+    batches = 0
+
+    async def main():
+        nonlocal batches
+        async with SafeProducer(**options) as producer:
+            await producer.send_and_wait("orders", b"v")
+            loop, calls = asyncio.get_running_loop(), []
+            call, ledger = loop.call_soon_threadsafe, producer.client._pump.ledger
+            submit = ledger.submit
+
+            def counted(parcels):
+                nonlocal batches
+                batches += len(parcels)
+                submit(parcels)
+
+            ledger.submit = counted
+            loop.call_soon_threadsafe = lambda *args, **kwargs: calls.append(args[0]) or call(*args, **kwargs)
+
+            async def sender():
+                for _ in range(60):
+                    await producer.send_and_wait("orders", b"v")
+
+            await asyncio.gather(*[sender() for _ in range(100)])
+            return len(calls)
+
+    wakes = run(main())
+    assert len(fake_kafka.values("orders")) == 6001
+    assert batches < 1200, "those that wait at the same time do not share a batch"
+    assert wakes <= 1.75 * batches + 20
+
+
+def test_what_was_delivered_before_its_sender_could_see_that_is_seen(options, monkeypatch):
+    """The thread that seals is held up between handing a batch over and noting that, until it is acknowledged."""
+    waiting, looked = threading.Event(), threading.Event()
+
+    async def main():
+        # There nothing else wakes who waits.
+        in_memory = {"bootstrap_servers": options["bootstrap_servers"], "spool": "never"}
+        async with SafeProducer(**in_memory, batch_size=16_384, linger_ms=60_000) as producer:
+            pump = producer.client._pump
+            submit = pump.submit
+
+            def slow(parcels):
+                if pump.is_current_thread():
+                    submit(parcels)
+                    return
+                waiting.wait(LONG_S)
+                submit(parcels)
+                looked.wait(LONG_S)
+
+            monkeypatch.setattr(pump, "submit", slow)
+            future = await producer.send("orders", b"v" * 16_000)
+            chunk = producer.client._chunks["orders"]
+            other = asyncio.create_task(producer.send("orders", b"v" * 16_000))
+            await until(lambda: chunk.encoded is not None)  # by the thread that is held up
+            task = asyncio.ensure_future(future)
+            await until(lambda: pump.ledger.waiters)
+            waiting.set()
+            await until(lambda: all(parcel.done for parcel in chunk.encoded.parcels))
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+            assert not task.done()
+            looked.set()
+            async with asyncio.timeout(20):
+                assert (await task).offset == 0
+            await other
+
+    run(main())
+
+
 def test_records_of_many_tasks_are_accepted_in_the_order_of_their_calls(options, fake_kafka):
     """Through batches that fill up and the turns that other tasks get."""
     count = 20_000
