@@ -11,6 +11,7 @@ from rawclient import Raw, make_batch
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import ClusterError
+from kafkasafe.testing.fake.checks import StoredBatch
 
 
 @pytest.fixture
@@ -54,6 +55,17 @@ def end_offset(ask, version, node=1, replica_id=-1, timestamp=-1):
     topics = [{"name": "t", "partitions": [part]}]
     answer = ask("ListOffsets", version, node=node, replica_id=replica_id, isolation_level=0, topics=topics)
     return answer.topics[0].partitions[0]
+
+
+def test_an_append_costs_the_same_however_long_the_log_is(cluster, send, monkeypatch):
+    looked = []
+    end_offset = StoredBatch.end_offset.fget
+    monkeypatch.setattr(StoredBatch, "end_offset", property(lambda batch: looked.append(1) or end_offset(batch)))
+    for _ in range(200):
+        send()
+    looked.clear()
+    send()
+    assert len(looked) < 20
 
 
 def test_an_election_before_the_high_watermark_is_known(cluster, ask, send):
