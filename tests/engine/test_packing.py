@@ -9,6 +9,8 @@ import pytest
 from test_storms import Storm
 from virtual import Life, World
 
+from kafkasafe._core.backlog import Ordered
+
 
 @pytest.fixture
 def eager(monkeypatch):
@@ -93,6 +95,28 @@ def test_who_waits_for_a_record_waits_for_no_later_one(eager):
     assert world.run(60, lambda: ledger.flushed(middle))
     assert all(parcel.done for parcel in parcels[:201])
     assert not ledger.flushed(ledger.last_number()) or ledger.idle()
+
+
+class Unlooked(Ordered):
+    """Nobody goes through it."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        raise AssertionError("Thousands of parcels are looked at, under the lock")
+
+
+def test_who_flushes_goes_through_nothing(eager):
+    world, life, parcels = backlog(batches=20)
+    ledger = life.engine.ledger
+    ledger.open.__class__ = Unlooked
+    number = ledger.last_number()
+    ledger.open.__class__ = Ordered
+    later = life.send("orders", 0, [b"later"])
+    assert parcels[-1].number < number < later.number
+    world.set_outage(False)
+    assert world.run(60, lambda: ledger.flushed(number))
+    assert all(parcel.done for parcel in parcels)
 
 
 def test_a_producer_that_ends_tells_those_who_wait_for_what_is_packed(eager):

@@ -60,7 +60,6 @@ class Ledger:
         # By destination, the number of the first one that is packed; and the least of these.
         self._packed_from: dict[int, int] = {}
         self._first_packed: float = _NONE
-        self._last_packed = 0
         self._moves = 0
         """Odd while some are packed, or unpacked."""
         # Of those that are packed, the ones that callers have; and those that nobody else has, and are watched.
@@ -203,9 +202,8 @@ class Ledger:
         return first(self.undurable, number + 1) > number
 
     def last_number(self) -> int:
-        """Number of the newest parcel that has no fate."""
-        with self.lock:
-            return max(max(self.open, default=0), self._last_packed if self._packed else 0)
+        """A number that all parcels accepted so far are before, and all later ones after."""
+        return next(self.numbers)
 
     @property
     def unfinished(self) -> int:
@@ -223,7 +221,6 @@ class Ledger:
                 self._live[parcel.number] = parcel
             first_number = self._packed_from.setdefault(destination, parcels[0].number)
             self._first_packed = min(self._first_packed, first_number)
-            self._last_packed = max(self._last_packed, parcels[-1].number)
             self._packed += len(parcels)
             for parcel in parcels:
                 self.open.pop(parcel.number)
