@@ -1257,7 +1257,7 @@ class Journal:
         return [
             (partition.topic, partition.partition)
             for partition in list(self._partitions.values())
-            if partition.queue and self._is_held(partition, partition.queue[0])
+            if (first := partition.queue.first) is not None and self._is_held(partition, first)
         ]
 
     def owes(self, before: int) -> frozenset[Address]:
@@ -3137,6 +3137,7 @@ class Journal:
         partition = self._partitions[destination]
         if partition.partition == UNCHOSEN or partition.flow is _Flow.REJECTING:
             return
+        blind = self._blind_before >= 0
         queue = partition.queue
         for batch in queue.candidates(_UNPACKED):
             # With an id: durably so. Without: none is on its way to it.
@@ -3144,7 +3145,8 @@ class Journal:
             if not (
                 batch.durable
                 and (named or (batch.state is State.SEALED and batch.identity is None))
-                and not (batch.tries or batch.unanswered or batch.code or batch.former_life or batch.revived)
+                and not (batch.tries or batch.unanswered or batch.code or batch.revived)
+                and not (batch.former_life and blind)
                 and not (batch.heirs or batch.origin >= 0)
                 and batch.rank == (batch.position,)
                 and batch.parent is None
@@ -3177,6 +3179,7 @@ class Journal:
                     batch.size_bytes,
                     identity,
                     sealed_at,
+                    batch.former_life,
                 )
             )
             self._spooled.pop(batch.position)
@@ -3212,6 +3215,7 @@ class Journal:
                 identity=None if row.identity is None else BatchId(*row.identity, row.count),
                 state=State.SEALED if row.identity is None else State.PREPARED,
                 durable=True,
+                former_life=row.former_life,
             )
             batch.settle_at(row.position)
             self._spooled[row.position] = batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import deque
 
 import pytest
@@ -13,7 +14,14 @@ from kafkasafe._core.placing import Places, Stored
 
 def row(number, identity=None):
     return Row(
-        number, 10 * number, 1_700_000_000_000 + number, number + 1, 100 + number, identity, number / 4
+        number,
+        10 * number,
+        1_700_000_000_000 + number,
+        number + 1,
+        100 + number,
+        identity,
+        number / 4,
+        former_life=number % 3 == 0,
     )
 
 
@@ -44,9 +52,22 @@ def test_a_backlog_is_the_queue_that_it_would_be_unpacked(seed):
             packed = list(model)[backlog.unpacked :][: backlog.packed]
             assert backlog.first_packed.number == packed[0]
             assert backlog.packed_records == sum(number + 1 for number in packed)
-            assert list(backlog.all()) == [n for n in model if n not in set(packed)]
+            hidden = set(packed)
+            assert list(backlog.all()) == [n for n in model if n not in hidden]
         else:
             assert list(backlog) == list(model)
+
+
+def test_a_packed_batch_takes_a_few_dozen_bytes():
+    backlog, numbers = Backlog(), range(0, 400 * 12_800, 400)  # every 400th batch is for this partition
+    tracemalloc.start()
+    try:
+        for number in numbers:
+            backlog.append(number)
+            backlog.pack([row(each) for each in backlog.candidates(0)], 0)
+        assert tracemalloc.get_traced_memory()[0] / len(numbers) < 24
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_packed_can_lose_its_ids():

@@ -135,6 +135,24 @@ def test_the_next_life_delivers_it(eager):
     assert list(world.log("orders", 1)) == [b"%04d" % number for number in range(200)]
 
 
+def test_the_next_life_packs_what_it_finds(eager):
+    world, life, _ = backlog()
+    world.kill(life)
+    heir = world.start()
+    lane = heir.ground.own
+    assert len(lane.parcels) < 40
+    assert (heir.engine.ledger.unfinished, lane.journal.unfinished) == (400, 400)
+    number = heir.engine.ledger.last_number()
+    for partition in range(2):
+        heir.send("orders", partition, [b"later"])
+    world.set_outage(False)
+    assert world.run(120, heir.engine.ledger.idle)
+    assert heir.engine.ledger.flushed(number)
+    for partition in range(2):
+        values = [value for value in world.log("orders", partition) if value != b"first"]
+        assert values == [*(b"%04d" % number for number in range(200)), b"later"]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_storms(eager, seed):
     storm = Storm(1000 + seed)

@@ -109,6 +109,7 @@ class Engine:
         self._ground.lanes.append(self._ground.own)
         self._lanes.expect(self._order.begin(self._ground.own))
         self._losses.publish_doubted(self._ground.own)
+        self._packing.pack(self._ground.own, [batch for _, _, batch in self._ground.own.journal.batches()])
         self.disk.publish_used()
 
     def listen(self) -> None:
