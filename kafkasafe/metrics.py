@@ -503,6 +503,7 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
         ("undecidable_batches", counters["batches_undecidable"]),
         ("spool_write_errors", counters["spool_write_errors"]),
         ("spool_full", pump.refused_sends),
+        ("spool_copied_bytes", counters["spool_copied_bytes"]),
         ("spool_replayed_records", stats.replayed_records),
         ("spool_corrupt", stats.corrupt),
     ):

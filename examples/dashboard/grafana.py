@@ -356,6 +356,18 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 ),
                 "What earlier lives of the process left undelivered.",
             ),
+            Shown(
+                "Held back for earlier producers",
+                "short",
+                (("sum by (client_id) (kafkasafe_held_back_partitions[])", "{{client_id}} partitions"),),
+                "What they left in other lanes of the directory is delivered first.",
+            ),
+            Shown(
+                "Copied to make room",
+                "bytes",
+                (("sum by (client_id) (kafkasafe_spool_copied_bytes_total[])", "{{client_id}}"),),
+                "What waits for a partition, while others are delivered, is written once more.",
+            ),
         ),
     ),
     (

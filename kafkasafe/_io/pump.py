@@ -248,6 +248,7 @@ class Pump:
             0 if self._config.in_memory else sum(journal.spooled_records for journal in journals)
         )
         gauges["spool_left_behind_records"] = self.engine.surroundings.left_behind_records
+        gauges["held_back_partitions"] = sum(len(journal.held_back()) for journal in journals)
         gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
         gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
         gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes

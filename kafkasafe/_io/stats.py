@@ -154,6 +154,11 @@ _DEFINITIONS: Final = (
     Definition("spool_write_errors", "counter", "Writes to the spool that failed."),
     Definition("spool_full", "counter", "Sends that were refused because there was no room."),
     Definition(
+        "spool_copied_bytes",
+        "counter",
+        "Bytes of what waits that were written once more, so that what is delivered before and after could be deleted.",
+    ),
+    Definition(
         "spool_replayed_records",
         "counter",
         "Unfinished records of earlier lives, found when a lane was opened.",
@@ -173,6 +178,11 @@ _DEFINITIONS: Final = (
         merge="max",
     ),
     Definition("spool_segments", "gauge", "Files of the spool."),
+    Definition(
+        "held_back_partitions",
+        "gauge",
+        "Partitions of which records wait until what earlier producers left in other lanes is delivered.",
+    ),
     Definition("rejected_kept_records", "gauge", "Rejected records that are kept until they are resent."),
     Definition("rejected_kept_bytes", "gauge", "Bytes of rejected records that are kept."),
     Definition("rejected_capacity_bytes", "gauge", "Largest size of what is kept of rejected records."),

@@ -48,8 +48,10 @@ def test_a_life_that_begins_holds_back_what_a_sibling_that_adopted_its_lane_stil
     worker = made.start(client_id="a", on_event=seen.append)
     send(worker, 60, 100)
     made.run(1)
+    assert worker.ground.own.journal.held_back() == [("orders", 0)]
     made.set_outage(False)
     assert made.run(120, lambda: drained(made))
+    assert worker.ground.own.journal.held_back() == []
     assert numbers(made.log("orders", 0)) == list(range(100))
     (held,) = [each for each in seen if isinstance(each, events.HeldBack)]
     assert (held.held_by, held.partitions) == (("lane-001",), (("orders", 0),))

@@ -60,7 +60,9 @@ def end_offset(ask, version, node=1, replica_id=-1, timestamp=-1):
 def test_an_append_costs_the_same_however_long_the_log_is(cluster, send, monkeypatch):
     looked = []
     end_offset = StoredBatch.end_offset.fget
-    monkeypatch.setattr(StoredBatch, "end_offset", property(lambda batch: looked.append(1) or end_offset(batch)))
+    monkeypatch.setattr(
+        StoredBatch, "end_offset", property(lambda batch: looked.append(1) or end_offset(batch))
+    )
     for _ in range(200):
         send()
     looked.clear()

@@ -49,6 +49,8 @@ NAMES = [
     "spool_corrupt_total",
     "spool_write_errors_total",
     "spool_full_total",
+    "spool_copied_bytes_total",
+    "held_back_partitions",
     "retries_total",
     "retry_backoff_seconds_total",
     "retries_exhausted_total",

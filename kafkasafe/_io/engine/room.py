@@ -110,6 +110,8 @@ class RoomKeeper:
                 error=type(error).__name__,
             )
             return False
+        size = sum(len(data) for _, data in copies)
+        self._ground.counters["spool_copied_bytes"] += size
         lane.journal.moved(done, positions, lane.spool.next_position)
         self._log.seldom(
             logging.INFO,
@@ -118,7 +120,7 @@ class RoomKeeper:
             "%s: %s that wait (%d bytes) were written once more, so that what is delivered can be deleted",
             lane.name,
             counted(sum(batch.count for batch in done), "record"),
-            sum(len(data) for _, data in copies),
+            size,
             lane=lane.name,
             batches=len(done),
         )

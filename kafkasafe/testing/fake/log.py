@@ -145,7 +145,9 @@ class ReplicaLog:
     def truncate(self, offset: int) -> None:
         """Drops everything from an offset on, and what was known from it."""
         # A follower is asked at each append: only what goes may cost something.
-        kept = self.batches[: self._index(self.batches, offset)] if offset < self._end_offset else self.batches
+        kept = (
+            self.batches[: self._index(self.batches, offset)] if offset < self._end_offset else self.batches
+        )
         if len(kept) < len(self.batches):
             old_start, old_high = self.start_offset, self.high_watermark
             before, old_producers = self.epochs, self.producers
