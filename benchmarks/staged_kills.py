@@ -1,12 +1,21 @@
-"""Kills a producer of atomic batches at each step of its protocol, and brokers beside it, on real brokers.
+"""Kills a producer at each step of its protocol, and brokers at that very moment, on real brokers; counts what is left.
 
-    python -m benchmarks.staged_kills --kills 200 --delivery staged --spool always --what client
-    python -m benchmarks.staged_kills --kills 40 --what leader --brokers 3
+    python benchmarks/staged_kills.py                                    # everything, about half an hour
+    python benchmarks/staged_kills.py --delivery staged --spool always --victim coordinator --kills 20
 
-Each life of the producer sends numbered units to `orders` (three partitions) and `audit`, says which are durable, and
-is killed with SIGKILL: at a step of the protocol in turn, or at a random moment. Meanwhile a reader of committed
-records watches for halves. At the end every unit that was durable is in all its partitions once, in order, and no unit
-is in some of them only.
+For each delivery (`staged`, and `idempotent` with an atomic batch now and then), each mode of the spool and each
+victim: a process sends numbered units to three partitions of one topic and to another topic, and says what is durable.
+It is stopped at a step of its protocol, in turn, and then the victim gets SIGKILL:
+
+- `client`: the process. `timeout`: the process, and the next one begins when the coordinator has aborted what was
+  open. `commit`: the process, and `kafkasafe spool commit` decides what it had staged.
+- `leader` of a partition that it writes to, `coordinator` of the transactional id that it uses. The process lives on,
+  and has to deliver again; or it is killed a moment later.
+- `all`: the process and every broker.
+
+A reader of committed records watches during the whole run, and another one reads everything at the end. What was
+durable is in all its partitions once, in order of acceptance; of no unit some partitions are seen and others not; every
+flush ends. The exit code is 0 if all of that holds.
 """
 
 from __future__ import annotations
@@ -17,23 +26,28 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
 
 from kafkasafe import SafeProducer
 from kafkasafe._core import marks as m
-from kafkasafe._core import units as u
-from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.spool import Spool
+from kafkasafe._io.transport import Transport
 from kafkasafe.testing.broker import KafkaCluster
 
-STEPS = (
+OF_UNITS = (
     "unit written",
     "unit durable",
     "fenced",
@@ -48,316 +62,713 @@ STEPS = (
     "ended durable",
     "random",
 )
+OF_BATCHES = (
+    "batch written",
+    "batch durable",
+    "sent",
+    "answered",
+    "committed written",
+    "committed durable",
+    "random",
+)
+STEPS = {"staged": OF_UNITS, "idempotent": OF_BATCHES}
+VICTIMS = ("client", "timeout", "commit", "leader", "coordinator", "all")
 PARTITIONS = 3
+AUDIT = -1
 TRANSACTION_TIMEOUT_MS = 10_000
+SHORT_TIMEOUT_MS = 2000
+STUCK_AFTER_S = 150
+"""Bounds that only tell an end from none: a busy machine takes a multiple of what a calm one does."""
+MOST_OPEN = 40
 
 
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+# -- the process that is killed ----------------------------------------------------------------------------------------
 
 
-def _arm(step: str, after: int) -> None:
-    """Have this process killed when the step comes for the `after`th time."""
-    left = [after]
+@dataclass(frozen=True)
+class Life:
+    """What one process has to do.
+
+    Attributes:
+        options: Of its producer.
+        topics: The one with partitions, the one without.
+        first: Its first number.
+        step: Where it stops, for the `after`th time.
+        after: See there.
+        dies: It kills itself there; else it says so, and waits for an answer.
+        atomic: Of how many sends one is an atomic batch.
+    """
+
+    options: dict[str, Any]
+    topics: tuple[str, str]
+    first: int
+    step: str
+    after: int
+    dies: bool
+    atomic: int
+
+
+def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> None:
+    """Have this process stop when the step comes for the `after`th time."""
+    left = [life.after]
+    last = {"id": "", "topic": life.topics[0], "partition": "0"}
 
     def passes(name: str) -> None:
-        if name == step:
-            left[0] -= 1
-            if left[0] <= 0:
-                _die()
+        if name != life.step or left[0] <= 0:
+            return
+        left[0] -= 1
+        if not left[0]:
+            said(f"S {last['id'] or '-'} {last['topic']} {last['partition']}")
+            if life.dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            answers.poll(60)
 
     written: list[str] = []
     write_group, sync = Spool.write_group, Spool.sync
-    names = {m.Unit: "unit", m.Staged: "staged", m.Ended: "ended", m.Committed: "ended"}
+    names = {m.Unit: "unit", m.Staged: "staged", m.Ended: "ended", m.Committed: "committed"}
 
     def traced_write(self: Spool, marks: Any, batches: Any, **options: Any) -> list[int]:
         positions = write_group(self, marks, batches, **options)
-        for mark in marks:
-            if type(mark) in names:
-                written.append(names[type(mark)])
-                passes(f"{written[-1]} written")
+        found = [names[type(mark)] for mark in marks if type(mark) in names]
+        if batches and "unit" not in found:
+            found.append("batch")
+        for name in found:
+            written.append(name)
+            passes(f"{name} written")
         return positions
 
-    def traced_sync(self: Spool) -> int:
-        done = sync(self)
+    def traced_sync(self: Spool, **options: Any) -> int:
+        done = sync(self, **options)
         for name in dict.fromkeys(written):
             passes(f"{name} durable")
         written.clear()
         return done
 
-    carry_out, answered = Transactor.carry_out, Transactor.answered
+    def answered(name: str, reply: Callable[..., None]) -> Callable[..., None]:
+        def traced(*arguments: Any) -> None:
+            passes(name)
+            reply(*arguments)
 
-    def traced_carry_out(self: Transactor, lane: Any, actions: Any) -> None:
-        carry_out(self, lane, actions)
-        if any(isinstance(action, u.End) for action in actions):
-            if random.random() < 0.5:
+        return traced
+
+    def trace(method: str, sent: str, answer: str, place: Callable[..., None]) -> None:
+        real = getattr(Transport, method)
+
+        def traced(self: Transport, *arguments: Any, **options: Any) -> Any:
+            # The callback is the one argument that can be called.
+            place(*arguments)
+            at = next(n for n, each in enumerate(arguments) if callable(each))
+            changed = (*arguments[:at], answered(answer, arguments[at]), *arguments[at + 1 :])
+            result = real(self, *changed, **options)
+            if sent == life.step and random.random() < 0.5:
                 time.sleep(random.random() * 0.005)  # it is on its way
-            passes("end sent")
+            passes(sent)
+            return result
 
-    def traced_answered(self: Transactor, lane: Any, action: Any, step: str, answer: Any) -> None:
-        name = {
-            "fenced": "fenced",
-            "joined": "joined",
-            "appended": "appended",
-            "noted": "noted",
-            "ended": "end answered",
-        }
-        passes(name.get(step, ""))
-        answered(self, lane, action, step, answer)
+        setattr(Transport, method, traced)
 
+    def of_name(name: str, *_: Any) -> None:
+        last["id"] = name
+
+    def of_identity(identity: Any, *_: Any) -> None:
+        last["id"] = identity.transactional_id
+
+    def of_requests(requests: Any, *_: Any) -> None:
+        last.update(topic=requests[0].topic, partition=str(requests[0].partition))
+
+    trace("init_transactional_id", "", "fenced", of_name)
+    trace("add_partitions_to_transaction", "", "joined", of_identity)
+    trace("commit_offsets_in_transaction", "", "noted", of_identity)
+    trace("end_transaction", "end sent", "end answered", of_identity)
+    if life.step in OF_UNITS:
+        trace("produce", "", "appended", of_requests)
+    else:
+        trace("produce", "sent", "answered", of_requests)
     Spool.write_group, Spool.sync = traced_write, traced_sync  # type: ignore[method-assign]
-    Transactor.carry_out, Transactor.answered = traced_carry_out, traced_answered  # type: ignore[method-assign]
 
 
-def life(options: dict[str, Any], first: int, step: str, after: int, plain: bool, out: Any) -> None:
-    """One life of the producer: says (number, partitions) of what it accepts, then what is durable."""
-    if step != "random":
-        _arm(step, after)
-    with SafeProducer(**options) as producer:
-        end = time.monotonic() + 20
-        number = first
-        waiting: list[tuple[int, Any]] = []
-        dice = random.Random(first)
-        while time.monotonic() < end:
-            if plain:
-                # What one chunk holds is a unit: one partition, one record.
-                where = [dice.randrange(PARTITIONS)]
-                out.send(("accepted", number, where))
-                future: Any = producer.send("orders", b"%d" % number, partition=where[0])
-                producer._seal_all()
+def live(life: Life, tell: Connection, answers: Connection) -> None:
+    """One life: says what it accepts (A), what is durable (D), what readers can see (G), where it stops (S)."""
+    out = tell.fileno()
+
+    def said(line: str) -> None:
+        os.write(out, f"{line}\n".encode())
+
+    if life.step != "random":
+        _stop_at(life, said, answers)
+    orders, audit = life.topics
+    dice = random.Random(life.first)
+    producer = SafeProducer(**life.options)
+    number = life.first
+    fresh: deque[tuple[int, Any]] = deque()
+    delivered: deque[tuple[int, Any]] = deque()
+    end = time.monotonic() + 2 * STUCK_AFTER_S
+    while time.monotonic() < end:
+        if len(delivered) < MOST_OPEN:
+            if dice.randrange(life.atomic):
+                where = dice.randrange(PARTITIONS)
+                said(f"A {number} {where}")
+                fresh.append((number, producer.send(orders, b"%d" % number, partition=where)))
             else:
-                where = sorted(dice.sample(range(PARTITIONS), dice.randrange(1, PARTITIONS + 1)))
-                out.send(("accepted", number, [*where, -1]))
+                some = dice.sample(range(PARTITIONS), dice.randrange(1, PARTITIONS + 1))
+                said(f"A {number} {','.join(map(str, [*some, AUDIT]))}")
                 with producer.batch() as batch:
-                    for partition in where:
-                        batch.send("orders", b"%d" % number, partition=partition)
-                    batch.send("audit", b"%d" % number)
-                future = batch.outcome
-            waiting.append((number, future))
+                    for where in some:
+                        batch.send(orders, b"%d" % number, partition=where)
+                    batch.send(audit, b"%d" % number)
+                fresh.append((number, batch.outcome))
             number += 1
-            if len(waiting) >= 3:
-                done, future = waiting.pop(0)
-                future.durable(20)
-                out.send(("durable", done, None))
-            time.sleep(dice.random() * 0.01)
+        while len(fresh) > 4 or (fresh and len(delivered) >= MOST_OPEN):
+            first, future = fresh.popleft()
+            try:
+                future.durable(STUCK_AFTER_S)
+            except KafkaError as error:
+                said(f"X {first}: {error!r}".replace("\n", " ")[:400])
+            else:
+                said(f"D {first}")
+            delivered.append((first, future))
+        while delivered and _done(delivered[0][1]):
+            first, future = delivered.popleft()
+            try:
+                future.get(STUCK_AFTER_S)
+            except KafkaError as error:
+                said(f"X {first}: {error!r}".replace("\n", " ")[:400])
+            else:
+                said(f"G {first}")
+        time.sleep(dice.random() * 0.01)
+
+
+def _done(future: Any) -> bool:
+    return bool(future.done() if callable(getattr(future, "done", None)) else future.is_done)
+
+
+# -- the readers -------------------------------------------------------------------------------------------------------
+
+
+def _reader(servers: list[str]) -> KafkaConsumer:
+    return KafkaConsumer(
+        bootstrap_servers=servers,
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        group_id=None,
+        auto_offset_reset="earliest",
+    )
+
+
+def _places(topics: tuple[str, str]) -> list[TopicPartition]:
+    return [*(TopicPartition(topics[0], n) for n in range(PARTITIONS)), TopicPartition(topics[1], 0)]
+
+
+class Seen:
+    """What readers of committed records see of one pair of topics.
+
+    Attributes:
+        accepted: By number, the partitions that it is for.
+        where: By number, by partition, the offset.
+        twice: (number, partition, offset, offset).
+        order: By partition, numbers as they stand there.
+        halves: Numbers that some of their partitions have, and since when.
+        longest_half_s: How long one stayed so.
+    """
+
+    def __init__(self, accepted: dict[int, frozenset[int]]) -> None:
+        self.accepted = accepted
+        self.where: dict[int, dict[int, int]] = defaultdict(dict)
+        self.twice: list[tuple[int, int, int, int]] = []
+        self.order: dict[int, list[int]] = defaultdict(list)
+        self.halves: dict[int, float] = {}
+        self.longest_half_s = 0.0
+
+    def take(self, part: int, number: int, offset: int) -> None:
+        """One record."""
+        found = self.where[number]
+        if found.get(part) == offset:
+            return  # the very same: the reader began anew
+        if part in found:
+            self.twice.append((number, part, found[part], offset))
+        found[part] = offset
+        self.order[part].append(number)
+        if found.keys() == self.accepted.get(number):
+            self.longest_half_s = max(
+                self.longest_half_s, time.monotonic() - self.halves.pop(number, time.monotonic())
+            )
+        else:
+            self.halves.setdefault(number, time.monotonic())
 
 
 class Watch(threading.Thread):
-    """Reads committed records all the time, and notes when each part of a unit was first seen."""
+    """Reads during the whole run."""
 
-    def __init__(self, servers: str) -> None:
+    def __init__(self, servers: list[str], seen: Mapping[tuple[str, str], Seen]) -> None:
         super().__init__(daemon=True)
-        self._servers = servers
+        self._servers, self._seen = servers, seen
         self.over = False
-        self.seen: dict[int, dict[int, int]] = defaultdict(dict)
-        self.first: dict[int, float] = {}
-        self.whole_after_s = 0.0
-        self.repeated: list[tuple[int, int, int, int]] = []
-        self.order: dict[int, list[int]] = defaultdict(list)
-        self.units: dict[int, set[int]] = {}
 
     def run(self) -> None:
-        places = [TopicPartition("orders", n) for n in range(PARTITIONS)] + [TopicPartition("audit", 0)]
-        consumer = KafkaConsumer(
-            bootstrap_servers=self._servers,
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-            group_id=None,
-            auto_offset_reset="earliest",
-        )
-        consumer.assign(places)
+        topics = {name: (seen, n) for pair, seen in self._seen.items() for n, name in enumerate(pair)}
+        consumer = _reader(self._servers)
+        consumer.assign([place for pair in self._seen for place in _places(pair)])
         consumer.seek_to_beginning()
         while not self.over:
             try:
                 polled = consumer.poll(200)
             except Exception as error:
-                print("reader:", repr(error))
+                print("reader:", repr(error), flush=True)
                 time.sleep(0.5)
                 continue
-            now = time.monotonic()
             for place, records in polled.items():
-                part = place.partition if place.topic == "orders" else -1
+                seen, is_audit = topics[place.topic]
                 for record in records:
-                    number = int(record.value)
-                    if self.seen[number].get(part) == record.offset:
-                        continue  # the very same record: the reader began anew
-                    if part in self.seen[number]:
-                        self.repeated.append((number, part, self.seen[number][part], record.offset))
-                    self.seen[number][part] = record.offset
-                    self.order[part].append(number)
-                    began = self.first.setdefault(number, now)
-                    if self.units.get(number) == set(self.seen[number]):
-                        self.whole_after_s = max(self.whole_after_s, now - began)
+                    seen.take(AUDIT if is_audit else place.partition, int(record.value), record.offset)
         consumer.close()
 
 
-def run(
-    *,
-    kills: int,
-    delivery: str,
-    spool: str,
-    what: str,
-    brokers: int,
-    version: str | None,
-    seed: int,
-    atomic: bool,
-    directory: Path,
-) -> dict[str, Any]:
-    """Everything; raises AssertionError where something is lost, repeated, out of order, or half."""
-    dice = random.Random(seed)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kafkasafe", "kafkasafe.producer"])
-    where = {} if version is None else {"version": version}
-    with KafkaCluster(brokers=brokers, **where) as cluster:  # type: ignore[arg-type]
-        cluster.create_topic("orders", partitions=PARTITIONS)
-        cluster.create_topic("audit", partitions=1)
-        servers = cluster.bootstrap_servers
-        watch = Watch(servers)
-        watch.start()
-        options = {
-            "bootstrap_servers": servers,
-            "spool_dir": str(directory),
-            "delivery": delivery,
-            "spool": spool,
-            "spool_after_ms": 50,
+def read_all(servers: list[str], topics: tuple[str, str], accepted: dict[int, frozenset[int]]) -> Seen:
+    """What a reader sees who comes now."""
+    seen = Seen(accepted)
+    consumer = _reader(servers)
+    places = _places(topics)
+    consumer.assign(places)
+    consumer.seek_to_beginning()
+    ends = consumer.end_offsets(places)
+    until = time.monotonic() + STUCK_AFTER_S
+    while any(consumer.position(place) < ends[place] for place in places):
+        assert time.monotonic() < until, "the log cannot be read to its end"
+        for place, records in consumer.poll(200).items():
+            for record in records:
+                seen.take(
+                    AUDIT if place.topic == topics[1] else place.partition, int(record.value), record.offset
+                )
+    consumer.close()
+    return seen
+
+
+# -- the kills ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    """One line of the table: a delivery, a mode of the spool, a victim.
+
+    Attributes:
+        numbers: First and last number of each life, exclusive.
+        steps: How often the victim was killed at which step. `random`: it did not come in time, or a random moment was
+            the aim.
+        counts: What is printed.
+        stuck: What did not come to an end.
+    """
+
+    delivery: str
+    spool: str
+    victim: str
+    numbers: list[tuple[int, int]] = field(default_factory=list)
+    steps: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    stuck: list[str] = field(default_factory=list)
+
+    def has(self, number: int) -> bool:
+        return any(first <= number < end for first, end in self.numbers)
+
+
+class Course:
+    """All kills of one delivery and one mode of the spool: one spool directory, one pair of topics."""
+
+    def __init__(self, cluster: KafkaCluster, delivery: str, spool: str, directory: Path, seed: int) -> None:
+        self.cluster, self.delivery, self.spool = cluster, delivery, spool
+        self.dice = random.Random(f"{seed} {delivery} {spool}")
+        tag = f"{delivery}-{spool}-{self.dice.randrange(10**6)}"
+        self.topics = (f"orders-{tag}", f"audit-{tag}")
+        cluster.create_topic(self.topics[0], partitions=PARTITIONS)
+        cluster.create_topic(self.topics[1], partitions=1)
+        self.directory = directory / tag
+        self.accepted: dict[int, frozenset[int]] = {}
+        self.durable: set[int] = set()
+        self.seen = Seen(self.accepted)
+        self.number = 0
+        self.rows: dict[str, Row] = {}
+        self.context = multiprocessing.get_context("forkserver")
+        self.errors: list[str] = []
+        self.got = -1
+
+    def options(self, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> dict[str, Any]:
+        return {
+            "bootstrap_servers": self.cluster.bootstrap_servers,
+            "spool_dir": str(self.directory),
+            "delivery": self.delivery,
+            "spool": self.spool,
+            "spool_after_ms": 20,
             "linger_ms": 1,
-            "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
+            "transaction_timeout_ms": timeout_ms,
             "retry_backoff_ms": 50,
+            "request_timeout_ms": 5000,
             "client_id": "kills",
         }
-        durable: set[int] = set()
-        accepted: dict[int, set[int]] = watch.units
-        number, killed, steps = 0, 0, defaultdict(int)
-        began = time.monotonic()
+
+    def row(self, victim: str) -> Row:
+        return self.rows.setdefault(victim, Row(self.delivery, self.spool, victim))
+
+    def kill(self, victim: str, step: str) -> None:
+        """One life, and its end."""
+        row = self.row(victim)
+        timeout_ms = SHORT_TIMEOUT_MS if victim == "timeout" else TRANSACTION_TIMEOUT_MS
+        alone = victim in {"client", "timeout", "commit"}
+        life = Life(
+            self.options(timeout_ms),
+            self.topics,
+            self.number,
+            step,
+            self.dice.randrange(1, 6),
+            alone,
+            3 if self.delivery == "staged" else 6,
+        )
+        first = self.number
+        here, there = self.context.Pipe(duplex=False)
+        theirs, mine = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=live, args=(life, there, theirs), daemon=True)
+        process.start()
+        there.close()
+        theirs.close()
+        lines = _Lines(here)
         down: list[int] = []
-        while killed < kills:
-            step = STEPS[killed % len(STEPS)] if what == "client" else "random"
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(
-                target=life,
-                args=(options, number, step, dice.randrange(1, 6), not atomic, there),
-                daemon=True,
-            )
-            process.start()
-            there.close()
-            deadline = time.monotonic() + (dice.uniform(0.3, 1.5) if step == "random" else 15)
-            struck = False
-            while True:
-                left = deadline - time.monotonic()
-                if left <= 0:
+        try:
+            # A random moment: from within its recovery to long after that.
+            deadline = time.monotonic() + (self.dice.uniform(0.2, 2) if step == "random" else 20)
+            stop = self._listen(lines, deadline, until_stop=True)
+            row.steps[step if stop else "random"] += 1
+            row.counts["kills"] += 1
+            if alone:
+                process.kill()
+            elif victim == "all":
+                down = [1, 2, 3]
+                if self.dice.random() < 0.5:
                     process.kill()
-                    deadline = time.monotonic() + 30
-                try:
-                    if here.poll(max(0.0, min(left, 0.2))):
-                        kind, which, parts = here.recv()
-                        if kind == "accepted":
-                            accepted[which] = set(parts)
-                            number = max(number, which + 1)
-                        else:
-                            durable.add(which)
-                except EOFError:
-                    break
-                if what != "client" and not struck and left < 0.3:
-                    struck = True
-                    for node in down:
-                        cluster.start(node)
-                    down = _victims(cluster, what, dice)
-                    for node in down:
-                        cluster.kill(node)
-            process.join()
+                self.cluster.kill_all()
+                process.kill()
+            else:
+                down = [self._node(victim, stop)]
+                self.cluster.kill(down[0])
+                mine.send_bytes(b"go on")
+                self._outlive(row, process, lines, down[0])
+            process.kill()
+            self._listen(lines, time.monotonic() + 30)
+        finally:
+            process.kill()
+            process.join(30)
             here.close()
-            killed += 1
-            steps[step] += 1
-            if killed % 20 == 0:
+            mine.close()
+        for node in down:
+            self.cluster.start(node, wait=False)
+        self.number = max([self.number, *(number + 1 for number in lines.accepted)])
+        row.numbers.append((first, self.number))
+        self._after(row, victim, down)
+
+    def _outlive(self, row: Row, process: Any, lines: _Lines, node: int) -> None:
+        """A broker is down: the process is killed as well, or it has to deliver what it accepts from now on."""
+        restart = time.monotonic() + self.dice.uniform(0, 3)
+        lives = self.dice.random() < 0.6
+        end = time.monotonic() + (STUCK_AFTER_S if lives else self.dice.uniform(0, 2))
+        mark = max(self.accepted, default=-1)
+        while time.monotonic() < end and not (lives and self.got > mark):
+            self._listen(lines, time.monotonic() + 0.1)
+            if restart and time.monotonic() >= restart:
+                self.cluster.start(node, wait=False)
+                restart = 0.0
+            if not process.is_alive():
+                row.stuck.append("the process ended by itself")
+                return
+        row.counts["outlived"] += lives
+        if lives and self.got <= mark:
+            row.stuck.append(
+                f"nothing after {mark} was delivered in {STUCK_AFTER_S} s after broker {node} was killed"
+            )
+
+    def _after(self, row: Row, victim: str, down: list[int]) -> None:
+        if down:
+            self.cluster.wait_ready()
+            for number in range(PARTITIONS):
+                self.cluster.wait_in_sync(self.topics[0], number)
+                self.cluster.wait_in_sync("__transaction_state", number)
+        if victim == "timeout":
+            self._time_out(row)
+        elif victim == "commit":
+            self._commit(row)
+        if self.dice.random() < 0.3:
+            # What some partitions have is decided: the others get it without any help of ours.
+            end = time.monotonic() + STUCK_AFTER_S
+            while self.seen.halves and time.monotonic() < end:
+                time.sleep(0.05)
+            if self.seen.halves:
+                row.stuck.append(f"half seen: {sorted(self.seen.halves)[:9]}")
+
+    def _time_out(self, row: Row) -> None:
+        """Nobody is there until the coordinator has aborted what is open."""
+        ours = "kafkasafe-"
+        end = time.monotonic() + STUCK_AFTER_S
+        with self.cluster.admin() as admin:
+            looked = False
+            while time.monotonic() < end:
+                try:
+                    found = admin.list_transactions(state_filters=["Ongoing"])
+                except (KafkaError, ValueError, NotImplementedError):
+                    time.sleep(SHORT_TIMEOUT_MS / 1000 + 2)  # brokers before 3.0 cannot say it
+                    return
+                names = [each.transactional_id for some in found.values() for each in some]
+                if not any(name.startswith(ours) for name in names):
+                    return
+                row.counts["timed out"] += not looked
+                looked = True
+                time.sleep(0.2)
+        row.stuck.append("a transaction without a client does not end")
+
+    def _commit(self, row: Row) -> None:
+        servers = ",".join(self.cluster.bootstrap_servers)
+        done = subprocess.run(
+            [Path(sys.executable).parent / "kafkasafe", "spool", "commit", self.directory, "-b", servers, "--json"],
+            capture_output=True, text=True, timeout=STUCK_AFTER_S, check=False,
+        )  # fmt: skip
+        try:
+            said = json.loads(done.stdout)
+        except ValueError:
+            row.stuck.append(f"spool commit: {done.returncode} {done.stdout} {done.stderr}"[:1000])
+            return
+        row.counts["committed elsewhere"] += said["committed"]
+        staged = [each["batch_id"] for each in said["batches"] if each["step"] in {2, 3}]
+        if staged:
+            row.stuck.append(f"spool commit left {staged}: {done.stderr[:500]}")
+
+    def _node(self, victim: str, stop: list[str] | None) -> int:
+        """Whom it is about to hear from, or has just heard from."""
+        name, topic, partition = stop or ("-", self.topics[0], str(self.dice.randrange(PARTITIONS)))
+        if victim == "leader":
+            return self.cluster.leader(topic, int(partition))
+        number = _java_hash(name) % 3 if name != "-" else self.dice.randrange(3)
+        return self.cluster.leader("__transaction_state", number)
+
+    def _listen(self, lines: _Lines, deadline: float, *, until_stop: bool = False) -> list[str] | None:
+        """Notes what the process says, until it stops at its step, or is gone."""
+        while (line := lines.next(deadline)) is not None:
+            kind, _, rest = line.partition(" ")
+            if kind == "A":
+                number, _, parts = rest.partition(" ")
+                self.accepted[int(number)] = frozenset(map(int, parts.split(",")))
+                lines.accepted.append(int(number))
+            elif kind == "D":
+                self.durable.add(int(rest))
+            elif kind == "G":
+                self.got = max(self.got, int(rest))
+                self.durable.add(int(rest))
+            elif kind == "X":
+                self.errors.append(rest)
+            elif until_stop:
+                return rest.split(" ")
+        return None
+
+    def finish(self) -> None:
+        """The last life delivers what is left; then everything is counted."""
+        row = next(reversed(self.rows.values()))
+        began = time.monotonic()
+        with SafeProducer(**self.options()) as producer:
+            try:
+                producer.flush(STUCK_AFTER_S)
+            except KafkaError as error:
+                row.stuck.append(f"flush: {error!r}")
+            left = [lane.journal.unfinished for lane in producer._pump.lanes]
+        if any(left):
+            row.stuck.append(f"left after flush: {left}")
+        if time.monotonic() - began > 2 * STUCK_AFTER_S:
+            row.stuck.append("close")
+        self.cluster.wait_for_markers() if self.cluster.version >= "3" else time.sleep(2)
+        end = time.monotonic() + STUCK_AFTER_S
+        while time.monotonic() < end and not self._all_seen():
+            time.sleep(0.1)
+        last = read_all(self.cluster.bootstrap_servers, self.topics, self.accepted)
+        for row in self.rows.values():
+            mine = {number for number in self.accepted if row.has(number)}
+            row.counts["units"] = len(mine)
+            row.counts["promised"] = len(mine & self.durable)
+            # By the reader at the end, and by the one that watched.
+            both = (last, self.seen)
+            wrong = {
+                "lost": {each for seen in both for each in mine & self.durable if not seen.where.get(each)},
+                "twice": {each for seen in both for each, *_ in seen.twice if each in mine},
+                "halved": {each for seen in both for each in mine if self._is_half(seen, each)},
+                "out of order": {each for seen in both for each in _too_late(seen.order) if each in mine},
+            }
+            row.counts.update({name: len(found) for name, found in wrong.items()})
+            row.counts["half for ms"] = int(self.seen.longest_half_s * 1000)
+            row.stuck.extend(each for each in self.errors if row.has(int(each.partition(":")[0])))
+            row.counts["stuck"] = len(row.stuck)
+        self._say_what_is_wrong(last)
+
+    def _is_half(self, seen: Seen, number: int) -> bool:
+        return bool(seen.where.get(number)) and seen.where[number].keys() != self.accepted[number]
+
+    def _all_seen(self) -> bool:
+        where, accepted = self.seen.where, self.accepted
+        return all(accepted[each] == where.get(each, {}).keys() for each in self.durable)
+
+    def _say_what_is_wrong(self, last: Seen) -> None:
+        for name, seen in (("a reader at the end", last), ("the reader meanwhile", self.seen)):
+            lost = sorted(each for each in self.durable if not seen.where.get(each))
+            halves = sorted(each for each in seen.where if seen.where[each].keys() != self.accepted[each])
+            late = _too_late(seen.order)
+            for what, found in (("lost", lost), ("twice", seen.twice), ("half", halves), ("late", late)):
+                if found:
+                    print(f"{self.topics[0]}, {name}: {what}: {found[:20]}", flush=True)
+        for row in self.rows.values():
+            for what in row.stuck:
+                print(f"{self.topics[0]}, {row.victim}: {what}", flush=True)
+
+
+class _Lines:
+    """What a process writes, line by line."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._rest, self._over = pipe, b"", False
+        self._ready: deque[str] = deque()
+        self.accepted: list[int] = []
+
+    def next(self, deadline: float) -> str | None:
+        while not self._ready:
+            left = deadline - time.monotonic()
+            if self._over or not self._pipe.poll(max(0.0, left)):
+                return None
+            some = os.read(self._pipe.fileno(), 65536)
+            self._over = not some
+            *whole, self._rest = (self._rest + some).split(b"\n")
+            self._ready.extend(line.decode() for line in whole)
+        return self._ready.popleft()
+
+
+def _too_late(order: Mapping[int, list[int]]) -> list[int]:
+    """Numbers that stand after a higher one."""
+    found = []
+    for numbers in order.values():
+        highest = -1
+        for number in numbers:
+            if number < highest:
+                found.append(number)
+            highest = max(highest, number)
+    return found
+
+
+def _java_hash(name: str) -> int:
+    """As brokers choose the partition of `__transaction_state`."""
+    value = 0
+    for each in name:
+        value = (31 * value + ord(each)) & 0xFFFFFFFF
+    value -= (value & 0x80000000) << 1
+    return abs(value) & 0x7FFFFFFF
+
+
+COLUMNS = ("kills", "outlived", "timed out", "committed elsewhere", "units", "promised")
+WRONG = ("lost", "twice", "halved", "out of order", "stuck")
+
+
+def table(rows: list[Row]) -> str:
+    """For people, and for the docs."""
+    names = ("delivery", "spool", "victim", *COLUMNS, *WRONG, "half for ms")
+    lines = [names, ("---",) * len(names)]
+    lines += [
+        (row.delivery, row.spool, row.victim, *(f"{row.counts[name]:,}" for name in names[3:]))
+        for row in rows
+    ]
+    total = Counter({name: sum(row.counts[name] for row in rows) for name in (*COLUMNS, *WRONG)})
+    total["half for ms"] = max((row.counts["half for ms"] for row in rows), default=0)
+    lines.append(("all", "", "", *(f"{total[name]:,}" for name in names[3:])))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def run(args: argparse.Namespace, directory: Path) -> list[Row]:
+    """Everything."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["kafkasafe", "kafkasafe.producer"])
+    where = {"version": args.version} if args.version else {}
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}
+    began = time.monotonic()
+    with KafkaCluster(brokers=3, config=settings, **where) as cluster:
+        courses = [
+            Course(cluster, delivery, spool, directory, args.seed)
+            for delivery in args.delivery
+            for spool in args.spool
+        ]
+        watch = Watch(cluster.bootstrap_servers, {course.topics: course.seen for course in courses})
+        watch.start()
+        with SafeProducer(
+            bootstrap_servers=cluster.bootstrap_servers, spool_dir=str(directory / "first")
+        ) as producer:
+            # `__transaction_state` is there from now on.
+            with producer.batch() as batch:
+                batch.send("first", b"0")
+            batch.outcome.get(STUCK_AFTER_S)
+        kills = [
+            (course, victim, STEPS[course.delivery][n % len(STEPS[course.delivery])])
+            for course in courses
+            for victim in args.victim
+            for n in range(args.first, args.first + (args.kills or len(STEPS[course.delivery])))
+        ]
+        # The courses take turns, so that one that is stopped early has something of each.
+        if args.mix:
+            random.Random(args.seed).shuffle(kills)
+        for done, (course, victim, step) in enumerate(kills, 1):
+            if time.monotonic() - began > args.minutes * 60:
+                print(f"stopped after {args.minutes:g} minutes", flush=True)
+                break
+            course.kill(victim, step)
+            if done % 10 == 0 or done == len(kills):
+                seconds = time.monotonic() - began
+                units = sum(each.number for each in courses)
                 print(
-                    f"{killed} kills, {number} units, {len(durable)} durable, {time.monotonic() - began:.0f} s",
+                    f"{done} of {len(kills)} kills, {units:,} units, {seconds:.0f} s: last {course.topics[0]}"
+                    f" {victim} at {step}",
                     flush=True,
                 )
-        for node in down:
-            cluster.start(node)
-        # The last life delivers what is left.
-        with SafeProducer(**{**options, "delivery": "idempotent"}) as producer:
-            producer.flush(180)
-            waits = [lane.journal.unfinished for lane in producer._pump.lanes]
-        assert not any(waits), waits
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            if all(accepted[each] == set(watch.seen.get(each, ())) for each in durable):
-                break
-            time.sleep(0.2)
-        time.sleep(1)
+        for course in courses:
+            if course.rows:
+                course.finish()
         watch.over = True
-        watch.join(20)
-        if watch.repeated:
-            # Once more, from the beginning: is it the log, or the reader?
-            print("repeated (unit, partition, offset, offset):", watch.repeated[:9])
-            again = Watch(servers)
-            again.start()
-            time.sleep(10)
-            again.over = True
-            again.join(20)
-            print("a reader from the beginning sees:", again.repeated[:9])
-            watch.repeated = again.repeated
-            watch.order = again.order
-        lost = [each for each in durable if not watch.seen.get(each)]
-        halves = [each for each in watch.seen if set(watch.seen[each]) != accepted[each]]
-        disorder = [part for part, order in watch.order.items() if order != sorted(order)]
-        result = {
-            "kills": killed,
-            "steps": dict(steps),
-            "units": number,
-            "durable": len(durable),
-            "seen": len(watch.seen),
-            "lost": len(lost),
-            "repeated": len(watch.repeated),
-            "halves": len(halves),
-            "out_of_order": len(disorder),
-            "half_seen_for_s": round(watch.whole_after_s, 2),
-            "seconds": round(time.monotonic() - began, 1),
-        }
-    print(json.dumps(result))
-    wrong = [*lost[:9], *watch.repeated[:9], *halves[:9], *disorder]
-    assert not wrong, wrong
-    return result
+        watch.join(30)
+    rows = [row for course in courses for row in course.rows.values()]
+    print(table(rows))
+    steps: Counter[str] = sum((row.steps for row in rows), Counter())
+    print("killed at:", ", ".join(f"{name} {count}" for name, count in sorted(steps.items())))
+    print(f"{time.monotonic() - began:.0f} s")
+    return rows
 
 
-def _victims(cluster: KafkaCluster, what: str, dice: random.Random) -> list[int]:
-    nodes = list(range(1, 4))
-    if what == "leader":
-        return [cluster.leader("orders", dice.randrange(PARTITIONS))]
-    if what == "coordinator":
-        return [cluster.leader("__transaction_state", dice.randrange(3))]
-    return nodes if what == "all" else [dice.choice(nodes)]
-
-
-def main() -> None:
+def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=40)
-    parser.add_argument("--delivery", choices=["staged", "idempotent"], default="idempotent")
-    parser.add_argument("--spool", choices=["always", "on_error"], default="always")
-    parser.add_argument("--what", choices=["client", "leader", "coordinator", "all"], default="client")
-    parser.add_argument("--plain", action="store_true", help="send(), instead of batch()")
-    parser.add_argument("--brokers", type=int, default=1)
-    parser.add_argument("--version")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kafkasafe-kills-") as directory:
-        run(
-            kills=given.kills,
-            delivery=given.delivery,
-            spool=given.spool,
-            what=given.what,
-            brokers=3 if given.what != "client" else given.brokers,
-            version=given.version,
-            seed=given.seed,
-            atomic=not given.plain,
-            directory=Path(directory),
-        )
+    parser.add_argument("--delivery", nargs="+", choices=[*STEPS], default=[*STEPS])
+    parser.add_argument("--spool", nargs="+", choices=["always", "on_error"], default=["always", "on_error"])
+    parser.add_argument("--victim", nargs="+", choices=VICTIMS, default=[*VICTIMS])
+    parser.add_argument("--kills", type=int, default=0, help="of each victim; 0: one at each step")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first step")
+    parser.add_argument("--minutes", type=float, default=45.0, help="no more kills after so many")
+    parser.add_argument("--mix", action="store_true", help="in any order")
+    parser.add_argument("--version", help="of Kafka")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--keep", type=Path, help="work in this directory and leave it there")
+    args = parser.parse_args()
+    print(f"seed {args.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kafkasafe-kills-") as scratch:
+        rows = run(args, args.keep or Path(scratch))
+    if args.json:
+        fields = [
+            {
+                "delivery": row.delivery,
+                "spool": row.spool,
+                "victim": row.victim,
+                "steps": row.steps,
+                **row.counts,
+            }
+            for row in rows
+        ]
+        args.json.write_text(json.dumps(fields, indent=1))
+    return int(any(row.counts[name] for row in rows for name in WRONG))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
