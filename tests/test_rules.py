@@ -101,6 +101,7 @@ TESTS = {
     "A join under way": "test_partitions_that_a_topic_got_are_assigned",
     "A damaged control batch": "test_a_hole_in_the_spool_parks_what_was_before_it",
     "A leader that lost its state": "test_one_late_request_does_not_speak_for_those_before_it",
+    "The epoch of the last ack may be too old": "test_an_ack_under_an_earlier_epoch_is_no_loss_when_its_batch_is_gone_from_the_spool",
     "The epoch of an ack": "test_an_ack_counts_for_the_leader_that_was_sent_to",
     "What is sent again is waited for": "test_callers_wait_for_what_is_sent_again",
     "For the journal a held batch": "test_an_outage_reads_nothing_from_disk",

@@ -842,6 +842,8 @@ class _Partition:
     """Committed, in the order of their commits: those that are still in the spool, and a few more."""
     forgotten_offset: int = -1
     """What was acknowledged before this offset, and in front of `acked`, is not remembered."""
+    told_position: int = -1
+    """Of the newest one whose id is in marks of its own, so that it is known when the batch is gone from the spool."""
     suspicion: _Suspicion | None = None
     checks: list[EpochCheck] = field(default_factory=list)
     """To be made, one by one, each for a leader that came. What is answered after a survey says nothing new."""
@@ -1281,8 +1283,51 @@ class Journal:
             marks.append(m.Granted(self._producer_id, self._producer_epoch))
         for partition in self._partitions.values():
             marks.append(m.Destination(partition.number, partition.topic, partition.partition))
+            marks += self._newest_marks(partition)
             marks.append(self._state_mark(partition))
         return marks
+
+    def tell_newest(self, before_position: int) -> list[m.Mark]:
+        """Marks to be durable before what is in front of this position goes: which batch was acknowledged last."""
+        marks: list[m.Mark] = []
+        for partition in self._partitions.values():
+            newest = self._newest(partition)
+            if newest is not None and partition.told_position < newest.position < before_position:
+                marks += [*self._newest_marks(partition), self._state_mark(partition)]
+        return marks
+
+    @staticmethod
+    def _newest(partition: _Partition) -> Batch | None:
+        """The batch that ends where STATE says that everything before it is finished."""
+        return next(
+            (
+                batch
+                for batch in islice(reversed(partition.acked), WINDOW)
+                if batch.identity is not None
+                and batch.unit is None
+                and batch.place == batch.base_offset >= 0
+                and batch.place + batch.count - 1 == partition.clear_offset
+            ),
+            None,
+        )
+
+    def _newest_marks(self, partition: _Partition) -> list[m.Mark]:
+        """In front of STATE: the id of the batch that was acknowledged last, which outlives the batch.
+
+        The epoch of the acknowledgement may be an older one than that of its leader. Where the log of that epoch ends
+        before it, only the batch itself proves that it is still there.
+        """
+        newest = self._newest(partition)
+        if newest is None or newest.identity is None:
+            return []
+        # What was never in the spool has a position where no batch can be.
+        at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
+        partition.told_position = max(partition.told_position, at)
+        identity = m.Identity(at, *_id_fields(newest.identity))
+        return [
+            m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
+            m.Committed(partition.number, partition.leader_epoch, ((at, newest.base_offset),)),
+        ]
 
     def _state_mark(self, partition: _Partition) -> m.State:
         return m.State(
@@ -1372,7 +1417,7 @@ class Journal:
         """
         self._end_position = max(self._end_position, position + len(recovered) + 1)
         self._drop_parents()
-        for mark in recovered:
+        for index, mark in enumerate(recovered):
             match mark:
                 case m.Topic():
                     self._topics[mark.topic] = mark
@@ -1388,6 +1433,7 @@ class Journal:
                     known.topic_id = mark.topic_id
                     if not known.acked:
                         known.forgotten_offset = mark.last_acked_offset + 1
+                    self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted():
                     pass  # each life takes its own id: a copied spool must never reuse one
                 case m.Identified():
@@ -1535,6 +1581,37 @@ class Journal:
         self._given.clear()
         self._moves = ()
         self._group_index = 0
+
+    def _recall(self, partition: _Partition, told: Sequence[m.Mark]) -> None:
+        """The newest acknowledged batch is gone from the spool, but not which one it was: see `_newest_marks`."""
+        match told:
+            case [m.Identified(entries=(identity,)), m.Committed(entries=((position, base_offset),))]:
+                pass
+            case _:
+                return
+        count = partition.last_acked_offset - base_offset + 1
+        if identity.position != position or base_offset < 0 or count < 1:
+            return
+        partition.told_position = max(partition.told_position, position)
+        if any(batch.position >= 0 for batch in partition.acked):
+            return  # it is among them
+        self._next_handle += 1
+        batch = Batch(
+            self._next_handle,
+            partition.number,
+            count,
+            size_bytes=0,
+            max_timestamp=0,
+            identity=BatchId(identity.producer_id, identity.producer_epoch, identity.base_sequence, count),
+            state=State.COMMITTED,
+            durable=True,
+            former_life=True,
+            base_offset=base_offset,
+            place=base_offset,
+            rank=(position,),
+        )
+        partition.acked = deque((batch,))
+        partition.forgotten_offset = base_offset
 
     def _recover_identities(self, mark: m.Identified) -> None:
         partition = self._declared(mark.destination)

@@ -24,6 +24,25 @@ def test_a_topic_that_may_not_be_described_any_more_makes_no_producer_spin():
     )
 
 
+def test_what_was_acknowledged_under_an_earlier_epoch_is_no_loss_to_a_life_that_has_it_no_more():
+    """An election kept the leader, so acknowledgements came under the epoch of before; the life after the next one had only that."""
+    play(
+        history(
+            ("send", 33567, 24336, 9277),
+            ("wait", 24048, 22481, 50887),
+            ("lead", 23263, 39177, 53593),
+            ("send", 63211, 296, 19098),
+            ("wait", 7828, 18259, 53675),
+            ("kill", 36690, 1146, 9655),
+            ("send", 17187, 33816, 18154),
+            ("wait", 51242, 58396, 45938),
+            ("kill", 42867, 63402, 43538),
+            partitions=1,
+            brokers=3,
+        )
+    )
+
+
 def test_what_was_looked_into_is_no_loss_to_the_next_life():
     """A restarted broker acknowledged under the epoch of before: nothing was lost, which the next life did not know."""
     play(

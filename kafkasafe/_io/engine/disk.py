@@ -209,6 +209,7 @@ class DiskWriter:
         excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
         if (position, excess > 0) == lane.released_at:
             return
+        self.tell_newest(lane, position)
         lane.released_at = position, excess > 0
         try:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
@@ -231,6 +232,14 @@ class DiskWriter:
         if freed:
             lane.journal.released(lane.spool.first_position)
             self.publish_used()
+
+    def tell_newest(self, lane: Lane, position: int) -> None:
+        """Before segments go up to there. Not while writes fail: they may need the room that this makes."""
+        starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
+        if starts and not lane.write_attempt:
+            marks = lane.journal.tell_newest(starts[-1])
+            if marks:
+                self.persist(lane, j.Persist(marks=marks))
 
     def _give_way(self, lane: Lane, position: int, excess: int) -> int:
         """Delete what only `retain_acked_*` keep, the oldest first; how many bytes."""

@@ -426,6 +426,7 @@ class LaneKeeper:
             self._ground.sleep(self._ground.backoff.pause_s(attempt))
         try:
             position = lane.journal.release_position
+            self._disk.tell_newest(lane, position)
             lane.spool.release(position, self._config.retain_acked_bytes, self._disk.retain_since_ms())
             quiet = None
             if self._ground.cluster.closed and self._config.spool_sync != "os":
