@@ -1,29 +1,49 @@
-"""kafkasafe.aio beside aiokafka, in one run: records a second, and how late the event loop is.
+"""kafkasafe.aio beside aiokafka, in one run: records a second, CPU time, and how late the event loop is.
 
 python benchmarks/aio.py                      # starts a Kafka of its own
-python benchmarks/aio.py --bootstrap localhost:9092
+python benchmarks/aio.py --bootstrap localhost:9092 --rounds 5
 
-Producers: acks=all, idempotent, 100-byte values, one partition. "One by one" is one task that awaits each send(); the
-time ends when everything is acknowledged. The loop's delay is that of a task that sleeps 1 ms at a time, beside that of
-an idle loop in the same process just before.
+Everybody: acks=all, idempotent, the same 100-byte values, one partition, a topic of its own in each round. aiokafka is
+measured with its defaults and with what its documentation advises for throughput (a linger, large batches).
+
+- send: one task awaits each send(), then all futures. The time ends when all of these are there.
+- flush: the same, but no future is kept, and flush() is what is awaited.
+- N tasks: each awaits send_and_wait() for one record after the other.
+- getone: reads them back, one by one.
+
+The rounds are interleaved: each client once, then the next round. The table has the medians of all rounds, and the
+single rates. "Loop late" is the delay of a task that sleeps 1 ms at a time; an idle loop's is measured first.
 """
 
 import argparse
 import asyncio
 import contextlib
 import gc
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiokafka
+import kafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
+import kafkasafe
 from kafkasafe.aio import SafeConsumer, SafeProducer
 
 VALUE = b"x" * 100
+CLIENTS: dict[str, dict[str, Any]] = {
+    "aiokafka, defaults": {},
+    "aiokafka, tuned": {"linger_ms": 5, "max_batch_size": 1_000_000},
+    "kafkasafe.aio": {},
+    'kafkasafe.aio, spool="on_error"': {"spool": "on_error"},
+    'kafkasafe.aio, spool="never"': {"spool": "never"},
+}
+"""Clients by name, with the options that differ from their defaults."""
 
 
 class Delay:
@@ -38,10 +58,27 @@ class Delay:
             await asyncio.sleep(0.001)
             self.late_ms.append((time.perf_counter() - due) * 1000)
 
+
+@dataclass
+class Row:
+    """What was measured of one client at one task, over all rounds."""
+
+    rates: list[float] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
+
     def __str__(self) -> str:
-        late = sorted(self.late_ms)
-        median, most = statistics.median(late), late[int(len(late) * 0.99)]
-        return f"median {median:5.2f}, 99 % {most:6.2f}, worst {late[-1]:6.2f} ms"
+        rates = " ".join(f"{rate:,.0f}" for rate in self.rates)
+        return (
+            f"{statistics.median(self.rates):10,.0f} /s {statistics.median(self.cpu_us):7.1f} µs CPU"
+            f"  loop late {late(self.late_ms)}  rounds: {rates}"
+        )
+
+
+def late(late_ms: list[float]) -> str:
+    ordered = sorted(late_ms) or [float("nan")]
+    at = [ordered[int(len(ordered) * part)] for part in (0.5, 0.99)]
+    return f"{at[0]:5.2f} / {at[1]:6.2f} / {ordered[-1]:6.2f} ms"
 
 
 @contextlib.asynccontextmanager
@@ -55,95 +92,105 @@ async def watched() -> AsyncIterator[Delay]:
         task.cancel()
 
 
-async def timed(name: str, count: int, work: Callable[[], Awaitable[None]]) -> float:
+async def timed(row: Row, count: int, work: Awaitable[None]) -> None:
     gc.collect()
     async with watched() as delay:
         began, used = time.perf_counter(), time.process_time()
-        await work()
+        await work
         seconds, used = time.perf_counter() - began, time.process_time() - used
-    print(
-        f"{name:44} {count / seconds:10,.0f} records/s, {used / count * 1e6:6.1f} µs of CPU each   loop late: {delay}",
-        flush=True,
-    )
-    return count / seconds
+    row.rates.append(count / seconds)
+    row.cpu_us.append(used / count * 1e6)
+    row.late_ms += delay.late_ms
 
 
-def one_by_one(producer: Any, topic: str, count: int) -> Callable[[], Awaitable[None]]:
-    async def work() -> None:
-        for _ in range(count):
-            await producer.send(topic, VALUE)
-        await producer.flush()
-
-    return work
+async def send(producer: Any, topic: str, count: int) -> None:
+    futures = [await producer.send(topic, VALUE) for _ in range(count)]
+    for future in futures:
+        await future
 
 
-def tasks(producer: Any, topic: str, count: int) -> Callable[[], Awaitable[None]]:
+async def flush(producer: Any, topic: str, count: int) -> None:
+    for _ in range(count):
+        await producer.send(topic, VALUE)
+    await producer.flush()
+
+
+async def wait_each(producer: Any, topic: str, count: int, tasks: int) -> None:
     async def sender() -> None:
-        for _ in range(count // 100):
+        for _ in range(count // tasks):
             await producer.send_and_wait(topic, VALUE)
 
-    async def work() -> None:
-        await asyncio.gather(*[sender() for _ in range(100)])
-
-    return work
+    await asyncio.gather(*[sender() for _ in range(tasks)])
 
 
-async def consume(consumer: Any, count: int) -> None:
-    while count > 0:
+async def getone(consumer: Any, count: int) -> None:
+    for _ in range(count):
         await consumer.getone()
-        count -= 1
 
 
-async def ours_as(
-    name: str, servers: str, count: int, rates: dict[str, float], topic: str, **options: Any
-) -> None:
+@contextlib.asynccontextmanager
+async def producer_of(name: str, servers: str) -> AsyncIterator[Any]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as spool:
-        async with SafeProducer(bootstrap_servers=servers, spool_dir=spool, **options) as ours:
-            await ours.send_and_wait(topic, VALUE)
-            await one_by_one(ours, topic, 20_000)()
-            rates["ours"] = await timed(f"{name}, one by one", count, one_by_one(ours, topic, count))
-            rates["ours, tasks"] = await timed(
-                f"{name}, 100 tasks", count // 4, tasks(ours, f"{topic}-tasks", count // 4)
-            )
+        options = {"bootstrap_servers": servers, "acks": "all", "enable_idempotence": True, **CLIENTS[name]}
+        if name.startswith("aiokafka"):
+            producer: Any = AIOKafkaProducer(**options)
+        else:
+            if options.get("spool") != "never":
+                options["spool_dir"] = spool
+            producer = SafeProducer(**options)
+        async with producer:
+            yield producer
 
 
-async def measure(servers: str, count: int, create: Callable[[str], object]) -> None:
+async def one_round(
+    number: int, servers: str, count: int, create: Callable[[str], object], rows: dict[tuple[str, str], Row]
+) -> None:
+    def row(client: str, work: str) -> Row:
+        return rows.setdefault((work, client), Row())
+
+    for position, name in enumerate(CLIENTS):
+        topics = [f"r{number}-{position}-{work}" for work in ("send", "flush", "tasks")]
+        for topic in topics:
+            create(topic)
+        async with producer_of(name, servers) as producer:
+            for topic in topics:
+                await producer.send_and_wait(topic, VALUE)
+            await flush(producer, topics[2], 5000)  # warm
+            await timed(row(name, "send"), count, send(producer, topics[0], count))
+            await timed(row(name, "flush"), count, flush(producer, topics[1], count))
+            for tasks, share in ((1, 200), (100, 5), (1000, 5)):
+                some = max(count // share // tasks, 1) * tasks
+                await timed(row(name, f"{tasks} tasks"), some, wait_each(producer, topics[2], some, tasks))
+    read = min(count, 200_000)
+    for name, kind in (("aiokafka", AIOKafkaConsumer), ("kafkasafe.aio", SafeConsumer)):
+        consumer = kind(f"r{number}-2-send", bootstrap_servers=servers, auto_offset_reset="earliest")
+        async with consumer:
+            await consumer.getone()
+            await timed(row(name, "getone"), read, getone(consumer, read))
+
+
+async def measure(servers: str, count: int, rounds: int, create: Callable[[str], object]) -> None:
+    print(
+        f"kafkasafe {kafkasafe.__version__} on kafka-python {kafka.__version__}, aiokafka {aiokafka.__version__};"
+        f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {count:,} records, {rounds} rounds"
+    )
+    for name, options in CLIENTS.items():
+        print(f"  {name}: {options or 'defaults'}")
     async with watched() as idle:
         await asyncio.sleep(1)
-    print(f"an idle loop is late: {idle}", flush=True)
-    for topic in ("theirs", "ours", "ours-on-error"):
-        create(topic)
-        create(f"{topic}-tasks")
-    rates: dict[str, float] = {}
-    theirs = {"bootstrap_servers": servers, "acks": "all", "enable_idempotence": True}
-    async with AIOKafkaProducer(**theirs, linger_ms=5, max_batch_size=1_000_000) as producer:
-        await producer.send_and_wait("theirs", VALUE)
-        rates["theirs"] = await timed(
-            "aiokafka, one by one, linger 5 ms, 1 MB", count, one_by_one(producer, "theirs", count)
+    print(f"loop late: median / 99 % / worst; idle {late(idle.late_ms)}", flush=True)
+    rows: dict[tuple[str, str], Row] = {}
+    for number in range(rounds):
+        await one_round(number, servers, count, create, rows)
+    for work in dict.fromkeys(work for work, _ in rows):
+        print(work)
+        best = max(
+            statistics.median(row.rates) for (of, name), row in rows.items() if of == work and name[0] == "a"
         )
-    async with AIOKafkaProducer(**theirs) as producer:
-        await producer.send_and_wait("theirs", VALUE)
-        rates["theirs, defaults"] = await timed(
-            "aiokafka, one by one, its defaults", count, one_by_one(producer, "theirs", count)
-        )
-        rates["theirs, tasks"] = await timed(
-            "aiokafka, 100 tasks of send_and_wait", count // 4, tasks(producer, "theirs-tasks", count // 4)
-        )
-    await ours_as("kafkasafe.aio", servers, count, rates, "ours")
-    await ours_as('kafkasafe.aio, spool="on_error"', servers, count, {}, "ours-on-error", spool="on_error")
-    read = min(count, 200_000)
-    async with AIOKafkaConsumer("ours", bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
-        await consumer.getone()
-        rates["theirs, read"] = await timed("aiokafka, getone()", read, lambda: consume(consumer, read))
-    async with SafeConsumer("ours", bootstrap_servers=servers, auto_offset_reset="earliest") as reader:
-        await reader.getone()
-        rates["ours, read"] = await timed("kafkasafe.aio, getone()", read, lambda: consume(reader, read))
-    best = max(rates["theirs"], rates["theirs, defaults"])
-    print(
-        f"aio produces {rates['ours'] / best:.1f} times aiokafka's best one by one, "
-        f"{rates['ours, tasks'] / rates['theirs, tasks']:.1f} times with 100 tasks, "
-        f"reads {rates['ours, read'] / rates['theirs, read']:.1f} times"
-    )
+        for (of, name), row in rows.items():
+            if of == work:
+                print(f"  {name:32} {statistics.median(row.rates) / best:6.2f}x {row}")
+    print("x: of the better median of aiokafka's two")
 
 
 def main() -> None:
@@ -151,7 +198,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started")
-    parser.add_argument("--count", type=int, default=300_000)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         servers = options.bootstrap
@@ -162,7 +210,7 @@ def main() -> None:
             cluster = stack.enter_context(KafkaCluster(brokers=1))
             create = lambda topic: cluster.create_topic(topic, partitions=1)  # noqa: E731
             servers = ",".join(cluster.bootstrap_servers)
-        asyncio.run(measure(servers, options.count, create))
+        asyncio.run(measure(servers, options.count, options.rounds, create))
 
 
 if __name__ == "__main__":

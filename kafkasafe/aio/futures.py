@@ -48,8 +48,14 @@ class RecordFuture:
             WrongClusterError: See `kafkasafe.RecordFuture.get`.
             SpoolError: The producer ended by an error.
         """
-        record, chunk = self._record(), self._chunk
-        if chunk.parcels is None or not record.is_done:
+        chunk = self._chunk
+        if chunk.parcels is not None:
+            parcel, _ = chunk.locate(self._index)
+            if parcel.done and parcel.error is None:
+                metadata: RecordMetadata = chunk.metadata(self._index)
+                return metadata
+        record = self._record()
+        if not record.is_done:
             owner = self._owner
             owner._seal_soon(chunk)
             yield from record._wait_in_loop(owner._waits_here())
