@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from unittest import mock
 
-from virtual import World
+from weather import Weather
 
 PARTITIONS = 3
 PLACES = [("orders", 0), ("orders", 1), ("orders", 2), ("audit", 0), ("audit", 1)]
@@ -17,7 +17,7 @@ PLACES = [("orders", 0), ("orders", 1), ("orders", 2), ("audit", 0), ("audit", 1
 TIMEOUT_MS = 8000
 
 
-class Storm:
+class Storm(Weather):
     """One schedule.
 
     Attributes:
@@ -26,20 +26,16 @@ class Storm:
         sent: By topic and partition, names in the order in which they were accepted.
     """
 
+    patience_s = 900.0
+    late_s = TIMEOUT_MS / 1000 + 10
+
     def __init__(self, seed: int, version: str = "4.3.0", **options) -> None:
-        self.rng = random.Random(seed)
-        self.world = World(brokers=3, version=version, broker_session_timeout_ms=3000)
-        self.world.cluster.stragglers = self.rng
-        self.world.centre.create_topic("orders", PARTITIONS)
-        self.world.centre.create_topic("audit", 2)
-        self.options = {"retry_backoff_ms": 100, "transaction_timeout_ms": TIMEOUT_MS, **options}
-        self.life = self.world.start(**self.options)
-        self.parcels = []
+        options = {"transaction_timeout_ms": TIMEOUT_MS, **options}
+        super().__init__(seed, {"orders": PARTITIONS, "audit": 2}, version, **options)
         self.units = {}
         self.sent = {place: [] for place in PLACES}
         self.durable = set()
-        self.killed = 0
-        self.faults = [self.outage, self.swallow, self.disk, self.kill, self.leader, self.broker, self.sleep]
+        self.faults.append(self.sleep)
 
     def blow(self, steps: int) -> None:
         for _ in range(steps):
@@ -86,56 +82,10 @@ class Storm:
     def sleep(self) -> None:
         self.world.run(TIMEOUT_MS / 1000 + 3)
 
-    def outage(self) -> None:
-        self.world.set_outage(not self.world.outage)
-
-    def swallow(self) -> None:
-        self.world.cluster.swallow = self.rng.randrange(1, 4)
-
-    def disk(self) -> None:
-        self.world.disk.fail(self.rng.choice(["writev", "sync_data"]), times=self.rng.randrange(1, 3))
-
-    def leader(self) -> None:
-        found = self.world.centre.partition("orders", self.rng.randrange(PARTITIONS))
-        if found.leader >= 0:
-            serving = [node for node in found.in_sync if self.world.centre.serves(node)]
-            found.lead(self.rng.choice(serving or [found.leader]))
-
-    def broker(self) -> None:
-        node = self.rng.choice(list(self.world.centre.brokers))
-        if self.world.centre.serves(node):
-            self.world.cluster.kill(node)
-        else:
-            self.world.cluster.start(node)
-
-    def kill(self) -> None:
-        self.note()
-        self.world.disk.heal()
-        self.world.kill(self.life, power=self.rng.random() < 0.5, seed=self.rng.randrange(1000))
-        self.killed += 1
-        self.life = self.world.start(**self.options)
-
-    def note(self) -> None:
-        """What is promised by now. What is not may be lost with the process."""
-        for parcel, names in self.parcels:
-            assert parcel.error is None, parcel.error
-            if parcel.durable or parcel.done:
-                self.durable.update(names)
-        self.parcels = [each for each in self.parcels if not each[0].done]
-
-    def calm(self) -> None:
-        self.world.cluster.swallow = 0
-        self.world.set_outage(False)
-        self.world.disk.heal()
-        for node in self.world.centre.brokers:
-            self.world.cluster.start(node)
-
-        def over() -> bool:
-            return not self.life.inbox and not any(lane.journal.unfinished for lane in self.life.ground.lanes)
-
-        assert self.world.run(900, over), "it does not come to an end"
-        self.world.run(TIMEOUT_MS / 1000 + 10)  # whatever is late
-        self.note()
+    def noted(self, parcel, names: list[bytes]) -> None:
+        assert parcel.error is None, parcel.error
+        if parcel.durable or parcel.done:
+            self.durable.update(names)
 
     def check(self) -> None:
         logs = {place: self.world.committed(*place) for place in PLACES}
