@@ -39,7 +39,7 @@ class Door:
         self.fake = kind != "real"
         self._opened = cluster is None and not self.virtual
         if self.virtual:
-            cluster = VirtualCluster(version=version)
+            cluster = cluster or VirtualCluster(version=version)
         elif cluster is None:
             cluster = (
                 FakeCluster(version=version)

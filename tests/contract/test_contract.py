@@ -773,6 +773,8 @@ def test_settings_out_of_their_range_are_40(side):
     ):
         [found] = create_topics(side, f"set-{uuid.uuid4().hex[:8]}", **{name: value})
         assert found.error_code == 40, (name, value)
+    [found] = create_topics(side, f"set-{uuid.uuid4().hex[:8]}", segment_bytes=str((1 << 20) - 1))
+    assert found.error_code == (40 if side.new else 0)
     for name, value in (("retention_ms", "-1"), ("min_insync_replicas", "9"), ("max_message_bytes", "0")):
         [found] = create_topics(side, f"set-{uuid.uuid4().hex[:8]}", **{name: value})
         assert (found.error_code, found.error_message) == (0, None)

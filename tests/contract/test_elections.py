@@ -4,11 +4,14 @@ import time
 import uuid
 
 import pytest
+from doors import CURRENT, Door
 from rawclient import Raw, make_batch
 from waiting import until
 
 from kafkasafe._core.batch import iter_headers
+from kafkasafe.cluster.api import LATEST, Failure
 from kafkasafe.testing import FakeCluster, KafkaCluster
+from kafkasafe.testing.fake.virtual import VirtualCluster
 
 PATIENCE_S = 120
 
@@ -18,6 +21,11 @@ class Trio:
 
     def __init__(self, cluster):
         self.cluster = cluster
+
+    @property
+    def now_ms(self):
+        fake = isinstance(self.cluster, FakeCluster)
+        return self.cluster.now_ms() if fake else time.time_ns() // 1_000_000
 
     def topic(self, **config):
         name = f"e-{uuid.uuid4().hex[:8]}"
@@ -32,8 +40,9 @@ class Trio:
         finally:
             raw.close()
 
-    def send(self, topic, seq, *, node=None, pid=77, acks=-1, timeout_ms=30_000):
-        data = make_batch(b"v%d" % seq, pid=pid, epoch=0, seq=seq, now_ms=time.time_ns() // 1_000_000)
+    def send(self, topic, seq, *, node=None, pid=77, acks=-1, timeout_ms=30_000, age_ms=0, size=0):
+        now_ms = self.now_ms - age_ms
+        data = make_batch(b"v%d" % seq + b"." * size, pid=pid, epoch=0, seq=seq, now_ms=now_ms)
         answer = self.ask(
             node or self.cluster.leader(topic),
             "Produce",
@@ -66,8 +75,8 @@ class Trio:
         found = ask()
         return found.leader_epoch, found.end_offset
 
-    def end(self, topic):
-        part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+    def end(self, topic, *, timestamp=-1):
+        part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
 
         def ask():
             topics = [{"name": topic, "partitions": [part]}]
@@ -78,6 +87,11 @@ class Trio:
 
         until(lambda: ask().error_code == 0)
         return ask().offset
+
+    def start(self, topic):
+        if isinstance(self.cluster, FakeCluster):
+            self.cluster.advance(301)
+        return self.end(topic, timestamp=-2)
 
     def fetch(self, topic, offset, last_epoch=-1):
         part = {
@@ -125,7 +139,12 @@ class Trio:
     params=["fake", pytest.param("kafka", marks=pytest.mark.kafka)],
 )
 def trio(request):
-    with (FakeCluster if request.param == "fake" else KafkaCluster)(brokers=3) as cluster:
+    often = {"log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 500}
+    with (
+        FakeCluster(brokers=3)
+        if request.param == "fake"
+        else KafkaCluster(brokers=3, config=often) as cluster
+    ):
         yield Trio(cluster)
 
 
@@ -216,3 +235,58 @@ def test_a_wiped_partition_takes_what_comes_at_offset_0(trio):
     assert trio.end(topic) == 0
     answer = trio.send(topic, 3)
     assert (answer.error_code, answer.base_offset) == (0, 0)
+
+
+def test_retention_takes_whole_segments(trio):
+    """Of three batches each: a fourth has no room in a segment."""
+    size, day_ms = 300_000, 86_400_000
+    of_size = trio.topic(segment_bytes=1 << 20, retention_bytes=5 * size)
+    of_time = trio.topic(segment_bytes=1 << 20, retention_ms=day_ms // 2)
+    old = trio.topic(retention_ms=day_ms // 2)
+    trio.fill(of_size, range(8), size=size)
+    for seq, age_ms in enumerate([day_ms, day_ms, 0, day_ms, day_ms]):
+        trio.fill(of_time, [seq], size=size, age_ms=age_ms)
+    trio.fill(old, range(2), age_ms=day_ms)
+    until(lambda: trio.start(of_size) == 3)  # with the next segment more than five would go
+    until(lambda: trio.start(old) == 2)  # the one that is written to, when it is old, too
+    trio.fill(old, [2], age_ms=day_ms)
+    until(lambda: trio.start(old) == 3)
+    assert trio.start(of_size) == 3
+    # A segment is as old as its newest batch, and none goes before the one in front of it.
+    assert trio.start(of_time) == 0
+
+
+def is_told_at_once(kind, cluster):
+    """A question to the leader of a partition without one fails as soon as that is known, and waits for no news."""
+    door = Door(kind, CURRENT, cluster=cluster)
+    topic = f"e-{uuid.uuid4().hex[:8]}"
+    cluster.create_topic(topic, assignments={0: [3]})
+    door.until(lambda: getattr(door.once(door.client.list_offset, topic, 0, LATEST), "offset", -1) == 0)
+    cluster.kill(3)
+
+    def leader():
+        refreshed = door.once(door.client.refresh_metadata, [topic])
+        return None if isinstance(refreshed, Failure) else refreshed.topics[topic].partitions[0].leader
+
+    door.until(lambda: leader() == -1)
+    heard = []
+    door.client.list_offset(topic, 0, LATEST, heard.append)
+    door.client.refresh_metadata([topic], heard.append)
+    door.until(lambda: len(heard) == 2)
+    first = heard[0]
+    assert (isinstance(first, Failure), getattr(first, "code", 0), getattr(first, "sent", True)) == (
+        True,
+        5,
+        False,
+    )
+    cluster.start(3)
+    door.until(lambda: getattr(door.once(door.client.list_offset, topic, 0, LATEST), "offset", -1) == 0)
+    door.close()
+
+
+def test_a_question_about_a_partition_without_a_leader_fails_at_once(trio):
+    is_told_at_once("fake" if isinstance(trio.cluster, FakeCluster) else "real", trio.cluster)
+
+
+def test_a_question_about_a_partition_without_a_leader_fails_at_once_in_virtual_time():
+    is_told_at_once("virtual", VirtualCluster(3))

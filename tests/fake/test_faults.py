@@ -144,11 +144,17 @@ def test_old_records_go(cluster, send):
 
 
 def test_too_many_bytes_go(cluster, send):
+    """Segment by segment, as on a broker."""
     for _ in range(10):
-        send(count=100)
-    cluster.alter_topic("t", {"retention.bytes": 3 * cluster.records("t")[0].header.size_bytes})
+        send(count=40_000)
+    size = cluster.records("t")[0].header.size_bytes
+    cluster.alter_topic("t", {"retention.bytes": 3 * size, "segment.bytes": 1 << 20})
     cluster.advance(301)
-    assert [columns.header.base_offset for columns in cluster.records("t")] == [700, 800, 900]
+    in_segment = (1 << 20) // size
+    assert 1 < in_segment < 10
+    left = 10 - (10 - 3) // in_segment * in_segment
+    assert left > 3
+    assert [columns.header.count for columns in cluster.records("t")] == [40_000] * left
 
 
 def test_another_cluster_at_the_same_addresses(cluster, send):

@@ -171,7 +171,7 @@ class Centre:
                     log.producers.expire(2**62, 0)
 
     def retain(self) -> None:
-        """Removes what is older or more than the topics keep."""
+        """Removes segments that are older or more than the topics keep, the first ones of each log."""
         for topic in self.topics.values():
             settings = self.settings_of(topic)
             if "delete" not in settings["cleanup.policy"]:
@@ -182,13 +182,15 @@ class Centre:
                     continue
                 log, size = partition.log, partition.log.size_bytes
                 start = log.start_offset
-                for batch in log.batches:
-                    old = 0 <= keep_ms < self.now_ms - batch.header.max_timestamp
-                    too_much = 0 <= keep_bytes <= size - len(batch.data)
-                    if not (old or too_much) or batch.end_offset > log.high_watermark:
+                for segment in log.segments(int(settings["segment.bytes"])):
+                    newest = max(batch.header.max_timestamp for batch in segment)
+                    segment_bytes = sum(len(batch.data) for batch in segment)
+                    old = 0 <= keep_ms < self.now_ms - newest
+                    too_much = 0 <= keep_bytes <= size - segment_bytes
+                    if not (old or too_much) or segment[-1].end_offset > log.high_watermark:
                         break
-                    size -= len(batch.data)
-                    start = batch.end_offset
+                    size -= segment_bytes
+                    start = segment[-1].end_offset
                 log.advance_start(start)
         self.replicate()
 
@@ -349,7 +351,7 @@ class Centre:
         alike = name.replace(".", "_")
         if near := next((one for one in self.topics if one.replace(".", "_") == alike), None):
             raise RefusedError(INVALID_TOPIC, f"Topic '{name}' collides with existing topic: {near}")
-        own = topic_settings(settings or {})
+        own = topic_settings(self.profile, settings or {})
         if assignments is None:
             count = int(self.settings["num.partitions"]) if partitions == -1 else partitions
             placed = self._placed(range(count), replication_factor)
@@ -435,7 +437,7 @@ class Centre:
         topic = self.topic(name)
         kept = {key: value for key, value in topic.settings.items() if key not in changes}
         wanted = {key: value for key, value in changes.items() if value is not None}
-        topic.settings = kept | topic_settings(wanted)
+        topic.settings = kept | topic_settings(self.profile, wanted)
         self.controlled()
 
     def wipe(self, name: str, number: int) -> None:

@@ -73,6 +73,18 @@ class ReplicaLog:
         ]
         return min([self.high_watermark, *undecided])
 
+    def segments(self, most_bytes: int) -> list[list[StoredBatch]]:
+        """The batches by segment, as a broker files them: a new one begins where the next batch has no room."""
+        found: list[list[StoredBatch]] = []
+        size = 0
+        for batch in self.batches:
+            if not found or size + len(batch.data) > most_bytes:
+                found.append([])
+                size = 0
+            found[-1].append(batch)
+            size += len(batch.data)
+        return found
+
     # -- Writing -----------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes, leader_epoch: int, append_time_ms: int | None) -> StoredBatch:

@@ -33,6 +33,7 @@ class Profile:
         creating_code: Error code of a topic that metadata make the broker create.
         brokers_control: One of the brokers is the controller, so nobody sees the last one die.
         verifies_transactions: Batches of a transaction are only taken for partitions that were added to it.
+        least: The least that topics' settings may be, where it is more than in `_LEAST`.
     """
 
     version: str
@@ -42,6 +43,7 @@ class Profile:
     verifies_transactions: bool = True
     creating_code: int = 3
     brokers_control: bool = False
+    least: Mapping[str, int] = field(default_factory=dict)
 
 
 _SETTINGS: Final = {
@@ -55,6 +57,7 @@ _SETTINGS: Final = {
     "log.retention.bytes": "-1",
     "log.retention.check.interval.ms": "300000",
     "log.retention.ms": "604800000",
+    "log.segment.bytes": "1073741824",
     "message.max.bytes": "1048588",
     "min.insync.replicas": "1",
     "num.partitions": "1",
@@ -121,6 +124,7 @@ _CURRENT: Final = Profile(
             "transaction.version": 2,
         }
     ),
+    least=MappingProxyType({"segment.bytes": 1 << 20}),
 )
 
 _OLD: Final = Profile(
@@ -186,6 +190,7 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "min.insync.replicas": "min.insync.replicas",
         "retention.bytes": "log.retention.bytes",
         "retention.ms": "log.retention.ms",
+        "segment.bytes": "log.segment.bytes",
         "unclean.leader.election.enable": "unclean.leader.election.enable",
     }
 )
@@ -204,7 +209,6 @@ _WITHOUT_EFFECT: Final = frozenset(
         "min.cleanable.dirty.ratio",
         "min.compaction.lag.ms",
         "preallocate",
-        "segment.bytes",
         "segment.index.bytes",
         "segment.jitter.ms",
         "segment.ms",
@@ -278,21 +282,21 @@ def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, 
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"The fake has no setting {name}{hint} It has {', '.join(sorted(settings))}")
         settings[name] = _written(name, value)
-        if not _broker_may_have(name, settings[name]):
+        if not _broker_may_have(profile, name, settings[name]):
             raise ConfigError(f"{name} cannot be {value!r}")
     return settings
 
 
-def _broker_may_have(name: str, value: str) -> bool:
+def _broker_may_have(profile: Profile, name: str, value: str) -> bool:
     own = next((own for own, broker in TOPIC_SETTINGS.items() if broker == name), None)
     if own is not None:
-        return _may_be(own, value)
+        return _may_be(profile, own, value)
     if name.endswith(".enable"):
         return value.lower() in {"true", "false"}
     return value.isdecimal() and int(value) > (0 if name.endswith(".partitions") else -1)
 
 
-def topic_settings(given: Mapping[str, object]) -> dict[str, str]:
+def topic_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, str]:
     """A topic's own settings, checked.
 
     Raises:
@@ -304,12 +308,12 @@ def topic_settings(given: Mapping[str, object]) -> dict[str, str]:
             raise RefusedError(INVALID_CONFIG, f"Unknown topic config name: {name}")
         if name in _ONLY and value != _ONLY[name]:
             raise RefusedError(INVALID_CONFIG, f"The fake cannot do {name}={value}, only {_ONLY[name]}")
-        if not _may_be(name, value):
+        if not _may_be(profile, name, value):
             raise RefusedError(INVALID_CONFIG, f"Invalid value {value} for configuration {name}")
     return own
 
 
-def _may_be(name: str, value: str) -> bool:
+def _may_be(profile: Profile, name: str, value: str) -> bool:
     if name in _WORDS:
         return value in _WORDS[name]
     if name in _SWITCHES:
@@ -321,7 +325,7 @@ def _may_be(name: str, value: str) -> bool:
     except ValueError:
         return False
     most = 2**31 - 1 if name in _SHORT else 2**63 - 1
-    return _LEAST[name] <= number <= most
+    return max(_LEAST[name], profile.least.get(name, number)) <= number <= most
 
 
 def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -359,8 +359,7 @@ class VirtualClient(Coordinated, Metadata):
                 )
                 return
             self._watch(topic)
-            if not final:
-                # Also where metadata know of no leader: newer ones may.
+            if leader is None and not final:
                 self._parked.append((route, fail))
                 return
             fail(leader or code_error(5, f"Nothing is known of {topic} yet"))
