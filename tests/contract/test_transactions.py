@@ -11,6 +11,7 @@ from doors import CURRENT, OLD
 from rawclient import make_batch
 
 from kafkasafe._core.batch import iter_headers
+from kafkasafe._core.units import Grant, outcome_of
 from kafkasafe.cluster.api import LATEST, Failure, ProduceRequest
 from kafkasafe.cluster.transactions import GroupMember, OffsetToCommit, TransactionIdentity
 
@@ -323,6 +324,34 @@ def test_what_the_coordinator_tells(door):
     door.end(identity)
     door.until(lambda: told().state == "CompleteCommit")
     assert told().partitions == frozenset()
+
+
+def test_a_description_tells_what_became_of_a_transaction(door):
+    def told(identity):
+        answer = door.ask(door.client.describe_transaction, identity.transactional_id)
+        if isinstance(answer, Failure):
+            assert answer.unsupported
+            return "unsupported"
+        grant = Grant(identity.producer_id, identity.epoch, identity.protocol)
+        return outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=True)
+
+    topic = door.topic()
+    committed, aborted, fenced, expired = door.init(), door.init(), door.init(), door.init(timeout_ms=1000)
+    for identity in (committed, aborted, fenced, expired):
+        door.write(identity, topic)
+    if door.protocol == 1:
+        assert told(committed) == "unsupported"
+        return
+    assert told(committed) is None
+    assert door.end(committed).error_code == door.end(aborted, False).error_code == 0
+    assert (told(committed), told(aborted)) == (True, False)
+    door.until(lambda: told(expired) is False)
+    assert door.end(expired).error_code in {47, 48, 90}
+    # The next owner has another epoch, and nothing is told any more.
+    door.init(fenced.transactional_id)
+    assert told(fenced) is None
+    door.init(committed.transactional_id)
+    assert told(committed) is None
 
 
 def test_a_coordinator_that_was_killed_is_found_again(door):

@@ -112,7 +112,14 @@ class Script:
         self.actions = [action for action in self.actions if not isinstance(action, kind)]
         return found
 
+    def undescribed(self) -> None:
+        """The coordinator cannot say what became of what is asked about."""
+        for action in self.take(u.Look):
+            self.units.described(action, None)
+        self.turn()
+
     def fence_all(self) -> None:
+        self.undescribed()
         for action in self.take(u.Fence):
             self.epoch += 1
             self.units.fenced(action, u.Grant(7, self.epoch, self.protocol))
@@ -240,6 +247,7 @@ def test_a_time_out_with_protocol_1_is_no_take_over():
     [end] = script.take(u.End)
     script.units.failed(end, 90, "PRODUCER_FENCED")
     script.turn()
+    script.undescribed()
     assert [action.keep for action in script.take(u.Fence)] == [None]
 
 
@@ -471,3 +479,77 @@ def test_a_life_that_finds_all_ids_behind_a_unit_that_has_none_asks_what_became_
     script.units.recovered()
     rest_of(script)
     assert not len(script.units)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_the_coordinator_knows_is_not_asked_for_behind_a_fence(committed):
+    script = Script(2)
+    unit = script.seal(1, 1)
+    script.prepare()
+    [end] = script.take(u.End)
+    script.units.failed(end, 90, "PRODUCER_FENCED")
+    script.turn()
+    assert script.take(u.Fence) == []
+    [look] = script.take(u.Look)
+    script.units.described(look, committed)
+    marks = script.turn()
+    assert script.take(u.Ask) == []
+    if committed:
+        assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
+    # In any case its id is used again only under a new grant.
+    assert end.slot.fresh
+    script.prepare()
+    assert [each.unit for each in script.take(u.End)] == [] if committed else [unit]
+
+
+def test_without_a_description_the_marker_is_asked_behind_a_fence():
+    script = Script(2)
+    script.seal(1, 1)
+    script.prepare()
+    [end] = script.take(u.End)
+    script.units.failed(end, 90, "PRODUCER_FENCED")
+    script.turn()
+    [look] = script.take(u.Look)
+    script.units.described(look, None)
+    script.units.described(look, True)  # too late
+    script.turn()
+    [fence] = script.take(u.Fence)
+    script.units.fenced(fence, u.Grant(7, 99, 2))
+    script.turn()
+    assert len(script.take(u.Ask)) == 1
+
+
+def test_the_end_of_another_transaction_decides_nothing():
+    for epoch in (4, 5, 7, 8):
+        for state in ("CompleteCommit", "CompleteAbort"):
+            assert u.outcome_of(u.Grant(7, 5, 2), state, 7, epoch, own=True) is None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "state", "epoch", "own", "told"),
+    [
+        (2, "CompleteCommit", 6, True, True),
+        (2, "PrepareCommit", 6, False, True),
+        (2, "CompleteAbort", 6, False, None),
+        (2, "PrepareAbort", 6, True, False),
+        # Of the transaction before, or one that began since.
+        (2, "CompleteCommit", 5, True, None),
+        (2, "CompleteCommit", 7, True, None),
+        (2, "CompleteAbort", 7, True, None),
+        (2, "Ongoing", 5, True, None),
+        (2, "Empty", 6, True, None),
+        (1, "CompleteAbort", 6, True, False),
+        # Who has taken the id over may have aborted a transaction of his own.
+        (1, "CompleteAbort", 6, False, None),
+        # Perhaps of the transaction before, which had the same epoch.
+        (1, "CompleteCommit", 5, True, None),
+        (1, "CompleteAbort", 5, True, None),
+        (1, "PrepareEpochFence", 6, True, None),
+    ],
+)
+def test_a_description_is_believed_only_where_its_epoch_says_of_which_transaction_it_is(
+    protocol, state, epoch, own, told
+):
+    grant = u.Grant(7, 5, protocol)
+    assert u.outcome_of(grant, state, 7, epoch, own=own) is told
+    assert u.outcome_of(grant, state, 8, epoch, own=own) is None

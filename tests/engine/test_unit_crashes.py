@@ -290,7 +290,18 @@ def test_a_unit_is_done_when_the_mark_that_says_so_is_durable():
 
 
 def test_what_timed_out_is_committed_only_if_its_own_marker_says_so():
-    world = World()
+    world = _time_out("2.8.2")
+    assert any("-> OffsetFetch" in line for line in world.lines)
+
+
+def test_what_timed_out_is_committed_only_if_the_coordinator_says_so():
+    world = _time_out("4.3.0")
+    assert any("-> DescribeTransactions" in line for line in world.lines)
+    assert not any("-> OffsetFetch" in line for line in world.lines)
+
+
+def _time_out(version):
+    world = World(version=version)
     world.centre.create_topic("orders", 1)
     life = world.start(retry_backoff_ms=100, transaction_timeout_ms=TIMEOUT_MS)
     units = life.ground.own.journal.units
@@ -308,3 +319,22 @@ def test_what_timed_out_is_committed_only_if_its_own_marker_says_so():
     world.run(1)
     assert world.committed("orders", 0) == wanted
     assert life.ground.counters["units_asked"] == 1
+    return world
+
+
+def test_an_end_whose_answer_was_lost_is_found_out_without_a_fence():
+    world = World()
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100, transaction_timeout_ms=TIMEOUT_MS)
+    head = life.unit(("orders", 0, [b"1"]))[0]
+    units = life.ground.own.journal.units
+    assert world.run(60, lambda: any("-> EndTxn commit" in line for line in world.lines))
+    [unit] = units.unfinished
+    assert unit.phase is Phase.ENDING
+    before = sum("-> InitProducerId" in line for line in world.lines)
+    assert units.give_up(unit, 0, "nobody waits for it")
+    assert world.run(60, lambda: head.done)
+    assert head.error is None
+    world.run(1)
+    assert world.committed("orders", 0) == [b"1"]
+    assert sum("-> InitProducerId" in line for line in world.lines) == before

@@ -68,6 +68,19 @@ MUTANTS = {
         ),
         "test_what_timed_out_is_committed_only_if_its_own_marker_says_so",
     ),
+    "committed whatever the coordinator says": Mutant(
+        source(
+            Transactor,
+            "_outcome",
+            "return u.outcome_of(",
+            "return True or u.outcome_of(",
+        ),
+        "test_what_timed_out_is_committed_only_if_the_coordinator_says_so",
+    ),
+    "the end of another transaction is believed": Mutant(
+        source(u, "outcome_of", " or epoch != grant.epoch + 1", ""),
+        "test_the_end_of_another_transaction_decides_nothing",
+    ),
     "another unit's marker is believed": Mutant(
         source(
             Transactor,

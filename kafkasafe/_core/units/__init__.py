@@ -21,6 +21,7 @@ before it are, and stand before it in the log. So several may be under way at on
 """
 
 from kafkasafe._core.units.machine import Units
+from kafkasafe._core.units.outcome import outcome_of
 from kafkasafe._core.units.terms import (
     GIVEN_UP,
     POOL,
@@ -34,6 +35,7 @@ from kafkasafe._core.units.terms import (
     Grant,
     IllegalStepError,
     Join,
+    Look,
     Member,
     Note,
     Phase,
@@ -57,6 +59,7 @@ __all__ = [
     "Grant",
     "IllegalStepError",
     "Join",
+    "Look",
     "Member",
     "Note",
     "Phase",
@@ -66,4 +69,5 @@ __all__ = [
     "Slot",
     "Unit",
     "Units",
+    "outcome_of",
 ]

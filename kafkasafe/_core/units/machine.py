@@ -20,6 +20,7 @@ from kafkasafe._core.units.terms import (
     Fence,
     Grant,
     Join,
+    Look,
     Member,
     Note,
     Phase,
@@ -160,11 +161,21 @@ class Units(Recovery):
             slot.sequences.clear()
         self._commit(action.unit)
 
-    def told(self, action: Ask, *, committed: bool) -> None:
-        """The outcome of a unit, asked for after a fence: nothing can change it any more."""
+    def described(self, action: Look, committed: bool | None) -> None:
+        """What the coordinator says of a transaction; None: nothing that decides it."""
         if not self._valid(action):
             return
-        unit = action.unit
+        if committed is None:
+            self._fence(action.slot)
+        else:
+            self._outcome(action.unit, committed=committed)
+
+    def told(self, action: Ask, *, committed: bool) -> None:
+        """The outcome of a unit, asked for after a fence: nothing can change it any more."""
+        if self._valid(action):
+            self._outcome(action.unit, committed=committed)
+
+    def _outcome(self, unit: Unit, *, committed: bool) -> None:
         if committed:
             self._commit(unit)
             return
@@ -237,6 +248,9 @@ class Units(Recovery):
             return
         unit = action.unit
         unit.reason = reason
+        if isinstance(action, Look):
+            self._fence(action.slot)
+            return
         if isinstance(action, Ask):
             self._actions.append(Again(action, attempt, code, reason))
             return

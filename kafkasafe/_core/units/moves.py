@@ -15,6 +15,7 @@ from kafkasafe._core.units.terms import (
     Fence,
     Grant,
     IllegalStepError,
+    Look,
     Member,
     Note,
     Phase,
@@ -151,12 +152,15 @@ class Moves(Order):
         self._dirty = True
 
     def _doubt(self, unit: Unit) -> None:
-        """Was it committed? Nothing of it can be after the fence."""
+        """Was it committed? The coordinator may know; else it is asked behind a fence: then nothing of it can be."""
         slot = unit.slot
         unit.move(Phase.ASKING)
         if slot is None:
             raise IllegalStepError(f"{unit} has no transactional id")
-        self._fence(slot)
+        slot.next_turn()
+        # Whatever is told: the next transaction has a new grant.
+        slot.fresh = True
+        self._actions.append(Look(slot, slot.turn, unit))
 
     def _free(self, unit: Unit) -> None:
         slot, unit.slot = unit.slot, None

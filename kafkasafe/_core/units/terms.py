@@ -21,6 +21,7 @@ __all__ = [
     "Grant",
     "IllegalStepError",
     "Join",
+    "Look",
     "Member",
     "Note",
     "Phase",
@@ -256,6 +257,15 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """How does the coordinator describe the transaction? `described`."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Does the marker, or the log, say that it was committed? `told`."""
 
@@ -278,7 +288,7 @@ class Rest:
     unit: Unit
 
 
-Request = Fence | Join | Append | Note | End | Ask
+Request = Fence | Join | Append | Note | End | Look | Ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class Transactor:
                     self._ground.cluster.end_transaction(
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
+                case u.Look():
+                    self._ground.counters["units_asked"] += 1
+                    self._ground.cluster.describe_transaction(
+                        action.slot.transactional_id, self._then(lane, action, "described")
+                    )
                 case u.Ask():
                     self._ask(lane, action)
                 case u.Refuse(unit):
@@ -220,11 +225,19 @@ class Transactor:
     # -- the outcome -----------------------------------------------------------------------------------------------
 
     def _ask(self, lane: Lane, action: u.Ask) -> None:
-        self._ground.counters["units_asked"] += 1
         topic, partition = self._marker_place(lane, action.unit)
         self._ground.cluster.committed_offset(
             marker_group(action.slot.transactional_id), topic, partition, self._then(lane, action, "marker")
         )
+
+    @staticmethod
+    def _outcome(action: u.Look, answer: x.TransactionDescribed | t.Failure) -> bool | None:
+        """None also before Kafka 3.0, and without an answer: the marker tells it then, behind a fence."""
+        grant = action.unit.grant
+        if grant is None or isinstance(answer, t.Failure) or answer.error_code:
+            return None
+        own = not action.unit.transactional_id
+        return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
 
     def _look_into_log(self, lane: Lane, action: u.Ask) -> bool:
         """No marker: groups forget theirs after a week. The log says it too, as long as it reaches back."""
@@ -268,6 +281,9 @@ class Transactor:
     def answered(self, lane: Lane, action: u.Request, step: str, answer: Any) -> None:
         """What became of a request."""
         units = lane.journal.units
+        if isinstance(action, u.Look):
+            units.described(action, self._outcome(action, answer))
+            return
         if isinstance(answer, t.Failure):
             self._failed(
                 lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
