@@ -36,6 +36,8 @@ __all__ = [
     "SpoolWriteFailed",
     "TopicAccepted",
     "TopicRefused",
+    "TransactionsAccepted",
+    "TransactionsRefused",
     "UnitCommitted",
     "UnitNotCommitted",
     "UnitRetried",
@@ -141,6 +143,40 @@ class TopicAccepted:
 
     topic: str
     partition: int
+    code: int
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsRefused:
+    """The cluster refuses a transactional id or a group; atomic batches wait for it, and go on waiting.
+
+    Told when the answer was the same for a second.
+
+    Attributes:
+        name: `transactional id NAME` or `group NAME`; NAME ends with `-*` for those of a lane of the spool.
+        code: 53, 30: a right is missing. 50: `transaction_timeout_ms` is more than the brokers allow.
+        reason: What the cluster said.
+        records: How many wait.
+    """
+
+    name: str
+    code: int
+    reason: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsAccepted:
+    """What `TransactionsRefused` told of is over.
+
+    Attributes:
+        name: As there.
+        code: What it was refused for.
+        after_s: Seconds since the first such answer.
+    """
+
+    name: str
     code: int
     after_s: float
 
@@ -374,6 +410,8 @@ Event = (
     | SpoolWriteFailed
     | TopicRefused
     | TopicAccepted
+    | TransactionsRefused
+    | TransactionsAccepted
     | UnitCommitted
     | UnitNotCommitted
     | UnitRetried

@@ -24,7 +24,7 @@ class RefusedDestination:
     """A destination that the cluster refuses, and what waits for it.
 
     Attributes:
-        topic: Topic name.
+        topic: Topic name; `transactional id NAME` or `group NAME` where that is what is refused.
         partition: Partition, -1 while none is chosen.
         code: Kafka's error code.
         reason: What the cluster said.

@@ -195,8 +195,8 @@ _DEFINITIONS: Final = (
     Definition(
         "refused_destinations",
         "gauge",
-        "Partitions that the cluster refuses for a reason that may pass: a right, a topic, one batch. What waits for"
-        " them is kept.",
+        "Partitions, transactional ids and groups that the cluster refuses for a reason that may pass: a right, a"
+        " topic, one batch. What waits for them is kept.",
         ("topic", "error"),
     ),
     Definition("refused_records", "gauge", "Records that wait for them.", ("topic", "error")),

@@ -101,6 +101,10 @@ class Moves(Order):
         """A unit without a fate."""
         return self._units.get(unit_id)
 
+    def is_own(self, transactional_id: str) -> bool:
+        """Whether it is one of the lane's own."""
+        return transactional_id in self._pool
+
     def granted(self, transactional_id: str) -> Grant | None:
         """What the id's holder has; None while it is not ours."""
         slot = self._slots.get(transactional_id)

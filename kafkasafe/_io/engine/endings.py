@@ -15,6 +15,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import Chore, ChoreDue
+from kafkasafe._io.engine.names import refused_names
 from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, given_partitions
 from kafkasafe._io.refusals import RefusedDestination, counted, refused
 from kafkasafe._io.rejected import data_of
@@ -224,7 +225,9 @@ class Endings:
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
         """What waits because the cluster refuses it, of one topic or all, oldest first. From any thread."""
-        found = refused([lane.journal for lane in list(self._ground.lanes)])
+        lanes = list(self._ground.lanes)
+        found = refused([lane.journal for lane in lanes])
+        found = sorted((*found, *refused_names(lanes)), key=lambda each: each.since)
         return [each for each in found if topic is None or each.topic == topic]
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
@@ -12,6 +13,9 @@ from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
+
+if TYPE_CHECKING:
+    from kafkasafe._io.engine.names import RefusedName
 
 __all__ = ["Lane"]
 
@@ -29,6 +33,8 @@ class Lane:
     parcels: dict[int, Parcel] = field(default_factory=dict)
     heads: dict[bytes, list[Parcel]] = field(default_factory=dict)
     """By unit id, the parcel without records that stands for the unit as a whole."""
+    refused_names: dict[str, RefusedName] = field(default_factory=dict)
+    """Transactional ids and groups that the cluster refuses, by their names in words."""
     kept_in: dict[int, Path | None] = field(default_factory=dict)
     """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
     held_back: bool = False

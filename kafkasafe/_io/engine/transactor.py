@@ -20,6 +20,7 @@ from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import UnitAnswered, UnitDue
+from kafkasafe._io.engine.names import RefusedNames
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
@@ -52,6 +53,7 @@ class Transactor:
         self._ledger = ledger
         self._disk = disk
         self._rejects = rejects
+        self._names = RefusedNames(ground)
 
     def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
         """Requests go out; answers come back as `UnitAnswered`."""
@@ -298,6 +300,7 @@ class Transactor:
             self._failed(lane, action, code, f"{classify_code(code).name} ({code}): {message}")
             return
         self._ground.progressed()
+        self._names.accepted(lane, action)
         match action, step:
             case u.Fence(), _:
                 identity = answer.identity
@@ -338,6 +341,7 @@ class Transactor:
         name = type(action).__name__.lower()
         self._ground.counters[f"unit_{name}_failures"] += 1
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
+        self._names.failed(lane, action, code, reason)
         if isinstance(action, u.Fence):
             self._name_failed(action.slot.transactional_id, code, reason)
         lasting = False

@@ -1,0 +1,153 @@
+"""Transactional ids and groups that the cluster refuses: reported as topics are that it refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe._core import units as u
+from kafkasafe._core.codes import classify_code
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.refusals import RefusedDestination, counted
+
+__all__ = ["RefusedName", "RefusedNames", "refused_names"]
+
+_CONFIRMED_S: Final = 1.0
+"""The same answer for so long is no stray one."""
+_CODES: Final = frozenset({30, 50, 53})
+
+
+@dataclass(slots=True, eq=False)
+class RefusedName:
+    """A transactional id, or a group, that the cluster refuses.
+
+    Attributes:
+        code: Kafka's error code.
+        reason: What the cluster said.
+        since: `Ground.now` of the first such answer.
+        transactional_id: Units of which one wait for it; empty: the lane's own.
+        group: Units with offsets of this group wait for it; empty: all of the transactional id.
+        told: It was reported.
+    """
+
+    code: int
+    reason: str
+    since: float
+    transactional_id: str
+    group: str
+    told: bool = False
+
+    def waiting(self, lane: Lane) -> list[u.Unit]:
+        """What waits for it. From any thread."""
+        return [
+            unit
+            for unit in lane.journal.units.unfinished
+            if (
+                any(each.group == self.group for each in unit.offsets)
+                if self.group
+                else unit.transactional_id == self.transactional_id
+            )
+        ]
+
+
+class RefusedNames:
+    """See the module."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> None:
+        """A request was answered by an error."""
+        if code not in _CODES or code is None:
+            return
+        name, group = _name(lane, action)
+        of = "" if _of_pool(lane, action) else action.slot.transactional_id
+        now = self._ground.now()
+        found = lane.refused_names.get(name)
+        if found is None or found.code != code:
+            lane.refused_names[name] = RefusedName(code, reason, now, of, group)
+            return
+        if found.told or now - found.since < _CONFIRMED_S:
+            return
+        found.told = True
+        records = _records(found.waiting(lane))
+        self._ground.log.seldom(
+            logging.ERROR,
+            "transactions_refused",
+            name,
+            "%s: the cluster refuses it: %s. What waits for it (%s) is delivered as soon as the cluster takes it. %s",
+            name,
+            reason,
+            counted(records, "record"),
+            classify_code(code).explanation,
+            lane=lane.name,
+            code=code,
+            records=records,
+        )
+        self._ground.emit(events.TransactionsRefused(name, code, reason, records))
+
+    def accepted(self, lane: Lane, action: u.Request) -> None:
+        """A request was answered without an error."""
+        if not lane.refused_names or not isinstance(action, (u.Fence, u.Note)):
+            return
+        name, _ = _name(lane, action)
+        found = lane.refused_names.pop(name, None)
+        if found is None or not found.told:
+            return
+        seconds = self._ground.now() - found.since
+        self._ground.log.seldom(
+            logging.WARNING,
+            "transactions_accepted",
+            name,
+            "%s: the cluster takes it again, after %.0f s of error %d",
+            name,
+            seconds,
+            found.code,
+            lane=lane.name,
+            code=found.code,
+        )
+        self._ground.emit(events.TransactionsAccepted(name, found.code, seconds))
+
+
+def refused_names(lanes: Iterable[Lane]) -> Iterator[RefusedDestination]:
+    """What is refused now, and what waits for it. From any thread."""
+    for lane in lanes:
+        for name, found in list(lane.refused_names.items()):
+            units = found.waiting(lane)
+            if units:
+                batches = sum(len(unit.batches) for unit in units)
+                yield RefusedDestination(
+                    name,
+                    -1,
+                    found.code,
+                    found.reason,
+                    found.since,
+                    batches,
+                    _records(units),
+                    found.told,
+                    whole=False,
+                )
+
+
+def _of_pool(lane: Lane, action: u.Request) -> bool:
+    return lane.journal.units.is_own(action.slot.transactional_id)
+
+
+def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
+    """In words, those of the lane's own ids in one; and the user's group, if it is about one."""
+    if isinstance(action, u.Note) and action.index >= 0:
+        group = action.unit.offsets[action.index].group
+        return f"group {group}", group
+    kind = "group" if isinstance(action, u.Note) else "transactional id"
+    name = action.slot.transactional_id
+    if _of_pool(lane, action):
+        return f"{kind} {name.rpartition('-')[0]}-*", ""
+    return f"{kind} kafkasafe-marker-{name}" if kind == "group" else f"{kind} {name}", ""
+
+
+def _records(units: Iterable[u.Unit]) -> int:
+    return sum(batch.count for unit in units for batch in list(unit.batches))
