@@ -17,7 +17,7 @@ from types import FrameType
 from unit_storm import weather
 
 from .book import Violation
-from .plan import KINDS, Plan, plan_of
+from .plan import KINDS, Plan, is_of_units, plan_of
 from .shrink import found, ranges, shrink
 from .storm import play
 from .world import pinned
@@ -63,10 +63,13 @@ def _chunk(task: tuple[int, int, str]) -> tuple[int, Counter[str], list[tuple[in
     counts: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
     gc.collect()  # and not in the middle of them: see `_spare`
-    if kind == _UNITS:
-        stormy = ((seed, _stormy(seed, counts)) for seed in range(first, first + count))
-        return count, counts, [(seed, violation) for seed, violation in stormy if violation]
     for seed in range(first, first + count):
+        if _is_stormy(seed, kind):
+            counts["kind units"] += 1
+            violated = _stormy(seed, counts)
+            if violated:
+                bad.append((seed, violated))
+            continue
         plan = plan_of(seed, kind)
         counts[f"kind {plan.kind}"] += 1
         counts["events"] += len(plan.events)
@@ -95,6 +98,10 @@ def _spare() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
+
+
+def _is_stormy(seed: int, kind: str) -> bool:
+    return kind == _UNITS or (not kind and is_of_units(seed))
 
 
 def _stormy(seed: int, counts: Counter[str]) -> str:
@@ -132,7 +139,7 @@ def _tell(plan: Plan, kind: str, *, trace: bool) -> None:
 
 
 def _one(args: argparse.Namespace) -> int:
-    if args.kind == _UNITS:
+    if _is_stormy(args.seed, args.kind):
         violation = _stormy(args.seed, Counter())
         print(violation or "0 violations")
         return bool(violation)
@@ -170,7 +177,7 @@ def _many(args: argparse.Namespace) -> int:
             for seed, what in broken:
                 bad.append((seed, what))
                 print(f"seed {seed}: {what[:300]}", flush=True)
-                if args.kind != _UNITS and len(bad) <= _MOST_REPORTED:
+                if not _is_stormy(seed, args.kind) and len(bad) <= _MOST_REPORTED:
                     _tell(plan_of(seed, args.kind), args.kind, trace=False)
             if time.monotonic() - said > 15:
                 said = time.monotonic()

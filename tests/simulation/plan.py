@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-__all__ = ["KINDS", "Event", "Plan", "Settings", "plan_of"]
+__all__ = ["KINDS", "Event", "Plan", "Settings", "is_of_units", "plan_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         {"segment_bytes": (2000, 4000), "spool_bytes": (20_000, 40_000), "memory_bytes": (0, 4000), "packs": (False, True), "brokers": (1,)},
     ),
     "room": Kind(
-        0,  # by name only: another share would make all seeds others
+        0,  # see `_BESIDE`, as of all that follow
         {"strand": 12, "outage": 2, "swallow": 3, "kill": 4, "crash_at": 4, "disk": 2, "deny": 2, "lead": 2, "send": 30},
         {
             "segment_bytes": (1000, 1500),
@@ -260,7 +260,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         },
         (50, 80),
     ),
-    # Each of these looks at one thing that is rare in the others. By name only, too.
+    # Each of these looks at one thing that is rare in the others.
     "late refusals": Kind(
         0,
         {"late": 20, "limit": 20},
@@ -278,13 +278,38 @@ KINDS: Final[Mapping[str, Kind]] = {
         {"old": (100,), "partitions": (1, 2), "brokers": (1,)},
         (10, 15),
     ),
+    "all refused": Kind(
+        0,
+        {"send": 30, "disk": 3, "full": 1, "kill": 4, "crash_at": 4, "close": 2, "swallow": 2, "cut": 1},
+        {
+            "poison": (70, 100),
+            "huge": (0, 20),
+            "partitions": (1, 2),
+            "spool": ("always", "always", "on_error"),
+            "brokers": (1, 3),
+            "segment_bytes": (2500, 4 << 20),
+        },
+    ),
 }  # fmt: skip
+
+_PERIOD: Final = 24
+_BESIDE: Final = {5: "room", 8: "late refusals", 14: "holes", 17: "all refused", 20: "first lives"}
+"""Kinds that came later, by a seed's remainder: so all other seeds stand for the histories that they stood for before."""
+_UNITS: Final = frozenset({11, 23})
+
+
+def is_of_units(seed: int) -> bool:
+    """A seed that stands for a storm of atomic batches, if no kind is asked for: such a storm has no `Plan`."""
+    return seed % _PERIOD in _UNITS
 
 
 def plan_of(seed: int, kind: str = "") -> Plan:
     """The history that a seed stands for, of its own kind or of the one that is asked for."""
     rng = random.Random(f"{seed} {kind}")
-    name = kind or rng.choices(list(KINDS), [each.share for each in KINDS.values()])[0]
+    name = kind
+    if not name:
+        drawn = rng.choices(list(KINDS), [each.share for each in KINDS.values()])[0]
+        name = _BESIDE.get(seed % _PERIOD, drawn)
     found = KINDS[name]
     settings = Settings(**{key: rng.choice(values) for key, values in found.settings.items()})
     weights = _ALWAYS | found.weights
