@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 
+import harness
+import pytest
 from waiting import until
 
-from kafkasafe import SafeProducer, SpoolFullError
+from kafkasafe import SafeProducer, SpoolFullError, events
 from kafkasafe._io.files import OsFiles
+
+MIB = 1 << 20
 
 
 def test_a_disk_that_does_not_say_how_much_room_is_left_holds_up_no_caller(tmp_path, monkeypatch):
@@ -85,3 +90,81 @@ def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path,
         assert sum(path.stat().st_size for path in spool.rglob("*.log")) <= limit
     finally:
         producer.close(timeout=0)
+
+
+def fill(producer, topic: str, *, at_most: int, seed: int) -> int:
+    """Random values until no room is left for another; how many bytes were accepted, all of them durable."""
+    made, taken = random.Random(seed), 0
+    while taken < at_most:
+        try:
+            producer.send(topic, made.randbytes(100_000))
+        except SpoolFullError:
+            break
+        taken += 100_000
+    producer.flush_spool(120)
+    return taken
+
+
+@pytest.fixture
+def small(some_broker, producers):
+    """Producers of one directory with room for 16 MiB each."""
+
+    def small(**options):
+        options = {"retry_backoff_ms": 20, "request_timeout_ms": 1000, **options}
+        return producers(
+            some_broker.servers,
+            spool_max_bytes=16 * MIB,
+            max_request_size=300_000,
+            batch_size=100_000,
+            max_block_ms=1000,
+            **options,
+        )
+
+    return small
+
+
+def cut_off(broker) -> None:
+    broker.proxy.refuse()
+    broker.proxy.cut()
+
+
+@pytest.mark.also_real
+def test_what_is_delivered_gives_way_to_what_waits(some_broker, small):
+    """In an outage nothing was deleted, and what `retain_acked_bytes` kept took the room of what waits."""
+    topic = harness.new_topic(some_broker.cluster, 1)
+    seen: list = []
+    producer = small(retain_acked_bytes=6 * MIB, on_event=seen.append)
+    first = fill(producer, topic, at_most=7 * MIB, seed=1)
+    producer.flush(120)
+    assert not [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    cut_off(some_broker)
+    second = fill(producer, topic, at_most=20 * MIB, seed=2)
+    assert second > 10 * MIB
+    gone = [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    assert gone
+    assert {event.topic for event in gone} == {topic}
+    assert gone[-1].last_offset < first // 100_000
+    some_broker.proxy.restore()
+    producer.flush(120)
+    assert some_broker.end_offset(topic) == (first + second) // 100_000
+
+
+@pytest.mark.kafka
+def test_what_a_dead_neighbour_left_takes_no_room_of_a_survivor(some_broker, small, tmp_path):
+    """A survivor that adopted what filled its neighbour's spool took nothing more itself."""
+    topic = harness.new_topic(some_broker.cluster, 1)
+    seen: list = []
+    directory = tmp_path / "shared"
+    survivor = small(spool_dir=directory, client_id="survivor", on_event=seen.append)
+    dies = small(spool_dir=directory, client_id="dies")
+    for producer in (survivor, dies):
+        producer.send(topic, b"first").get(120)
+    cut_off(some_broker)
+    left = fill(dies, topic, at_most=11 * MIB, seed=3)
+    dies.close(timeout=0)
+    until(lambda: any(isinstance(event, events.LaneAdopted) for event in seen))
+    own = fill(survivor, topic, at_most=11 * MIB, seed=4)
+    assert min(left, own) > 10 * MIB
+    some_broker.proxy.restore()
+    survivor.flush(120)
+    until(lambda: some_broker.end_offset(topic) == 2 + (left + own) // 100_000)
