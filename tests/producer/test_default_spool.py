@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import threading
 from pathlib import Path
 
 import harness
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kafkasafe import SafeProducer, cli, events, logs
+from kafkasafe._io.spool import Spool
 from kafkasafe.errors import ConfigError
 
 
@@ -53,9 +55,18 @@ def localhost(broker) -> list[str]:
 
 
 @pytest.mark.also_real
-def test_another_spelling_of_the_address_delivers_what_the_former_left(some_broker, lives):
+def test_another_spelling_of_the_address_delivers_what_the_former_left(some_broker, lives, monkeypatch):
     topic = harness.new_topic(some_broker.cluster, 1)
     former = left_behind(some_broker, lives, topic)
+    readers: list[str] = []
+    read = Spool.open.__func__
+
+    def noted(cls, lane, **options):
+        if lane.parent == former:
+            readers.append(threading.current_thread().name)
+        return read(cls, lane, **options)
+
+    monkeypatch.setattr(Spool, "open", classmethod(noted))
     seen: list = []
     again = lives(localhost(some_broker), on_event=seen.append)
     assert Path(again.spool_dir) != former
@@ -64,6 +75,8 @@ def test_another_spelling_of_the_address_delivers_what_the_former_left(some_brok
     assert values == [b"first", *(b"%d" % number for number in range(20))]
     (adopted,) = [event for event in seen if isinstance(event, events.LaneAdopted)]
     assert (adopted.lane, adopted.records) == (f"{former.name}/lane-000", 20)
+    # Callers wait for the engine's thread: reading may take minutes.
+    assert [name.partition("-look-")[0] for name in readers] == ["kafkasafe"]
     assert not [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
 
 

@@ -179,8 +179,10 @@ class Engine:
                 self.surroundings.looked_around(found)
             case LanesRead(results):
                 self._order.read(results)
-            case LaneRead(number):
-                self._lanes.read(number)
+            case LaneRead(path):
+                failure = self._lanes.read(path)
+                if failure is not None:
+                    self.surroundings.refused(path.parent, failure)
             case AdoptAsked():
                 self._lanes.adopt_now()
             case ChoreDue(chore):

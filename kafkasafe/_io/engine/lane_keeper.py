@@ -79,13 +79,13 @@ class LaneKeeper:
         self._order = order
         self._hurried = False
         self._watching = False
-        self._reading: set[int] = set()
+        self._reading: set[Path] = set()
         self._failures: dict[int, int] = {}
         self._again: dict[int, float] = {}
         """By lane that could not be adopted, when that is tried again."""
         self._lock = threading.Lock()
         self._over = False
-        self._results: dict[int, _Read | SpoolError] = {}
+        self._results: dict[Path, _Read | SpoolError] = {}
 
     def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
         """Read a lane back: its spool, its journal, and a parcel for each unfinished batch.
@@ -300,17 +300,17 @@ class LaneKeeper:
                 logging.WARNING, "lane_not_adopted", name, "%s is left alone: %s", name, reason, lane=name
             )
         directory.strange.clear()
-        ours = (
-            {lock.number for lock in found}
-            | self._reading
-            | {lane.lock.number for lane in self._ground.lanes}
-        )
+        ours = {lock.path for lock in found} | self._reading | {lane.lock.path for lane in self._ground.lanes}
         for number in gone:
-            if number not in ours:
+            if directory.lane_path(number) not in ours:
                 self._expected(number)
         for lock in found:
-            self._reading.add(lock.number)
-            self._ground.beside(functools.partial(self._read_beside, lock))
+            self.adopt_lane(lock)
+
+    def adopt_lane(self, lock: LaneLock) -> None:
+        """Have a lane, of any directory, read back beside; then it is drained."""
+        self._reading.add(lock.path)
+        self._ground.beside(functools.partial(self._read_beside, lock))
 
     def _read_beside(self, lock: LaneLock) -> None:
         """On a thread of its own: callers wait for the engine's."""
@@ -323,30 +323,35 @@ class LaneKeeper:
             result = SpoolError(f"it cannot be read back: {text(error)}")
         with self._lock:
             if not self._over:
-                self._results[lock.number] = result
-                self._ground.post(LaneRead(lock.number))
+                self._results[lock.path] = result
+                self._ground.post(LaneRead(lock.path))
                 return
         if isinstance(result, _Read):
             self.close_lane(result.lane)
 
-    def read(self, number: int) -> None:
-        """A lane to be drained was read back."""
+    def read(self, path: Path) -> SpoolError | None:
+        """A lane to be drained was read back; why one of another directory could not be."""
         with self._lock:
-            result = self._results.pop(number, None)
-        self._reading.discard(number)
+            result = self._results.pop(path, None)
+        self._reading.discard(path)
         if result is None:
-            return
+            return None
+        own = path.parent == self._ground.directory.path
         if isinstance(result, SpoolError):
-            self._failed(number, result)
-            return
+            if not own:
+                return result
+            self._failed(self._ground.directory.number_of(path.name), result)
+            return None
         lane = self._opened(result)
-        self._failures.pop(number, None)
+        if own:
+            self._failures.pop(lane.lock.number, None)
         self._ground.lanes.append(lane)
         self._disk.publish_used()
         self._order.look()
         if not self._watching:
             self._watching = True
             self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
+        return None
 
     def _failed(self, number: int, error: SpoolError) -> None:
         failures = self._failures[number] = self._failures.get(number, 0) + 1

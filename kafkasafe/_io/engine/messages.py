@@ -171,7 +171,7 @@ class LanesRead:
 class LaneRead:
     """A lane whose owner died was read back, to be drained."""
 
-    number: int
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class Surroundings:
         )
         self._reported: set[Path] = set()
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
+        # By directory: what it held when its lanes were taken, to be read.
+        self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
         self.left_behind_records = 0
 
     def look_around(self) -> None:
@@ -68,7 +70,7 @@ class Surroundings:
         self._ground.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
-        """Whether its lanes are drained now, by us or by others."""
+        """Whether its lanes are drained now, by us or by others; `refused` says if ours cannot be read."""
         if self._refused.get(sibling.path) == sibling.content:
             return False
         try:
@@ -82,19 +84,27 @@ class Surroundings:
                 if directory.cluster_id() != self._ground.cluster_id:
                     lock.release()
                     return False
-                self._ground.lanes.append(self._lanes.open_lane(lock, own=False))
+                self._taken[sibling.path] = sibling.content
+                self._lanes.adopt_lane(lock)
         except SpoolError as error:
-            self._refused[sibling.path] = sibling.content
-            self._log.warning(
-                "%s was left behind and cannot be adopted: %s",
-                sibling.path,
-                error,
-                path=str(sibling.path),
-                error=type(error).__name__,
-                event="lane_not_adopted",
-            )
+            self._taken[sibling.path] = sibling.content
+            self.refused(sibling.path, error)
             return False
         return True
+
+    def refused(self, path: Path, error: SpoolError) -> None:
+        """A directory cannot be adopted: not tried again before something in it changes."""
+        content = self._taken.get(path)
+        if content is not None:
+            self._refused[path] = content
+        self._log.warning(
+            "%s was left behind and cannot be adopted: %s",
+            path,
+            error,
+            path=str(path),
+            error=type(error).__name__,
+            event="lane_not_adopted",
+        )
 
     def _report(self, sibling: LeftBehind) -> None:
         if sibling.path in self._reported:
