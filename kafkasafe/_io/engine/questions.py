@@ -51,6 +51,64 @@ def _view(described: t.ProducersDescribed, producer_id: int) -> ProducerView | N
 A = TypeVar("A", bound=t.Answer)
 
 
+class _LogSteps(Steps):
+    """Asks the leader of a partition in trouble, and reads its log page by page."""
+
+    def __init__(self, ground: Ground, sender: Sender, lane: Lane, topic: str, partition: int) -> None:
+        super().__init__(ground, lane, topic, partition)
+        self._sender = sender
+        self._polls = 0
+
+    def _failed(self, reason: str, code: int) -> None:
+        """The journal is told that there is no answer, and why."""
+        raise NotImplementedError
+
+    def _read(self) -> None:
+        """Ask for the next page, or draw the conclusion."""
+        raise NotImplementedError
+
+    def _then(self, step: str) -> Callable[[Any], None]:
+        self._sender.in_trouble(self._topic, self._partition)
+        return super()._then(step)
+
+    def _good(self, result: A | t.Failure) -> A | None:
+        """The answer; None where there is none, then `_lane.journal` has the reason."""
+        code, reason = trouble(result)
+        if reason:
+            self._failed(reason, code)
+        return None if reason or isinstance(result, t.Failure) else result
+
+    def _fetch(self, log: Scan | Survey) -> None:
+        self._ground.cluster.fetch_headers(
+            self._topic, self._partition, log.next_offset, _SCAN_BYTES, self._then("page")
+        )
+
+    def _has_more(self, log: Scan | Survey, page: t.HeadersFetched) -> bool:
+        """Whether there was anything in it that the replicas have confirmed; then the next one is asked for."""
+        before = log.next_offset
+        log.page(
+            [
+                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
+                for h in page.headers
+            ],
+            next_offset=page.next_offset,
+            log_start_offset=page.log_start_offset,
+        )
+        if log.next_offset <= before:
+            return False
+        self._ground.progressed()
+        self._read()
+        return True
+
+    def _poll(self) -> None:
+        """Ask for the same page after a pause."""
+        self._polls += 1
+        if self._polls > _SCAN_PATIENCE:
+            self._failed("the replicas do not catch up", 0)
+            return
+        self._ground.timer(_SCAN_POLL_S, InquiryDue(self))
+
+
 class Baseline(Steps):
     """Where the log of a partition ends to which nothing was sent yet."""
 
@@ -101,14 +159,13 @@ class Confirmation(Steps):
         lane.journal.confirmed(ask.destination, view)
 
 
-class Question(Steps):
+class Question(_LogSteps):
     """Whether the batches in doubt are in the log: DescribeProducers, then the log itself."""
 
     def __init__(
         self, ground: Ground, sender: Sender, lane: Lane, ask: j.Ask, topic: str, partition: int
     ) -> None:
-        super().__init__(ground, lane, topic, partition)
-        self._sender = sender
+        super().__init__(ground, sender, lane, topic, partition)
         self._ask = ask
         self._view: ProducerView | None = None
         self._scan: Scan | None = None
@@ -116,7 +173,6 @@ class Question(Steps):
         """What the producer state says; the log is only asked where it is."""
         self._unproven: Judgement | None = None
         """The same while it is asked whether a state may be believed."""
-        self._polls = 0
         self._leader_epoch = ground.leader_epoch(topic, partition)
         self._log_start = 0
         self._cut_at = -1
@@ -132,18 +188,10 @@ class Question(Steps):
             return
         self._ground.cluster.describe_producers(self._topic, self._partition, self._then("described"))
 
-    def _then(self, step: str) -> Callable[[Any], None]:
-        self._sender.in_trouble(self._topic, self._partition)
-        return super()._then(step)
-
-    def _good(self, result: A | t.Failure) -> A | None:
-        """The answer; None where there is none, then `_lane.journal` has the reason."""
-        code, reason = trouble(result)
+    def _failed(self, reason: str, code: int) -> None:
         if code == kafka_errors.TopicAuthorizationFailedError.errno:
             reason = read_needed(self._topic, len(self._ask.doubt), reason)
-        if reason:
-            self._lane.journal.ask_failed(self._ask.destination, reason, code=code, now=self._ground.now())
-        return None if reason or isinstance(result, t.Failure) else result
+        self._lane.journal.ask_failed(self._ask.destination, reason, code=code, now=self._ground.now())
 
     def _on_described(self, result: t.ProducersDescribed | t.Failure) -> None:
         ask = self._ask
@@ -253,39 +301,18 @@ class Question(Steps):
         if scan.done:
             self._judge(scan)
             return
-        self._ground.cluster.fetch_headers(
-            self._topic, self._partition, scan.next_offset, _SCAN_BYTES, self._then("page")
-        )
+        self._fetch(scan)
 
     def _on_page(self, result: t.HeadersFetched | t.Failure) -> None:
         scan = self._scan
         page = self._good(result)
-        if scan is None or page is None:
-            return
-        before = scan.next_offset
-        scan.page(
-            [
-                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
-                for h in page.headers
-            ],
-            next_offset=page.next_offset,
-            log_start_offset=page.log_start_offset,
-        )
-        if scan.next_offset > before:
-            self._ground.progressed()
-            self._read()
+        if scan is None or page is None or self._has_more(scan, page):
             return
         # Nothing new: replicas have not confirmed the rest yet.
         if self._by_state is not None:
             self._probe(self._by_state)
-            return
-        self._polls += 1
-        if self._polls > _SCAN_PATIENCE:
-            self._lane.journal.ask_failed(
-                self._ask.destination, "the replicas do not catch up", code=0, now=self._ground.now()
-            )
-            return
-        self._ground.timer(_SCAN_POLL_S, InquiryDue(self))
+        else:
+            self._poll()
 
     def _count(self, judgement: Judgement, method: str) -> None:
         if judgement.present:
@@ -302,8 +329,7 @@ class Question(Steps):
     def _judge(self, scan: Scan) -> None:
         if self._ground.leader_epoch(self._topic, self._partition) != self._leader_epoch:
             # Nobody knows which one's log this was, and so what of it a later leader must have.
-            reason = "another leader came while the log was read"
-            self._lane.journal.ask_failed(self._ask.destination, reason, code=0, now=self._ground.now())
+            self._failed("another leader came while the log was read", 0)
             return
         if self._by_state is not None:
             judgement, stable = judge_located(self._by_state, scan)
@@ -337,21 +363,19 @@ class Question(Steps):
         )
 
 
-class Inquest(Steps):
+class Inquest(_LogSteps):
     """Which acknowledged batches are gone: the log is read from where the oldest was."""
 
     def __init__(
         self, ground: Ground, sender: Sender, lane: Lane, ask: j.SurveyAsk, topic: str, partition: int
     ) -> None:
-        super().__init__(ground, lane, topic, partition)
-        self._sender = sender
+        super().__init__(ground, sender, lane, topic, partition)
         self._ask = ask
         self._epoch_end = -1
         self._leader_epoch = -1
         self._from = ask.from_offset
         self._log_start = 0
         self._survey: Survey | None = None
-        self._polls = 0
 
     def go_on(self) -> None:
         """See `Inquiry`."""
@@ -363,7 +387,7 @@ class Inquest(Steps):
 
     def _on_metadata(self, result: t.MetadataRefreshed | t.Failure) -> None:
         if isinstance(result, t.Failure):
-            self._lane.journal.survey_failed(self._ask.destination, trouble(result)[1])
+            self._failed(trouble(result)[1], 0)
             return
         transport = self._ground.cluster
         self._leader_epoch = self._ground.leader_epoch(self._topic, self._partition)
@@ -374,16 +398,8 @@ class Inquest(Steps):
         else:
             transport.list_offset(self._topic, self._partition, t.EARLIEST, self._then("start"))
 
-    def _then(self, step: str) -> Callable[[Any], None]:
-        self._sender.in_trouble(self._topic, self._partition)
-        return super()._then(step)
-
-    def _good(self, result: A | t.Failure) -> A | None:
-        """The answer; None where there is none, then `_lane.journal` has the reason."""
-        _, reason = trouble(result)
-        if reason:
-            self._lane.journal.survey_failed(self._ask.destination, reason)
-        return None if reason or isinstance(result, t.Failure) else result
+    def _failed(self, reason: str, code: int) -> None:  # noqa: ARG002
+        self._lane.journal.survey_failed(self._ask.destination, reason)
 
     def _on_epoch(self, result: t.EpochEnd | t.Failure) -> None:
         # It only sharpens the answer: old brokers cannot tell.
@@ -426,30 +442,10 @@ class Inquest(Steps):
                 leader_epoch=self._leader_epoch,
             )
             return
-        self._ground.cluster.fetch_headers(
-            self._topic, self._partition, survey.next_offset, _SCAN_BYTES, self._then("page")
-        )
+        self._fetch(survey)
 
     def _on_page(self, result: t.HeadersFetched | t.Failure) -> None:
         survey = self._survey
         page = self._good(result)
-        if survey is None or page is None:
-            return
-        before = survey.next_offset
-        survey.page(
-            [
-                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
-                for h in page.headers
-            ],
-            next_offset=page.next_offset,
-            log_start_offset=page.log_start_offset,
-        )
-        if survey.next_offset > before:
-            self._ground.progressed()
-            self._read()
-            return
-        self._polls += 1
-        if self._polls > _SCAN_PATIENCE:
-            self._lane.journal.survey_failed(self._ask.destination, "the replicas do not catch up")
-            return
-        self._ground.timer(_SCAN_POLL_S, InquiryDue(self))
+        if survey is not None and page is not None and not self._has_more(survey, page):
+            self._poll()
