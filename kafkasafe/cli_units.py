@@ -40,6 +40,9 @@ from kafkasafe.producer import SafeProducer
 __all__ = ["print_unit", "spool_abort", "spool_commit", "times_row", "unit_rows"]
 
 _POLL_S: Final = 0.05
+_BEHIND: Final = (
+    "it stands behind an atomic batch of the same partitions that is left: their order would be lost"
+)
 _STAGED: Final = frozenset({u.Phase.STAGED, u.Phase.ENDING, u.Phase.ASKING, u.Phase.COMMITTED})
 
 BatchIds = Annotated[
@@ -139,10 +142,13 @@ class _Decider(SafeProducer):
         """Names of the lanes that it has."""
         return {lane.name for lane in self._pump.lanes}
 
-    def unit(self, unit_id: bytes) -> u.Unit | None:
-        """A unit of its lanes that has no fate yet."""
-        found = (lane.journal.units.get(unit_id) for lane in self._pump.lanes)
-        return next((unit for unit in found if unit is not None), None)
+    def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
+        """Where a unit of its lanes is that has no fate yet, and whether it stands behind one that is left alone."""
+        for lane in self._pump.lanes:
+            unit = lane.journal.units.get(unit_id)
+            if unit is not None:
+                return unit.phase, unit.phase is u.Phase.STAGED and lane.journal.units.held_up(unit)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +203,14 @@ def _decide(
     before = [row for content in contents for row in unit_rows(content) if row["batch_id"] in ids]
     deadline = time.monotonic() + limit_s
     unreachable = False
-    phases: dict[bytes, u.Unit | None] = {}
+    phases: dict[str, tuple[u.Phase, bool] | None] = {}
     with _Decider(options, directory, decide) as producer:
         names = {each.lane for each in wanted}
         while True:
             there = names <= producer.lanes
-            phases = {each.unit_id: producer.unit(each.unit_id) for each in wanted}
+            phases = {each.unit_id.hex(): producer.unit(each.unit_id) for each in wanted}
             busy = _STAGED if not decide.abort else _STAGED | {u.Phase.REFUSED}
-            if there and not any(unit is not None and unit.phase in busy for unit in phases.values()):
+            if there and not any(at is not None and at[0] in busy and not at[1] for at in phases.values()):
                 break
             if time.monotonic() >= deadline:
                 network = producer.last_network_error
@@ -225,7 +231,8 @@ def _decide(
             case UnitNotCommitted(reason=reason):
                 rows.append({**row, "step": None, "step_name": "dropped", "reason": reason})
             case _:
-                rows.append(row)
+                at = phases.get(row["batch_id"])
+                rows.append({**row, "reason": _BEHIND} if at is not None and at[1] else row)
     return rows, unreachable
 
 
@@ -255,7 +262,8 @@ def spool_commit(
 
     EndTxn is sent with the transactional id, producer id and epoch that the spool has. It is the same request that the
     producer which staged them would send; what it committed already stays committed once. A batch that is not staged,
-    or whose transaction timed out, is left for the next producer, or for kafkasafe spool drain.
+    one that stands behind such a batch on a partition, or one whose transaction timed out, is left for the next
+    producer, or for kafkasafe spool drain.
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
@@ -276,7 +284,10 @@ def spool_commit(
         print(f"{counted(done, 'atomic batch')} committed, {left:,} left")
         _print_all(rows, foreign)
         if left:
-            print("What is left is not staged, or its transaction is over: kafkasafe spool drain delivers it")
+            print(
+                "What is left is not staged, stands behind what is left, or its transaction is over:"
+                " kafkasafe spool drain delivers it"
+            )
     _end(left, unreachable=unreachable)
 
 

@@ -15,6 +15,7 @@ from kafkasafe._core import steps
 from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
 from kafkasafe._io.engine.transactor import Transactor
+from kafkasafe._io.spool import Spool
 
 ID = b"0123456789abcdef"
 
@@ -47,6 +48,40 @@ def killed_before_the_commit(servers, directory, topic, timeout_ms=600_000):
                 with producer.batch() as batch:
                     batch.send(topic, value, partition=0)
                     batch.send(topic, value, partition=1)
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+
+
+def killed_with_the_second_staged(servers, directory, topic):
+    """A process that was killed when the second of two batches was staged, and the first one was not."""
+    child = os.fork()
+    if not child:
+        try:
+            note, write_group, sync = Transactor._note, Spool.write_group, Spool.sync
+            marked = []
+
+            def notes_the_second(self, lane, action):
+                if action.unit.number > 1:
+                    note(self, lane, action)
+
+            def writes(self, marks, batches, **options):
+                marked.extend(mark for mark in marks if isinstance(mark, m.Staged))
+                return write_group(self, marks, batches, **options)
+
+            def syncs(self, **options):
+                done = sync(self, **options)
+                if marked:
+                    os._exit(9)
+                return done
+
+            Transactor._note, Spool.write_group, Spool.sync = notes_the_second, writes, syncs
+            producer = SafeProducer(bootstrap_servers=servers, spool_dir=directory)
+            for value in (b"1", b"2"):
+                with producer.batch() as batch:
+                    batch.send(topic, value, partition=0)
             time.sleep(60)
         finally:
             os._exit(1)
@@ -92,6 +127,20 @@ def test_another_process_commits_what_is_staged(kafka, tmp_path, capsys):
     assert code == 0
     assert seen(servers, "decided", 4) == [b"1", b"1", b"2", b"2"]
     assert run(capsys, "spool", "commit", spool, "-b", servers)[0] == 0
+
+
+def test_what_is_staged_behind_what_is_not_is_left_at_once(kafka, tmp_path, capsys):
+    servers, spool = ",".join(kafka.bootstrap_servers), tmp_path / "spool"
+    kafka.create_topic("left-behind", partitions=2)
+    killed_with_the_second_staged(servers, spool, "left-behind")
+    began = time.monotonic()
+    code, out, _ = run(capsys, "spool", "commit", spool, "-b", servers, "--json", "--timeout", "8m")
+    assert time.monotonic() - began < 240
+    done = json.loads(out)
+    assert (code, done["committed"], done["left"]) == (1, 0, 2)
+    assert "stands behind" in done["batches"][0]["reason"]
+    assert run(capsys, "spool", "drain", spool, "-b", servers)[0] == 0
+    assert seen(servers, "left-behind", 2) == [b"1", b"2"]
 
 
 def test_what_is_given_up_is_not_seen_and_is_kept(kafka, tmp_path, capsys):

@@ -553,3 +553,19 @@ def test_a_description_is_believed_only_where_its_epoch_says_of_which_transactio
     grant = u.Grant(7, 5, protocol)
     assert u.outcome_of(grant, state, 7, epoch, own=own) is told
     assert u.outcome_of(grant, state, 8, epoch, own=own) is None
+
+
+def test_what_is_decided_elsewhere_does_not_wait_behind_what_is_left():
+    script = Script(2)
+    for at in range(3):
+        unit = script.units.recover(m.Unit(bytes([at + 1]) * 16, 0, 1), at, at)
+        unit.batches.append(Batch(at + 1, (1, 1, 2)[at], 3, at * 10))
+    for name, at in (("lane-0", 1), ("lane-1", 2)):
+        begun = m.Begun(bytes([at + 1]) * 16, name, 7, 3, 2)
+        script.units.recover_staged(m.Staged(begun, (m.Placed(at, at * 10, 3, 0, at * 3),)))
+    script.units.decide(None, frozenset())
+    script.units.recovered()
+    first, behind, alone = script.units.unfinished
+    assert [script.units.held_up(unit) for unit in (first, behind, alone)] == [False, True, False]
+    script.turn()
+    assert [end.unit for end in script.take(u.End)] == [alone]

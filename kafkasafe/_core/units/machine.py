@@ -80,6 +80,17 @@ class Units(Recovery):
         """What stood in front of a batch of a unit is gone."""
         self._dirty = bool(self._units)
 
+    def held_up(self, unit: Unit) -> bool:
+        """Whether it stands behind one that is not brought to its end here (`decide`). From any thread."""
+        held: set[int] = set()
+        for other in self.unfinished if self.paused else ():
+            if other is unit:
+                break
+            left = other.phase is Phase.STAGED and self._only is not None and other.unit_id not in self._only
+            if left or other.phase is Phase.WAITING or not held.isdisjoint(other.destinations):
+                held.update(other.destinations)
+        return not held.isdisjoint(unit.destinations)
+
     def moved(self) -> None:
         """Another cluster is spoken to from now on: what this one granted means nothing there."""
         self._slots.clear()
