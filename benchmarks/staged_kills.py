@@ -532,7 +532,10 @@ class Course:
             row.stuck.append(f"spool commit: {done.returncode} {done.stdout} {done.stderr}"[:1000])
             return
         row.counts["committed elsewhere"] += said["committed"]
-        staged = [each["batch_id"] for each in said["batches"] if each["step"] in {2, 3}]
+        # What stands behind a batch that is not staged is left, with that reason.
+        staged = [
+            each["batch_id"] for each in said["batches"] if each["step"] in {2, 3} and not each["reason"]
+        ]
         if staged:
             row.stuck.append(f"spool commit left {staged}: {done.stderr[:500]}")
 
