@@ -1207,10 +1207,16 @@ class Journal:
         """Topics that have batches waiting for their partitions to be chosen."""
         return [p.topic for p in self._partitions.values() if p.partition == UNCHOSEN and p.queue]
 
-    def batches(self) -> Iterable[tuple[str, int, Batch]]:
-        """Every unfinished batch with its address, but for those that are packed."""
+    def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
+        """Every unfinished batch with its address, but for those that are packed.
+
+        Args:
+            far: Only those that are far from their turn, which may be packed; or only the others.
+        """
+        first = _UNPACKED if far else 0
+        last = _UNPACKED if far is False else None
         for partition in self._partitions.values():
-            for batch in partition.queue.all():
+            for batch in islice(partition.queue.all(), first, last):
                 yield partition.topic, partition.partition, batch
 
     # -- order across the lives of a directory ---------------------------------------------------------------------

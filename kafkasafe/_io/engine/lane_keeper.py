@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.lanes import LaneLock
-from kafkasafe._io.recovery import LostEntry, replay
+from kafkasafe._io.recovery import Entry, LostEntry, replay
 from kafkasafe._io.rejected import RejectedStore, retire, waits_of
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
@@ -122,7 +122,8 @@ class LaneKeeper:
                 on_corrupt=config.on_corrupt,
                 clock_ms=self._ground.clock.wall_ms,
             )
-            replay(entries, journal)
+            lost = sum(isinstance(entry, LostEntry) for entry in entries)
+            replay(_taken(entries), journal)
             journal.released(spool.first_position)
         except BaseException:
             lock.release(drained=False)
@@ -139,8 +140,8 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        lost = sum(isinstance(entry, LostEntry) for entry in entries)
-        waiting = list(journal.batches())
+        # Those that stay come first: between many that are packed right away they would keep the memory of those.
+        waiting = [*journal.batches(far=False), *journal.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(
                 topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
@@ -448,3 +449,10 @@ class LaneKeeper:
             )
         finally:
             lane.lock.release(drained=not lane.journal.unfinished)
+
+
+def _taken(entries: list[Entry]) -> Iterator[Entry]:
+    """One after the other, and gone: what is made of them needs the memory."""
+    entries.reverse()
+    while entries:
+        yield entries.pop()
