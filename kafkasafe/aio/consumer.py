@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import kafka.errors as kafka_errors
@@ -115,7 +117,7 @@ class SafeConsumer:
                 undo=lambda made: made.close(),
             )
             # Not what was fetched: what was handed out. Commits of all kinds ask here.
-            consumer._subscription.all_consumed_offsets = MethodType(self._handed, consumer._subscription)
+            consumer._subscription.all_consumed_offsets = _Handed(self, consumer._subscription)
             self._consumer = consumer
             self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
 
@@ -162,9 +164,18 @@ class SafeConsumer:
         await self._end(commit=error is None)
 
     def __del__(self) -> None:
-        if getattr(self, "_consumer", None) is not None and self._closing is None:
-            self._worker.put(self._opened.close)
+        """Dropped without `close()`: nothing is committed, and its threads end."""
+        consumer = getattr(self, "_consumer", None)
+        if consumer is not None and self._closing is None:
+            self._worker.put(consumer.close)
             self._worker.stop()
+            warnings.warn(
+                f"Unclosed {self!r}: what it handed out since the last commit comes again. Use `async with`, or"
+                " `await consumer.stop()`",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -577,6 +588,20 @@ class SafeConsumer:
         for fetched in self._fetched:
             first[fetched.tp] = min(first.get(fetched.tp, fetched.next_offset), fetched.next_offset)
         return first
+
+
+class _Handed:
+    """In place of `all_consumed_offsets`. It knows the consumer weakly, or a dropped one would never be collected."""
+
+    __slots__ = ("_owner", "_subscription")
+
+    def __init__(self, owner: SafeConsumer, subscription: Any) -> None:
+        self._owner = weakref.ref(owner)
+        self._subscription = subscription
+
+    def __call__(self) -> dict[TopicPartition, Any]:
+        owner = self._owner()
+        return {} if owner is None else owner._handed(self._subscription)
 
 
 def _offset(given: Any) -> Any:
