@@ -6,7 +6,6 @@ import asyncio
 import collections
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -15,6 +14,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe import consumer as threads
+from kafkasafe.aio.fetched import Fetched, Handed, as_offset
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError
@@ -27,21 +27,6 @@ Records = Mapping[TopicPartition, list[Any]]
 
 _SLICE_MS: Final = 50
 """How long the thread waits for records before it looks for other work."""
-
-
-class _Fetched:
-    """Records of one partition that were fetched together, of which some may be handed out."""
-
-    __slots__ = ("at", "records", "tp")
-
-    def __init__(self, tp: TopicPartition, records: list[Any]) -> None:
-        self.tp = tp
-        self.records = records
-        self.at = 0
-
-    @property
-    def next_offset(self) -> int:
-        return int(self.records[self.at].offset)
 
 
 class SafeConsumer:
@@ -74,7 +59,7 @@ class SafeConsumer:
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._asking = asyncio.Lock()
-        self._fetched: collections.deque[_Fetched] = collections.deque()
+        self._fetched: collections.deque[Fetched] = collections.deque()
         self._in_hand: dict[TopicPartition, int] = {}
         """First offset of what the program got at its last request."""
         self._seeks = 0
@@ -117,7 +102,7 @@ class SafeConsumer:
                 undo=lambda made: made.close(),
             )
             # Not what was fetched: what was handed out. Commits of all kinds ask here.
-            consumer._subscription.all_consumed_offsets = _Handed(self, consumer._subscription)
+            consumer._subscription.all_consumed_offsets = Handed(self, consumer._subscription)
             self._consumer = consumer
             self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
 
@@ -244,7 +229,7 @@ class SafeConsumer:
             left -= len(records)
         return found
 
-    def _next(self, wanted: frozenset[TopicPartition]) -> _Fetched | None:
+    def _next(self, wanted: frozenset[TopicPartition]) -> Fetched | None:
         if self._fetched and not wanted and not self._paused:
             return self._fetched[0]
         for fetched in self._fetched:
@@ -252,7 +237,7 @@ class SafeConsumer:
                 return fetched
         return None
 
-    def _take(self, fetched: _Fetched, count: int) -> None:
+    def _take(self, fetched: Fetched, count: int) -> None:
         self._in_hand.setdefault(fetched.tp, fetched.next_offset)
         fetched.at += count
         if fetched.at == len(fetched.records):
@@ -301,7 +286,7 @@ class SafeConsumer:
         for tp, found in records.items():
             # Not what was fetched before a seek that came meanwhile.
             if found and tp in assigned and self._moved.get(tp, 0) <= asked:
-                self._fetched.append(_Fetched(tp, found))
+                self._fetched.append(Fetched(tp, found))
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
@@ -327,7 +312,7 @@ class SafeConsumer:
             self._in_hand = {}
             await self._do(consumer.commit)
             return
-        given = {tp: _offset(offset) for tp, offset in offsets.items()}
+        given = {tp: as_offset(offset) for tp, offset in offsets.items()}
         await self._do(lambda: consumer.commit(given))
 
     async def committed(self, partition: TopicPartition) -> int | None:
@@ -588,28 +573,6 @@ class SafeConsumer:
         for fetched in self._fetched:
             first[fetched.tp] = min(first.get(fetched.tp, fetched.next_offset), fetched.next_offset)
         return first
-
-
-class _Handed:
-    """In place of `all_consumed_offsets`. It knows the consumer weakly, or a dropped one would never be collected."""
-
-    __slots__ = ("_owner", "_subscription")
-
-    def __init__(self, owner: SafeConsumer, subscription: Any) -> None:
-        self._owner = weakref.ref(owner)
-        self._subscription = subscription
-
-    def __call__(self) -> dict[TopicPartition, Any]:
-        owner = self._owner()
-        return {} if owner is None else owner._handed(self._subscription)
-
-
-def _offset(given: Any) -> Any:
-    if isinstance(given, OffsetAndMetadata):
-        return given
-    if isinstance(given, tuple):
-        return OffsetAndMetadata(given[0], given[1], -1)
-    return OffsetAndMetadata(given, "", -1)
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

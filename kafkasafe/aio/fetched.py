@@ -1,0 +1,51 @@
+"""What a consumer has fetched, and what of it may be committed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from kafkasafe.aio.consumer import SafeConsumer
+
+__all__ = ["Fetched", "Handed", "as_offset"]
+
+
+class Fetched:
+    """Records of one partition that were fetched together, of which some may be handed out."""
+
+    __slots__ = ("at", "records", "tp")
+
+    def __init__(self, tp: TopicPartition, records: list[Any]) -> None:
+        self.tp = tp
+        self.records = records
+        self.at = 0
+
+    @property
+    def next_offset(self) -> int:
+        return int(self.records[self.at].offset)
+
+
+class Handed:
+    """In place of `all_consumed_offsets`. It knows the consumer weakly, or a dropped one would never be collected."""
+
+    __slots__ = ("_owner", "_subscription")
+
+    def __init__(self, owner: SafeConsumer, subscription: Any) -> None:
+        self._owner = weakref.ref(owner)
+        self._subscription = subscription
+
+    def __call__(self) -> dict[TopicPartition, Any]:
+        owner = self._owner()
+        return {} if owner is None else owner._handed(self._subscription)
+
+
+def as_offset(given: Any) -> Any:
+    """What may be given to `commit`: a number, (number, metadata) or OffsetAndMetadata."""
+    if isinstance(given, OffsetAndMetadata):
+        return given
+    if isinstance(given, tuple):
+        return OffsetAndMetadata(given[0], given[1], -1)
+    return OffsetAndMetadata(given, "", -1)
