@@ -25,6 +25,7 @@ class Fetched:
 
     @property
     def next_offset(self) -> int:
+        """Of the first that is not handed out."""
         return int(self.records[self.at].offset)
 
 
@@ -38,6 +39,7 @@ class Handed:
         self._subscription = subscription
 
     def __call__(self) -> dict[TopicPartition, Any]:
+        """What may be committed; nothing once the consumer is gone."""
         owner = self._owner()
         return {} if owner is None else owner._handed(self._subscription)
 
