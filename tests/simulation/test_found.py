@@ -43,6 +43,32 @@ def test_what_was_acknowledged_under_an_earlier_epoch_is_no_loss_to_a_life_that_
     )
 
 
+def test_what_a_lane_owed_when_a_producer_began_is_not_what_an_adopted_lane_waits_for():
+    """Read while the lane was still empty, believed a minute later: what was in it by then was overtaken."""
+    play(
+        history(
+            ("send", 41358, 14398, 37884),
+            ("darkness", 29597, 44755, 5338),
+            ("long", 35446, 19794, 52321),
+            ("gone", 19388, 45347, 50450),
+            ("gone", 40431, 33621, 17345),
+            ("send", 44612, 43210, 1989),
+            ("long", 19649, 26543, 13276),
+            ("send", 64439, 21402, 54508),
+            ("long", 43433, 23734, 52765),
+            ("send", 7023, 12580, 19739),
+            ("wait", 46191, 33312, 38592),
+            ("gone", 65379, 49163, 49248),
+            ("long", 20843, 19861, 2348),
+            spool="on_error",
+            workers=3,
+            partitions=1,
+            brokers=1,
+            segment_bytes=1500,
+        )
+    )
+
+
 def test_what_was_looked_into_is_no_loss_to_the_next_life():
     """A restarted broker acknowledged under the epoch of before: nothing was lost, which the next life did not know."""
     play(

@@ -41,6 +41,7 @@ class Order:
         """What other processes' lanes owed when they were read last; nothing of one that cannot be read."""
         self._unread: set[Path] = set()
         """Lanes of others on which something depends."""
+        self._met: set[m.Debt] = set()
         self._reading = False
         self._read_at = 0.0
         self._timer = False
@@ -127,7 +128,12 @@ class Order:
             if carried is not None:
                 owed[debt] = carried.owes(debt.before)
             else:
-                owed[debt] = self._owed_elsewhere(lane.lock.path.parent, debt, unread)
+                owed[debt] = self._owed_elsewhere(
+                    lane.lock.path.parent,
+                    debt,
+                    unread,
+                    fresh=lane.own,  # all others were read when its life began
+                )
         held = holds(journal.afters, owed)
         for debt, addresses in owed.items():
             if addresses is not None and not addresses:
@@ -136,8 +142,14 @@ class Order:
         self._tell(lane, sorted({debt.lane for after in journal.afters for debt in after.debts}))
         return bool(journal.afters)
 
-    def _owed_elsewhere(self, directory: Path, debt: m.Debt, unread: set[Path]) -> frozenset[Address] | None:
+    def _owed_elsewhere(
+        self, directory: Path, debt: m.Debt, unread: set[Path], *, fresh: bool
+    ) -> frozenset[Address] | None:
         path = directory / lane_name(debt.lane)
+        if debt not in self._met:
+            self._met.add(debt)
+            if not fresh:
+                self._views.pop(path, None)  # it may be older than what the debt is about
         if path not in self._views:
             unread.add(path)
             return None
