@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import threading
-import weakref
 
 import kafka.errors
 import pytest
@@ -238,28 +235,5 @@ def test_two_members_share_a_group_and_a_rebalance_commits_no_more_than_was_hand
 
         await asyncio.gather(member(), member(stop_after=300), member())
         assert seen == {(partition, offset) for partition in (0, 1) for offset in range(COUNT)}
-
-    run(main())
-
-
-def test_dropped_without_close_it_says_so_and_its_threads_end(options):
-    """What it handed out is not committed: it comes again."""
-
-    def threads():
-        return {each for each in threading.enumerate() if "dropped" in each.name}
-
-    async def main():
-        consumer = SafeConsumer("orders", **options, client_id="dropped")
-        await consumer.start()
-        await consumer.getone()
-        assert threads()
-        with pytest.warns(ResourceWarning, match="Unclosed"):  # noqa: PT031
-            alive = weakref.ref(consumer)
-            del consumer
-            # Its thread may be about to let go of the last job.
-            await until(lambda: gc.collect() >= 0 and alive() is None)
-        await until(lambda: not threads())
-        async with SafeConsumer("orders", **options) as consumer:
-            assert await consumer.committed(TP) is None
 
     run(main())
