@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import test_non_obvious
 
-from .mutants import ENGINE, HISTORIES, SEEDS
+from .mutants import ENGINE, EXACT, HISTORIES, SEEDS
 from .plan import plan_of
 from .shrink import found
 
@@ -21,7 +22,18 @@ def test_a_mutant_is_found(name, monkeypatch):
     pytest.fail(f"{SEEDS} histories of the kind {mutant.kind!r}, and nothing was noticed")
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_a_mutant_is_found_by_an_exact_test(name, monkeypatch):
+    change, test = EXACT[name]
+    change(monkeypatch)
+    with pytest.raises(AssertionError):
+        getattr(test_non_obvious, test)()
+
+
 def test_the_list_of_mutants_is_whole():
     """Whoever takes one out has to take its name out of the list, for all to see."""
     lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
-    assert [line.removeprefix("engine: ") for line in lines if line.startswith("engine: ")] == list(ENGINE)
+    assert [line.removeprefix("engine: ") for line in lines if line.startswith("engine: ")] == [
+        *ENGINE,
+        *EXACT,
+    ]
