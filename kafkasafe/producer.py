@@ -1657,8 +1657,8 @@ class SafeProducer:
             now = time.monotonic()
             if pump.ledger.failure is not None or (deadline is not None and deadline <= now):
                 return False
-            waiting = [parcel.count for parcel in list(pump.ledger.open.values()) if parcel.number <= number]
-            what = [counted(sum(waiting), "record") + " without an acknowledgement"] if waiting else []
+            waiting = pump.ledger.unfinished_records(number)
+            what = [counted(waiting, "record") + " without an acknowledgement"] if waiting else []
             what += [f"whether {doubt}" for doubt in pump.doubts()[:3]]
             with apart():
                 log.warning(
@@ -1668,7 +1668,7 @@ class SafeProducer:
                     self._network_cause(),
                     because(pump.refused()),
                     client_id=self._config.client_id,
-                    records=sum(waiting),
+                    records=waiting,
                     event="flush_waits",
                 )
 

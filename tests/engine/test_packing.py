@@ -146,11 +146,14 @@ def test_the_next_life_packs_what_it_finds(eager):
     numbers = [parcel.number for parcel in lane.parcels.values()]
     assert max(numbers) - min(numbers) < 40
     number = heir.engine.ledger.last_number()
+    # As `flush()` says what it waits for.
+    assert heir.engine.ledger.unfinished_records(number) == 400
     for partition in range(2):
         heir.send("orders", partition, [b"later"])
     world.set_outage(False)
     assert world.run(120, heir.engine.ledger.idle)
     assert heir.engine.ledger.flushed(number)
+    assert heir.engine.ledger.unfinished_records(number) == 0
     for partition in range(2):
         values = [value for value in world.log("orders", partition) if value != b"first"]
         assert values == [*(b"%04d" % number for number in range(200)), b"later"]

@@ -56,7 +56,7 @@ class Ledger:
         self.numbers = itertools.count(1)
         self.open: Ordered[Parcel] = Ordered()
         """Parcels without a fate, by number, but for those whose batches are packed."""
-        self._packed = 0
+        self._packed = self._packed_records = 0
         # By destination, the number of the first one that is packed; and the least of these.
         self._packed_from: dict[int, int] = {}
         self._first_packed: float = _NONE
@@ -210,6 +210,11 @@ class Ledger:
         """Parcels without a fate."""
         return len(self.open) + self._packed
 
+    def unfinished_records(self, number: int) -> int:
+        """Records without a fate in parcels up to this number, about: packed ones all count once one of them does."""
+        packed = self._packed_records if self._first_packed <= number else 0
+        return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)
+
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
         """Their batches are packed: only those that callers have are remembered."""
         with self.lock, self._moving():
@@ -222,6 +227,7 @@ class Ledger:
             first_number = self._packed_from.setdefault(destination, parcels[0].number)
             self._first_packed = min(self._first_packed, first_number)
             self._packed += len(parcels)
+            self._packed_records += sum(parcel.count for parcel in parcels)
             for parcel in parcels:
                 self.open.pop(parcel.number)
 
@@ -246,6 +252,7 @@ class Ledger:
         with self.lock, self._moving():
             self.open[parcel.number] = parcel
             self._packed -= 1
+            self._packed_records -= parcel.count
             if next_number < 0:
                 del self._packed_from[destination]
             else:
@@ -383,7 +390,8 @@ class Ledger:
             self._live.clear()
             self._kept.clear()
             self._packed_from.clear()
-            self._packed, self._first_packed = 0, _NONE
+            self._packed = self._packed_records = 0
+            self._first_packed = _NONE
             self.undurable.clear()
             self.waiters.notify_all()
         for parcel in undone:
