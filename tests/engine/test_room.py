@@ -120,6 +120,43 @@ def test_one_record_that_waits_does_not_fill_the_spool():
     assert world.log("t", waits) == [b"delivered", b"held"]
 
 
+def test_a_topic_without_a_leader_fills_no_spool_of_workers_that_die_again_and_again():
+    """Two of one directory: each life, and each adoption, finds what waits for that topic in front of all else."""
+    world = World(brokers=2)
+    waits, goes = stuck(world)
+    world.start(client_id="a"), world.start(client_id="b")
+    for life in world.lives:
+        first = life.send("t", waits, [b"first"])
+        assert world.run(60, until=lambda first=first: first.done)
+    world.cluster.kill(2)
+    sent = 0
+    for turn in range(6):
+        for life in world.lives:
+            held = life.send("t", waits, [b"%d" % turn + bytes(300_000)])
+            for _ in range(16):
+                assert life.engine.ledger.room(1_000_000), f"full in turn {turn}"
+                parcel = life.send("t", goes, [bytes(900_000)])
+                assert world.run(60, until=lambda parcel=parcel: parcel.done)
+                sent += 1
+            assert held.durable
+            assert not held.done
+        dies = world.lives[turn % 2]
+        client_id = dies.ground.config.client_id
+        world.kill(dies)
+        world.run(turn % 3 * 2.0)
+        world.start(client_id=client_id)
+    world.cluster.start(2)
+    assert world.run(
+        600,
+        until=lambda: not any(lane.journal.unfinished for life in world.lives for lane in life.ground.lanes),
+    )
+    assert len(world.log("t", goes)) == sent
+    values = [value for value in world.log("t", waits) if value != b"first"]
+    assert sorted(value[:1] for value in values) == sorted(
+        b"%d" % turn for turn in range(6) for _ in range(2)
+    )
+
+
 class SmallRoom(Storm):
     """A spool of 64 kB in segments of 8 kB, topics without replicas: whatever waits is copied again and again."""
 
