@@ -569,3 +569,15 @@ def test_what_is_decided_elsewhere_does_not_wait_behind_what_is_left():
     assert [script.units.held_up(unit) for unit in (first, behind, alone)] == [False, True, False]
     script.turn()
     assert [end.unit for end in script.take(u.End)] == [alone]
+
+
+def test_a_unit_without_anything_is_committed_without_a_transaction():
+    script = Script(2)
+    empty = script.units.recover(m.Unit(bytes([1]) * 16, 0, 0), 10, 10)
+    other = script.units.recover(m.Unit(bytes([2]) * 16, 0, 0), 20, 20)
+    other.batches.append(Batch(1, 1, 3, 30))
+    script.units.recovered()
+    [ended] = [mark for mark in script.turn() if isinstance(mark, m.Ended)]
+    assert (ended.unit_id, ended.outcome) == (empty.unit_id, m.UnitOutcome.COMMITTED)
+    script.prepare()
+    assert [end.unit for end in script.take(u.End)] == [other]

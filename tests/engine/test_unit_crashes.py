@@ -338,3 +338,19 @@ def test_an_end_whose_answer_was_lost_is_found_out_without_a_fence():
     world.run(1)
     assert world.committed("orders", 0) == [b"1"]
     assert sum("-> InitProducerId" in line for line in world.lines) == before
+
+
+def test_a_unit_without_anything_in_an_older_spool_does_no_harm():
+    world = World()
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100)
+    world.set_outage(True)
+    empty = life.unit()[0]
+    assert world.run(60, lambda: empty.durable)
+    world.kill(life, power=True, seed=1)
+    world.set_outage(False)
+    life = world.start(retry_backoff_ms=100)
+    later = life.unit(("orders", 0, [b"1"]))[0]
+    assert world.run(60, lambda: later.done and not life.ground.own.journal.unfinished)
+    world.run(1)
+    assert world.committed("orders", 0) == [b"1"]

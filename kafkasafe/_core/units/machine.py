@@ -326,6 +326,11 @@ class Units(Recovery):
             return
         coming = sum(slot.fencing and slot.unit is None for slot in self._slots.values())
         for unit in self._next():
+            if not unit.batches and not any(each.positions for each in unit.offsets):
+                # There is nothing to be delivered, and so it is: no transaction is needed for that.
+                unit.phase = Phase.COMMITTED
+                self._end(unit, m.UnitOutcome.COMMITTED, "")
+                continue
             slot = self._choose(unit)
             if slot is None:
                 continue

@@ -199,8 +199,10 @@ class Transactor:
         unit = action.unit
         member = x.NO_MEMBER
         if action.index < 0:
-            marker = x.OffsetToCommit(0, unit.unit_id.hex())
-            offsets = {self._marker_place(lane, unit): marker}
+            place = self._marker_place(lane, unit)
+            if place is None:
+                raise AssertionError(f"{unit} has nothing to be delivered")
+            offsets = {place: x.OffsetToCommit(0, unit.unit_id.hex())}
         else:
             given = unit.offsets[action.index]
             offsets = {
@@ -217,19 +219,23 @@ class Transactor:
         )
 
     @staticmethod
-    def _marker_place(lane: Lane, unit: u.Unit) -> tuple[str, int]:
-        """A partition that surely exists: the coordinator takes offsets of no other."""
+    def _marker_place(lane: Lane, unit: u.Unit) -> tuple[str, int] | None:
+        """A partition that surely exists: the coordinator takes offsets of no other. None where nothing is left."""
         if unit.batches:
             return lane.journal.address(unit.batches[0].destination)
-        first = unit.offsets[0].positions[0]
-        return first.topic, first.partition
+        first = next((at for each in unit.offsets for at in each.positions), None)
+        return None if first is None else (first.topic, first.partition)
 
     # -- the outcome -----------------------------------------------------------------------------------------------
 
     def _ask(self, lane: Lane, action: u.Ask) -> None:
-        topic, partition = self._marker_place(lane, action.unit)
+        place = self._marker_place(lane, action.unit)
+        if place is None:
+            # All of it is damaged on disk: whether it was committed nobody can tell any more, and it is given up.
+            lane.journal.units.told(action, committed=False)
+            return
         self._ground.cluster.committed_offset(
-            marker_group(action.slot.transactional_id), topic, partition, self._then(lane, action, "marker")
+            marker_group(action.slot.transactional_id), *place, self._then(lane, action, "marker")
         )
 
     @staticmethod
