@@ -3021,7 +3021,13 @@ class Journal:
                 if batch.rank:
                     child.origin = batch.written_at
                 if batch.unit is not None:
-                    self._join(batch.unit, child)
+                    if destination == batch.destination:
+                        # As above: too large, and its parts stand where it stood.
+                        child.unit, child.state, child.parent = batch.unit, State.JOINED, batch
+                        batch.heirs += 1
+                        partition.queue.insert(place + index, child)
+                    else:
+                        self._join(batch.unit, child)
                     self._write(child)
                 else:
                     self._enqueue(child)
@@ -3041,7 +3047,7 @@ class Journal:
                 )
         batch.move(State.REPLACED)
         partition.queue.remove(batch)
-        persist.after.append(Ended(batch, Fate.REPLACED, kept=refused))
+        persist.after.append(Ended(batch, Fate.REPLACED, kept=refused or batch.heirs > 0))
         if refused:
             self._reidentify(partition)
         partition.rested = True
@@ -3124,6 +3130,9 @@ class Journal:
     def _advance_units(self) -> None:
         units, persist = self.units, self._ready.persist
         self._ready.units += units.advance()
+        for unit, refused in units.too_large:
+            self._divide_members(unit, refused)
+        units.too_large = []
         for action in self._ready.units:
             if isinstance(action, u.Refuse):
                 for batch in self._members(action.unit):
@@ -3142,6 +3151,20 @@ class Journal:
             fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
             persist.after.append(UnitEnded(unit, fate))
         units.staging, units.ending = [], []
+
+    def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
+        """The cluster finds a batch of a unit too large: so are those of its topic that are about as large."""
+        members = {batch.handle: batch for batch in self._members(unit)}
+        topic = self._partitions[refused.destination].topic
+        too_large = members[refused.handle].size_bytes
+        for batch in members.values():
+            if (
+                batch.count > 1
+                and self._partitions[batch.destination].topic == topic
+                and batch.size_bytes * 4 > too_large * 3
+            ):
+                batch.code, batch.message = 10, unit.reason
+                self._ready.divides.append(Divide(batch, refused=True))
 
     def _unit_place(self, partition: _Partition, unit: u.Unit, batch: Batch) -> None:
         """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""

@@ -35,6 +35,7 @@ __all__ = ["Units"]
 
 _PATIENCE: Final = 8
 """How often a request inside a transaction is tried before that is aborted: an open one holds readers up."""
+_TOO_LARGE: Final = frozenset({10, 18})
 _LOST: Final = frozenset({47, 48, 49, 90})
 """This transaction is over, or was never there: it timed out, or a newer epoch took over."""
 _FENCED: Final = frozenset({47, 90})
@@ -286,6 +287,12 @@ class Units(Recovery):
             return
         if isinstance(action, Append) and code is not None:
             verdict = classify_produce(code)
+            if code in _TOO_LARGE and action.batch.count > 1 and unit.durable:
+                self._redo(unit, code, reason)
+                # What is divided is nearer to its end.
+                unit.tries = 0
+                self.too_large.append((unit, action.batch))
+                return
             if verdict.action is Produce.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True
             elif verdict.action is not Produce.RETRY and code != 51:

@@ -60,6 +60,8 @@ class Moves(Order):
         """Those whose STAGED mark is among them."""
         self.ending: list[Unit] = []
         """Those whose ENDED mark is among them."""
+        self.too_large: list[tuple[Unit, Member]] = []
+        """Those of which the cluster finds a batch too large: it is divided, and all of it prepared again."""
         self._only: frozenset[bytes] | None = None
         """Ids of those that may be committed; None: all."""
         self.paused = False

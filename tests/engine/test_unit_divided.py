@@ -1,0 +1,80 @@
+"""A batch of a unit that the cluster finds too large is divided, and the unit stays one."""
+
+from __future__ import annotations
+
+import pytest
+from virtual import World
+
+from kafkasafe.errors import BatchDroppedError
+
+
+def started(**options):
+    world = World()
+    world.centre.create_topic("orders", 1, settings={"max.message.bytes": 600})
+    world.centre.create_topic("audit", 1)
+    return world, world.start(retry_backoff_ms=100, **options)
+
+
+def commits(world: World) -> int:
+    return sum("-> EndTxn commit" in line for line in world.lines)
+
+
+VALUES = [b"%02d" % number + b"x" * 100 for number in range(20)]
+
+
+def test_what_is_too_large_is_divided_and_all_of_it_is_committed_at_once():
+    world, life = started()
+    first = life.unit(("orders", 0, VALUES), ("audit", 0, [b"1"]))[0]
+    second = life.unit(("orders", 0, [b"behind"]), ("audit", 0, [b"2"]))[0]
+    assert world.run(120, lambda: first.done and second.done)
+    assert first.error is None
+    world.run(1)
+    assert world.committed("orders", 0) == [*VALUES, b"behind"]
+    assert world.committed("audit", 0) == [b"1", b"2"]
+    assert commits(world) == 2
+
+
+def test_batches_that_share_a_transaction_are_divided_together():
+    world, life = started(delivery="staged")
+    heads = [life.unit(("orders", 0, VALUES), joins="orders")[0] for _ in range(5)]
+    assert world.run(120, lambda: all(head.done for head in heads))
+    world.run(1)
+    assert world.committed("orders", 0) == VALUES * 5
+    assert commits(world) == 1
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_the_parts_keep_their_place_through_crashes(power):
+    """After each write, and again in the life after it."""
+    for after in range(1, 14):
+        world, life = started()
+        first = life.unit(("orders", 0, VALUES), ("audit", 0, [b"1"]))[0]
+        life.unit(("orders", 0, [b"behind"]))
+        life.send("orders", 0, [b"plain"])
+        for _ in range(2):
+            world.run(5, lambda life=life: life.ground.counters["fsync_count"] >= after)  # noqa: B023
+            durable = first.durable
+            world.kill(life, power=power, seed=after)
+            life = world.start(retry_backoff_ms=100)
+        done(world, life)
+        log = world.committed("orders", 0)
+        assert log[: len(VALUES)] == (VALUES if durable else log[: len(VALUES)])
+        assert log in ([], VALUES, [*VALUES, b"behind"], [*VALUES, b"behind", b"plain"]), after
+        assert world.committed("audit", 0) == [b"1"] * (len(log) > 0)
+
+
+def done(world: World, life) -> None:
+    assert world.run(120, lambda: not life.ground.own.journal.unfinished)
+    world.run(1)
+
+
+def test_one_record_that_is_too_large_gives_the_unit_up_as_a_whole():
+    world, life = started()
+    head = life.unit(("orders", 0, [*VALUES, b"y" * 700]), ("audit", 0, [b"1"]))[0]
+    assert world.run(300, lambda: head.done)
+    assert isinstance(head.error, BatchDroppedError)
+    later = life.unit(("orders", 0, [b"behind"]), ("audit", 0, [b"2"]))[0]
+    assert world.run(120, lambda: later.done)
+    world.run(1)
+    assert world.committed("orders", 0) == [b"behind"]
+    assert world.committed("audit", 0) == [b"2"]
