@@ -9,3 +9,9 @@ from unit_storm import weather
 @pytest.mark.parametrize("seed", range(20))
 def test_units_are_committed_once_whole_and_in_order(seed):
     weather(seed)
+
+
+def test_a_late_request_with_what_was_never_durable_is_behind_nothing():
+    """A seed in which such a record came after those of the next life: no order was promised to it."""
+    storm = weather(20291)
+    assert any(name not in storm.durable for log in storm.sent.values() for name in log)
