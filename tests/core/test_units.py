@@ -581,3 +581,21 @@ def test_a_unit_without_anything_is_committed_without_a_transaction():
     assert (ended.unit_id, ended.outcome) == (empty.unit_id, m.UnitOutcome.COMMITTED)
     script.prepare()
     assert [end.unit for end in script.take(u.End)] == [other]
+
+
+def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_anothers():
+    script = Script(2)
+    moved, other = (bytes([number]) * 16 for number in (1, 2))
+    for at, unit_id in enumerate((moved, other)):
+        unit = script.units.recover(m.Unit(unit_id, 0, 1), at, at)
+        unit.batches.append(Batch(at + 1, at, 3, at * 10))
+    for unit_id, name, epoch in ((moved, "lane-0", 3), (moved, "lane-1", 5), (other, "lane-0", 4)):
+        begun = m.Begun(unit_id, name, 7, epoch, 2)
+        place = m.Placed(unit_id[0] - 1, (unit_id[0] - 1) * 10, 3, 0, epoch * 3)
+        script.units.recover_begun(begun)
+        script.units.recover_staged(m.Staged(begun, (place,)))
+    script.units.recovered()
+    script.turn()
+    # Both may have been committed: the same EndTxn again, and nothing is prepared again.
+    ends = {end.unit.unit_id: (end.slot.transactional_id, end.unit.grant.epoch) for end in script.take(u.End)}
+    assert ends == {moved: ("lane-1", 5), other: ("lane-0", 4)}

@@ -37,9 +37,10 @@ class Recovery(Moves):
                     self._raise_floor(place.destination, place.base_offset + place.count - 1)
             return
         slot = self._slot(begun.transactional_id)
-        if slot.unit is not None and slot.unit is not unit:
-            # It went back to the line before the slot was another's.
-            slot.unit.phase, slot.unit.slot = Phase.WAITING, None
+        former = slot.unit
+        if former is not None and former is not unit and former.slot is slot:
+            # It went back to the line before the slot was another's, and was not staged in another slot since.
+            former.phase, former.slot = Phase.WAITING, None
         slot.grant = slot.former = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
         slot.unit, slot.fresh, unit.grant = unit, True, slot.grant
         handles = {batch.position: batch.handle for batch in unit.batches}
