@@ -112,13 +112,13 @@ def test_rights(cluster, ask, send):
 
 
 def test_a_throttled_client_is_told_so_and_not_read_from(cluster, ask):
-    cluster.throttle(0.3, "Metadata", times=1)
+    cluster.throttle(0.6, "Metadata", times=1)
     raw = Raw(*cluster.client_address(1))
     began = time.monotonic()
     fields = {"topics": None, "allow_auto_topic_creation": False}
-    assert raw.ask("Metadata", 8, **fields).throttle_time_ms == 300
+    assert raw.ask("Metadata", 8, **fields).throttle_time_ms == 600
     assert raw.ask("Metadata", 8, **fields).throttle_time_ms == 0
-    assert time.monotonic() - began >= 0.25
+    assert time.monotonic() - began >= 0.25  # its loop may have looked at the clock before it was asked
     raw.close()
 
 
