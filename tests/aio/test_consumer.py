@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import threading
 
 import kafka.errors
 import pytest
@@ -235,5 +237,28 @@ def test_two_members_share_a_group_and_a_rebalance_commits_no_more_than_was_hand
 
         await asyncio.gather(member(), member(stop_after=300), member())
         assert seen == {(partition, offset) for partition in (0, 1) for offset in range(COUNT)}
+
+    run(main())
+
+
+def test_dropped_without_close_it_says_so_and_its_threads_end(options):
+    """What it handed out is not committed: it comes again."""
+
+    def threads():
+        return {each for each in threading.enumerate() if "dropped" in each.name}
+
+    async def main():
+        consumer = SafeConsumer("orders", **options, client_id="dropped")
+        await consumer.start()
+        await consumer.getone()
+        assert threads()
+        with pytest.warns(ResourceWarning, match="Unclosed") as said:  # noqa: PT031
+            del consumer
+            # Its thread may be about to let go of the last job. The warning has the consumer, so no weak reference to it
+            # need ever end.
+            await until(lambda: gc.collect() >= 0 and any("Unclosed" in str(each.message) for each in said))
+        await until(lambda: not threads())
+        async with SafeConsumer("orders", **options) as consumer:
+            assert not await consumer.committed(TP)  # 0 where the warning kept it until its thread closed it
 
     run(main())
