@@ -297,6 +297,9 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     from kafkasafe.testing.broker import KafkaCluster
     from kafkasafe.testing.proxy import FaultProxy
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As a shell starts jobs in the background. A life would not notice a signal before it has its handlers.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     dice = random.Random(options.seed)
     for topic in TOPICS:
         Ledger(folder / topic, RECORDS)
