@@ -77,6 +77,7 @@ PARTITIONS = 3
 AUDIT = -1
 TRANSACTION_TIMEOUT_MS = 10_000
 SHORT_TIMEOUT_MS = 2000
+LONG_TIMEOUT_MS = 300_000
 STUCK_AFTER_S = 150
 """Bounds that only tell an end from none: a busy machine takes a multiple of what a calm one does."""
 MOST_OPEN = 40
@@ -410,7 +411,9 @@ class Course:
     def kill(self, victim: str, step: str) -> None:
         """One life, and its end."""
         row = self.row(victim)
-        timeout_ms = SHORT_TIMEOUT_MS if victim == "timeout" else TRANSACTION_TIMEOUT_MS
+        # Whoever commits what is staged has to begin before its transaction times out.
+        timeouts = {"timeout": SHORT_TIMEOUT_MS, "commit": LONG_TIMEOUT_MS}
+        timeout_ms = timeouts.get(victim, TRANSACTION_TIMEOUT_MS)
         alone = victim in {"client", "timeout", "commit"}
         life = Life(
             self.options(timeout_ms),
