@@ -281,6 +281,10 @@ class _Apart(logging.Filter):
         """Whether it is logged here and now."""
         if not getattr(_thread, "apart", False):
             return True
+        if record.args and record.name.startswith("kafka."):
+            # kafka-python names its sockets; later they are closed, and can no longer be printed.
+            with contextlib.suppress(Exception):
+                record.msg, record.args = record.getMessage(), None
         _writer.put(record)
         return False
 

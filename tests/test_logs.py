@@ -204,6 +204,39 @@ def test_a_thread_that_is_apart_waits_for_no_handler(records, blocked):
     assert last.event in {"many", "log_dropped"}
 
 
+def test_what_kafka_python_logs_is_as_it_was_when_it_was_said(blocked):
+    class Socket:
+        at = "127.0.0.1:9092"
+
+        def __str__(self):
+            return self.at
+
+    said = []
+
+    class Kept(logging.Handler):
+        def emit(self, record):
+            said.append((record.getMessage(), record.levelname, record.funcName))
+
+    # Not one of those whose records are limited.
+    limit_foreign()
+    logger, handler, socket = logging.getLogger("kafka.sasl.plain"), Kept(), Socket()
+    filters = list(logger.filters)
+    logger.addFilter(logging.getLogger("kafka.net.transport").filters[-1])
+    logger.addHandler(handler)
+    try:
+        with apart():
+            EventLog("producer").warning("the handler is busy", event="busy")
+            logger.error("%s: the connection was cut", socket)
+        socket.at = None  # closed: str() raises TypeError
+        blocked.set()
+        assert drain(60)
+    finally:
+        logger.removeHandler(handler)
+        logger.filters[:] = filters
+    name = "test_what_kafka_python_logs_is_as_it_was_when_it_was_said"
+    assert said == [("127.0.0.1:9092: the connection was cut", "ERROR", name)]
+
+
 def test_what_is_apart_comes_out_before_the_process_ends():
     script = """
 import logging, time
