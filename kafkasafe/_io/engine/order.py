@@ -42,6 +42,8 @@ class Order:
         self._unread: set[Path] = set()
         """Lanes of others on which something depends."""
         self._met: set[m.Debt] = set()
+        self._outdated: set[Path] = set()
+        """Of what is being read: the debt that asks for it was met since, and may be newer."""
         self._reading = False
         self._read_at = 0.0
         self._timer = False
@@ -101,6 +103,7 @@ class Order:
         now = self._ground.clock.monotonic()
         if self._unread and not self._reading and now >= self._read_at and not self._ground.closing:
             self._reading = True
+            self._outdated.clear()
             self._read_at = now + _READ_EVERY_S
             self._ground.beside(functools.partial(self._read_all, sorted(self._unread)))
 
@@ -108,7 +111,8 @@ class Order:
         """What other lanes owe was read."""
         self._reading = False
         for path, result in results.items():
-            self._note(path, result)
+            if path not in self._outdated:
+                self._note(path, result)
         self.look()
 
     def give_up(self, path: Path, error: Exception) -> None:
@@ -150,6 +154,7 @@ class Order:
             self._met.add(debt)
             if not fresh:
                 self._views.pop(path, None)  # it may be older than what the debt is about
+                self._outdated.add(path)
         if path not in self._views:
             unread.add(path)
             return None
