@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections import Counter
@@ -52,6 +53,33 @@ def interrupt():
     raise KeyboardInterrupt
 
 
+def on_a_thread(test):
+    """Runs a test on a thread of its own.
+
+    A trace function may raise where no signal handler can: between an exception that was handled and the instruction
+    that forgets it. Python then takes it for one that is still being handled, for the rest of the thread's life, and
+    each later exception has it for its context.
+    """
+
+    @functools.wraps(test)
+    def run(**fixtures):
+        errors = []
+
+        def body():
+            try:
+                test(**fixtures)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+        for error in errors:
+            raise error
+
+    return run
+
+
 @pytest.fixture
 def cluster():
     with FakeCluster() as made:
@@ -76,6 +104,7 @@ def values(cluster):
 
 
 @pytest.mark.parametrize("again", [True, False])
+@on_a_thread
 def test_ctrl_c_anywhere_in_commit(cluster, opened, again):
     """Accepted as a whole or not at all, and `outcome` says which; once, in order, callbacks included."""
     producer = opened()
@@ -212,6 +241,7 @@ def test_a_batch_of_nothing_is_committed_at_once(cluster, opened, tmp_path, spoo
         assert producer.send("t", b"1").get(60).offset >= 0
 
 
+@on_a_thread
 def test_a_transaction_whose_commit_was_interrupted_before_it_waited(cluster, opened):
     """abort_transaction() said that it was aborted, and it was delivered."""
     producer = opened(transactional_id="billing-1")
