@@ -14,7 +14,7 @@ from kafkasafe.testing import FakeCluster, KafkaCluster
 from kafkasafe.testing.fake.virtual import VirtualCluster
 
 CURRENT, OLD = "4.3.0", "2.8.2"
-AGAIN = {3, 5, 14, 15, 16, 19, 51}
+AGAIN = {3, 5, 6, 14, 15, 16, 19, 51}
 PATIENCE_S = 60
 
 TOO_LARGE = 2_000_000

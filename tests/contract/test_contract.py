@@ -371,7 +371,7 @@ def test_a_wiped_log_takes_the_next_sequence_at_offset_0(side):
     side.drop()
     lost = side.cluster.lose_log(topic)
     assert lost.offsets == range(4)
-    until(lambda: side.producers(topic).error_code == 0)
+    until(lambda: side._leads(topic) and side.producers(topic).error_code == 0)
     assert side.known(topic, pid) is None
     answer = side.send(topic, pid=pid, epoch=0, seq=4)
     assert (answer.error_code, answer.base_offset, answer.log_start_offset) == (0, 0, 0)
