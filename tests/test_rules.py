@@ -132,6 +132,7 @@ TESTS = {
     "Nothing is under way behind a unit that waits": (
         "test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transactional_id"
     ),
+    "A partition is surveyed while": "test_a_unit_that_is_half_prepared_when_the_other_topic_is_seen",
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
 }

@@ -960,6 +960,8 @@ class Journal:
         self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self._units_read: list[tuple[u.Unit, range]] = []
         self.units = u.Units(self._in_front)
+        self._vacating: dict[int, None] = {}
+        """Partitions that are surveyed as soon as nothing of a unit is on its way into them."""
         self._moves: tuple[m.Move, ...] = ()
         self._group_index = 0
         self._blind_before = -1
@@ -1663,6 +1665,7 @@ class Journal:
                 partition.flow = _Flow.FLOWING
             elif self._blind_before < 0:
                 # Nothing was ever sent: that waits for a durable baseline.
+                self._note_topic(partition)
                 self._touch(partition)
                 continue
             # Only the first ones of a queue are ever sent, and what was put in front of them since has no id. Where
@@ -1720,6 +1723,9 @@ class Journal:
         if self._topics.get(name) == topic:
             return False
         self._topics[name] = topic
+        for index in range(partition_count):
+            if (name, index) in self._numbers:
+                self._note_topic(self._partitions[self._numbers[name, index]])
         self._ready.persist.marks.append(topic)
         if number is not None:
             self._touch(self._partitions[number])
@@ -1852,7 +1858,7 @@ class Journal:
             return False  # it is divided first
         for other in partition.queue:
             if other is batch:
-                return not (self._halted or self._is_held(partition, other))
+                return partition.suspicion is None and not (self._halted or self._is_held(partition, other))
             if other.unit is None:
                 return False
         return False
@@ -1958,7 +1964,8 @@ class Journal:
                     self._tell_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
-                partition.flow = _Flow.FLOWING
+                partition.flow = _Flow.FLOWING if partition.suspicion is None else _Flow.SETTLING
+                partition.rested = True
                 partition.attempt = 0
                 self._touch(partition)
             case Identified(destination, batches):
@@ -2355,7 +2362,9 @@ class Journal:
         if partition.flow is not _Flow.ASKING:
             return
         partition.baseline_offset = end_offset
-        partition.topic_id = topic_id
+        early = partition.last_acked_offset >= 0 or self.units.is_open(destination)
+        if not (early and any(partition.topic_id)):
+            partition.topic_id = topic_id
         self._relent(partition)
         self._ready.persist.marks.append(self._state_mark(partition))
         self._ready.persist.after.append(Begun(destination))
@@ -2742,9 +2751,13 @@ class Journal:
     def _look(self, partition: _Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
             return  # when its mark is durable
+        suspicion = partition.suspicion
+        evidence = "" if suspicion is None else suspicion.evidence
+        if not self.units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
+            self._vacating[partition.number] = None
+            return
         partition.flow = _Flow.SURVEYING
         partition.asked_at = now
-        suspicion = partition.suspicion
         epoch, from_offset = (
             (-1, -1) if suspicion is None else (suspicion.leader_epoch, suspicion.from_offset)
         )
@@ -3107,6 +3120,9 @@ class Journal:
             now: Seconds.
             now_ms: Wall clock, ms since the epoch.
         """
+        for number in self._vacating:
+            self._touch(self._partitions[number])
+        self._vacating.clear()
         if self._touched:
             self.units.look()
         while self._touched:
@@ -3180,6 +3196,21 @@ class Journal:
         self._leads(partition, unit.epochs.get(batch.handle, partition.leader_epoch))
         if base_offset >= 0:
             partition.last_acked_offset = base_offset + batch.count - 1
+        topic = self._topics.get(partition.topic)
+        known, now = partition.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
+        if any(known) and any(now) and known != now:
+            # It was prepared before that was known, perhaps in the old one.
+            self.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
+        if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+            self._touch(partition)
+
+    def _note_topic(self, partition: _Partition) -> None:
+        """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
+        topic = self._topics.get(partition.topic)
+        if topic is not None and not any(partition.topic_id) and partition.last_acked_offset < 0:
+            partition.topic_id = topic.topic_id
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
         """The cluster refuses a destination of a unit for a reason that may pass.
@@ -3361,6 +3392,7 @@ class Journal:
             return
         if partition.flow is _Flow.NEW:
             partition.flow = _Flow.ASKING
+            self._note_topic(partition)
             self._ready.asks.append(
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )

@@ -110,6 +110,7 @@ class Units(Recovery):
         if not self._valid(action):
             return
         slot.fencing = False
+        slot.aborting = frozenset()
         slot.grant = slot.former = grant
         slot.fresh = False
         slot.sequences.clear()
@@ -416,7 +417,7 @@ class Units(Recovery):
                     self._redo(unit, None, "it stands before what was accepted earlier")
 
     def _may_end(self, unit: Unit) -> bool:
-        if self._only is not None and unit.unit_id not in self._only:
+        if not self._is_decided_here(unit):
             return False
         return all(self._lines[destination][0] is unit for destination in unit.destinations)
 

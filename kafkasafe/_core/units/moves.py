@@ -154,6 +154,7 @@ class Moves(Order):
         unit.issued = False
         if slot is not None:
             slot.unit = None
+            slot.aborting |= unit.destinations.keys()
             self._fence(slot)
         self._dirty = True
 
@@ -197,6 +198,7 @@ class Moves(Order):
         """Somebody else has the name now: what waits under it is his to do, or nobody's."""
         slot.fencing = False
         slot.former = None
+        slot.aborting = frozenset()
         for unit in list(self._units.values()):
             if unit.transactional_id == slot.transactional_id and unit.phase is Phase.WAITING:
                 # Where it moves a group's offsets, whoever has the name reads the same records again.
@@ -217,6 +219,40 @@ class Moves(Order):
 
     def _slot(self, name: str) -> Slot:
         return self._slots.setdefault(name, Slot(name))
+
+    def vacate(self, destination: int, reason: str) -> bool:
+        """Nothing of a unit may be on its way into a partition whose log is about to be compared with what was in it.
+
+        The topic may be another one by now, without what was prepared in it: its transaction would be committed all the
+        same, as coordinators go by names. What may still be aborted is prepared again afterwards; what may have been
+        committed comes to its end first, and then is compared as well.
+
+        Returns:
+            Whether it is so. Else ask again after every answer.
+        """
+        vacant = not self.is_open(destination)
+        under_way = [slot.unit for slot in self._slots.values() if slot.unit is not None]
+        for unit in sorted(under_way, key=lambda each: each.number):
+            if destination not in unit.destinations:
+                continue
+            slot = unit.slot
+            if slot is None or unit.phase not in _UNDER_WAY or not self._is_decided_here(unit):
+                continue
+            if slot.fresh:
+                self._doubt(unit)
+            else:
+                self._redo(unit, None, reason)
+        return vacant
+
+    def is_open(self, destination: int) -> bool:
+        """Whether a transaction with the partition may be open, or its end is not durable."""
+        return any(
+            destination in slot.aborting or (slot.unit is not None and destination in slot.unit.destinations)
+            for slot in self._slots.values()
+        )
+
+    def _is_decided_here(self, unit: Unit) -> bool:
+        return self._only is None or unit.unit_id in self._only
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

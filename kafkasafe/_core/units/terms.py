@@ -186,6 +186,7 @@ class Slot:
         fencing: InitProducerId is under way.
         fresh: Only a new grant may be used for the next unit.
         former: The latest grant that it had.
+        aborting: Destinations of the transaction that is being aborted: it may be open as long as that is not answered.
         attempts: Of this turn's requests, how often each has failed.
     """
 
@@ -197,6 +198,7 @@ class Slot:
     fencing: bool = False
     fresh: bool = False
     former: Grant | None = None
+    aborting: frozenset[int] = frozenset()
     attempts: dict[Request, int] = field(default_factory=dict)
 
     def next_turn(self) -> None:

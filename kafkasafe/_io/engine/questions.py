@@ -375,6 +375,7 @@ class Inquest(_LogSteps):
         self._leader_epoch = -1
         self._from = ask.from_offset
         self._log_start = 0
+        self._topic_id = m.NO_TOPIC_ID
         self._survey: Survey | None = None
 
     def go_on(self) -> None:
@@ -390,6 +391,7 @@ class Inquest(_LogSteps):
             self._failed(trouble(result)[1], 0)
             return
         transport = self._ground.cluster
+        self._topic_id = self._id_now()
         self._leader_epoch = self._ground.leader_epoch(self._topic, self._partition)
         if self._ask.leader_epoch >= 0:
             transport.offset_for_leader_epoch(
@@ -397,6 +399,10 @@ class Inquest(_LogSteps):
             )
         else:
             transport.list_offset(self._topic, self._partition, t.EARLIEST, self._then("start"))
+
+    def _id_now(self) -> bytes:
+        info = self._ground.cluster.topic(self._topic)
+        return m.NO_TOPIC_ID if info is None else info.topic_id
 
     def _failed(self, reason: str, code: int) -> None:  # noqa: ARG002
         self._lane.journal.survey_failed(self._ask.destination, reason)
@@ -427,9 +433,12 @@ class Inquest(_LogSteps):
         if survey is None:
             raise AssertionError("A survey begins at its start")
         if survey.done:
-            info = self._ground.cluster.topic(self._topic)
             journal = self._lane.journal
-            topic_id = m.NO_TOPIC_ID if info is None else info.topic_id
+            topic_id = self._topic_id
+            if topic_id != self._id_now():
+                # What was found may have been in the one before.
+                self._failed("The topic was created again meanwhile", 0)
+                return
             # Topics have ids from Kafka 2.8 on. Before, only what is still there tells a log from another topic's.
             comparable = any(topic_id) and any(journal.topic_id(self._ask.destination))
             journal.surveyed(
