@@ -253,6 +253,21 @@ def test_everything_outstanding_fails_when_it_is_closed():
     assert len(world.produced) == 2
 
 
+def test_what_is_due_at_a_broker_that_hangs_waits_for_it():
+    """The time went round at that moment for ever."""
+    world = World(request_timeout_ms=120_000)
+    world.cluster.create_topic("slow", assignments={0: [1, 2, 3]})
+    for follower in (2, 3):
+        world.cluster.hold_back(follower, "slow")
+    world.send(0, topic="slow")
+    world.time.run_for(1)
+    assert not world.produced
+    world.cluster.pause(1)
+    world.time.run_for(100)
+    world.cluster.resume(1)
+    world.settle(1)
+
+
 def test_it_is_found_by_its_address():
     cluster = VirtualCluster()
     with announced(",".join(cluster.bootstrap_servers), cluster.connect):

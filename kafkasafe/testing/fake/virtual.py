@@ -282,7 +282,12 @@ class VirtualCluster(Control):
     def _plan(self) -> None:
         """Wakes the brokers when time alone changes something."""
         due = [self._desk.next_due_ms()]
-        due += [pipe.held[0].due_ms for pipe in self._pipes if pipe.held is not None]
+        # A broker that hangs does not answer what is due; it is looked at when it goes on.
+        due += [
+            pipe.held[0].due_ms
+            for pipe in self._pipes
+            if pipe.held is not None and not self._hangs(pipe.node)
+        ]
         due += [pipe.muted_until_ms for pipe in self._pipes if pipe.muted_until_ms > self.now_ms()]
         wanted = min((at for at in due if at is not None), default=-1)
         if wanted == self._timer_ms and self._timer is not None:

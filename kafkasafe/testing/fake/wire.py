@@ -163,6 +163,8 @@ class Wire:
     def _next_due_ms(self) -> int | None:
         due = [self._desk.next_due_ms()]
         for connection in self._connections:
+            if self._hangs(connection):  # it is looked at when it goes on
+                continue
             if connection.held is not None:
                 due.append(connection.held.later.due_ms)
             if connection.outgoing and not connection.interest & selectors.EVENT_WRITE:
