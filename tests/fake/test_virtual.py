@@ -262,9 +262,9 @@ def test_what_is_due_at_a_broker_that_hangs_waits_for_it():
     world.send(0, topic="slow")
     world.time.run_for(1)
     assert not world.produced
-    world.cluster.pause(1)
+    world.cluster.stall()
     world.time.run_for(100)
-    world.cluster.resume(1)
+    world.cluster.heal()
     world.settle(1)
 
 
