@@ -223,6 +223,7 @@ def test_what_kafka_python_logs_is_as_it_was_when_it_was_said(blocked):
     filters = list(logger.filters)
     logger.addFilter(logging.getLogger("kafka.net.transport").filters[-1])
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # the command line has set another one, in this process
     try:
         with apart():
             EventLog("producer").warning("the handler is busy", event="busy")
@@ -231,6 +232,7 @@ def test_what_kafka_python_logs_is_as_it_was_when_it_was_said(blocked):
         blocked.set()
         assert drain(60)
     finally:
+        logger.setLevel(logging.NOTSET)
         logger.removeHandler(handler)
         logger.filters[:] = filters
     name = "test_what_kafka_python_logs_is_as_it_was_when_it_was_said"
