@@ -105,11 +105,12 @@ class Engine:
         Raises:
             SpoolError: It cannot be opened.
         """
-        self._ground.own = self._lanes.open_lane(lock, own=True)
-        self._ground.lanes.append(self._ground.own)
-        self._lanes.expect(self._order.begin(self._ground.own))
-        self._losses.publish_doubted(self._ground.own)
-        self._packing.pack(self._ground.own, [batch for _, _, batch in self._ground.own.journal.batches()])
+        own = self._ground.own = self._lanes.open_lane(lock, own=True)
+        self._ground.lanes.append(own)
+        self._lanes.expect(self._order.begin(own))
+        self._losses.publish_doubted(own)
+        # Not a list: it would keep what is packed.
+        self._packing.pack(own, (batch for _, _, batch in own.journal.batches()))
         self.disk.publish_used()
 
     def listen(self) -> None:
