@@ -1683,9 +1683,7 @@ class Journal:
                 partition.doubtful = True
                 partition.rested = True
                 partition.flow = _Flow.SETTLING
-            if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
-                partition.flow = _Flow.SETTLING
-                partition.rested = True
+            self._stop_if_suspected(partition)
             if self._blind_before >= 0:
                 partition.unsure_before = self._blind_before
                 self._park_unsure(partition)
@@ -2024,9 +2022,7 @@ class Journal:
             partition.attempt = 0
         if base_offset >= 0:
             partition.last_acked_offset = base_offset + batch.count - 1
-        if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
-            partition.flow = _Flow.SETTLING
-            partition.rested = True
+        self._stop_if_suspected(partition)
         self._finish(partition, batch)
         if batch.identity is not None:
             partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
@@ -2634,9 +2630,7 @@ class Journal:
         if check is not None and check not in partition.checks[:1]:
             return
         self._suspect(partition, cause, evidence, from_offset=from_offset, check=check)
-        if partition.flow is _Flow.FLOWING:
-            partition.flow = _Flow.SETTLING
-            partition.rested = True
+        self._stop_if_suspected(partition)
         self._touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
@@ -2669,6 +2663,13 @@ class Journal:
             last, epoch = check.last_acked_offset, check.leader_epoch
         partition.suspicion = _Suspicion(cause, evidence, last, from_offset, epoch)
         self._doubt_or_not(partition)
+
+    def _stop_if_suspected(self, partition: _Partition) -> None:
+        """Nothing new is sent while acknowledged batches may be gone: the log is asked first."""
+        if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+            self._touch(partition)
 
     def _stepped_back(self, partition: _Partition, base_offset: int) -> None:
         last = partition.last_acked_offset
@@ -3201,10 +3202,7 @@ class Journal:
         if any(known) and any(now) and known != now:
             # It was prepared before that was known, perhaps in the old one.
             self.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
-        if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
-            partition.flow = _Flow.SETTLING
-            partition.rested = True
-            self._touch(partition)
+        self._stop_if_suspected(partition)
 
     def _note_topic(self, partition: _Partition) -> None:
         """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
