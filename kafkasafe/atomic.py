@@ -21,6 +21,7 @@ import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
 _FATE: Final = "fate"
-_RECORD_OVERHEAD: Final = 16
-"""As `SafeProducer.send` counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +286,7 @@ class AtomicBatch:
             and timestamp_ms is None
             and (key is None or type(key) is bytes)
         ):
-            size = _RECORD_OVERHEAD + len(value)
+            size = RECORD_OVERHEAD + len(value)
             if key is not None:
                 size += len(key)
             try:

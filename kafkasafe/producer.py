@@ -28,6 +28,7 @@ from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 from kafka.structs import TopicPartition
 
 from kafkasafe._core import batch as codec
+from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.at_exit import at_end_of_child
@@ -70,8 +71,6 @@ _FEW_RECORDS: Final = 16
 """Room in a new chunk; it grows fourfold."""
 _ABSENT: Final[Any] = object()
 """In place of a record that is not there."""
-_RECORD_OVERHEAD: Final = 16
-"""The most that a record without headers and timestamp takes beside its key and value."""
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_PARTITION: Final = 2**31 - 1
 _MAX_TIMESTAMP: Final = 2**63 - 1
@@ -936,7 +935,7 @@ class SafeProducer:
             and timestamp_ms is None
             and (key is None or type(key) is bytes)
         ):
-            size = _RECORD_OVERHEAD + len(value)
+            size = RECORD_OVERHEAD + len(value)
             if key is not None:
                 size += len(key)
         else:
@@ -1119,7 +1118,7 @@ class SafeProducer:
                 raise ValueError("Need at least one: key or value")
             headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
-        size = _RECORD_OVERHEAD
+        size = RECORD_OVERHEAD
         if value is not None:
             value = _as_bytes(value, "value", "value_serializer")
             size += len(value)

@@ -35,6 +35,7 @@ import pyarrow as pa
 __all__ = [
     "HEADER_BYTES",
     "MAX_BODY_BYTES",
+    "RECORD_OVERHEAD",
     "BatchHeader",
     "Columns",
     "Compression",
@@ -64,6 +65,8 @@ _arrow: Any = pa  # what it takes from its compiled modules has no types
 HEADER_BYTES: Final = 61
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 """Default bound of a batch's decompressed records."""
+RECORD_OVERHEAD: Final = 16
+"""The most that a record without headers and timestamp takes beside its key and value."""
 
 MAGIC: Final = 2
 

@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
+from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
@@ -218,7 +219,7 @@ class SafeProducer:
             and timestamp_ms is None
             and (key is None or type(key) is bytes)
         ):
-            return value, key, None, threads._RECORD_OVERHEAD + len(value) + (0 if key is None else len(key))
+            return value, key, None, RECORD_OVERHEAD + len(value) + (0 if key is None else len(key))
         key, value, special, size = producer._checked(
             topic, value, key, None if headers is None else list(headers), partition, timestamp_ms
         )
