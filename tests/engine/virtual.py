@@ -42,8 +42,8 @@ class StormyCluster(VirtualCluster):
 
     Attributes:
         swallow: So many Produce requests from now on are done, and nobody hears of it: the connection ends.
-        stragglers: Decides which requests of connections that ended arrive all the same, within the request timeout,
-            and when; None: none does.
+        stragglers: Decides which requests of connections that ended arrive all the same, and when (see `straggle`);
+            None: none does.
     """
 
     def __init__(self, say, brokers: int, version: str, config) -> None:
@@ -55,6 +55,7 @@ class StormyCluster(VirtualCluster):
     def ask(self, pipe, name, version, message, on_answer) -> float:
         """See `VirtualCluster`."""
         taken_s, through_s = self.way(pipe, name, message)
+        written_s = self.time.monotonic() + taken_s
         what = _request(name, message)
         if what:
             self.say(f"-> {what}")
@@ -63,8 +64,8 @@ class StormyCluster(VirtualCluster):
             if pipe.open:
                 pipe.requests.append((name, version, message, answered))
                 self._settle()
-            elif self.stragglers is not None and self.stragglers.random() < 0.5:
-                self.time.call_later(self.stragglers.uniform(0, TIMEOUT_S * 0.9), late)
+            else:
+                self.straggle(pipe, written_s, late)
 
         def late() -> None:
             if self._desk.centre.serves(pipe.node):
@@ -77,6 +78,25 @@ class StormyCluster(VirtualCluster):
         answered.swallowed = what if name in SWALLOWED else ""
         self.time.call_later(self.latency_s + through_s, arrive)
         return taken_s
+
+    def straggle(self, pipe, written_s: float, late, *, always: bool = False) -> None:
+        """The connection of a request ended before it arrived: it may arrive all the same.
+
+        That is so if the connection had taken its last byte by then, and within the request timeout: what is promised
+        rests on both (docs/promises.md, P2), however much lies in buffers on a slow way.
+
+        Args:
+            pipe: The connection.
+            written_s: When it had taken all, or would have.
+            late: Appends what is in the request.
+            always: No matter of chance.
+        """
+        if self.stragglers is None or not (always or self.stragglers.random() < 0.5):
+            return
+        now, last_s = self.time.monotonic(), pipe.ended_s + TIMEOUT_S * 0.95
+        at_s = min(now + self.stragglers.uniform(0, TIMEOUT_S * 0.9), last_s)
+        if written_s <= pipe.ended_s and now <= last_s:
+            self.time.call_later(at_s - now, late)
 
     def _deliver(self, pipe, name, answer, on_answer) -> None:
         what = getattr(on_answer, "swallowed", "")

@@ -6,8 +6,8 @@ from .plan import Event, Plan, Settings
 from .storm import play
 
 
-def history(*events: tuple[str, int, int, int], **settings: object) -> Plan:
-    return Plan(0, "", Settings(**settings), tuple(Event(*each) for each in events))
+def history(*events: tuple[str, int, int, int], seed: int = 0, **settings: object) -> Plan:
+    return Plan(seed, "", Settings(**settings), tuple(Event(*each) for each in events))
 
 
 def test_a_topic_that_may_not_be_described_any_more_makes_no_producer_spin():
@@ -82,6 +82,27 @@ def test_what_was_looked_into_is_no_loss_to_the_next_life():
             ("wait", 23505, 10739, 20892),
             ("close", 10565, 65214, 35216),
             partitions=3,
+            brokers=1,
+        )
+    )
+
+
+def test_half_a_request_on_a_slow_way_does_not_arrive_after_its_connection_ended():
+    """It did, after the time in which late requests come, and after its old batch had been looked for and sent again."""
+    play(
+        history(
+            ("close", 537, 6420, 33455),
+            ("uplink", 59586, 54394, 43022),
+            ("send", 57204, 48142, 30852),
+            ("send", 39951, 976, 43813),
+            ("wait", 24578, 55659, 45568),
+            ("swallow", 55199, 51782, 39911),
+            ("cut", 12051, 13329, 257),
+            ("send", 16452, 55518, 4487),
+            ("wait", 37063, 23753, 9296),
+            seed=9314,
+            old=100,
+            partitions=2,
             brokers=1,
         )
     )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from virtual import TIMEOUT_S, Life, StormyCluster, World, _request
+from virtual import Life, StormyCluster, World, _request
 
 from kafkasafe._core import batch as codec
 from kafkasafe.errors import SpoolError
@@ -115,11 +115,12 @@ class SimCluster(StormyCluster):
                 if not self.weather[pipe.node].drop_requests:
                     pipe.requests.append((name, version, message, answered))
                     self._settle()
-            elif self.stragglers is not None and (late_one or self.stragglers.random() < 0.5):
-                self.time.call_later(self.stragglers.uniform(0, TIMEOUT_S * 0.9), late)
+            else:
+                self.straggle(pipe, written_s, late, always=late_one)
 
         home = self._desk.centre
         taken_s, through_s = self.way(pipe, name, message)
+        written_s = self.time.monotonic() + taken_s
 
         def late() -> None:
             if self._desk.centre is home and home.serves(pipe.node):

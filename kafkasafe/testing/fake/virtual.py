@@ -32,11 +32,13 @@ class Pipe:
     Attributes:
         node: The broker.
         on_end: What its client does when it ends.
+        ended_s: When it ended.
     """
 
     node: int
     on_end: Callable[[str], None]
     open: bool = True
+    ended_s: float = float("inf")
     requests: deque[tuple[str, int, Any, Callable[[Fields], None]]] = field(default_factory=deque)
     held: tuple[Later, str, Callable[[Fields], None]] | None = None
     muted_until_ms: int = 0
@@ -158,7 +160,7 @@ class VirtualCluster(Control):
 
     def _end(self, pipe: Pipe, why: str) -> None:
         if pipe.open:
-            pipe.open = False
+            pipe.open, pipe.ended_s = False, self.time.monotonic()
             self._pipes.remove(pipe)
             pipe.on_end(why)
 
@@ -182,7 +184,7 @@ class VirtualCluster(Control):
     def hang_up(self, pipe: Pipe) -> None:
         """The client ends it. `on_end` is not called."""
         if pipe.open:
-            pipe.open = False
+            pipe.open, pipe.ended_s = False, self.time.monotonic()
             self._pipes.remove(pipe)
 
     def ask(
