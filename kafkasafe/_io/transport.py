@@ -42,6 +42,7 @@ Non-obvious:
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import heapq
 import ipaddress
@@ -174,8 +175,20 @@ class _Incoming(KafkaBytes):
             return bytes(part)
 
 
+_FORGETS: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: what the kernel has not sent when the socket ends, also by the death of the process, is dropped.
+
+Else it would go on to send a request without an answer, for minutes on a slow way, after it was taken for dead.
+"""
+_LINGERS: Final = struct.pack("ii", 0, 0)
+"""SO_LINGER as it is by default."""
+
+
 class _SocketMixin:
-    """Reads in large pieces, tries to write before it waits, and dies of any error instead of staying silent."""
+    """Reads in large pieces, tries to write before it waits, and dies of any error instead of staying silent.
+
+    It ends in order where nothing is owed, else with all that the kernel has not sent yet.
+    """
 
     _sock: Any
     _net: Any
@@ -273,6 +286,12 @@ class _SocketMixin:
             error = None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks), error
 
+    def _close(self, error: BaseException | None = None) -> None:
+        if self._sock is not None and error is None and not getattr(self._protocol, "in_flight_requests", ()):
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGERS)
+        super()._close(error)  # type: ignore[misc]  # the other base class has it
+
     async def _write_to_sock(self) -> None:
         try:
             while self._write_buffer:
@@ -289,7 +308,7 @@ class _SocketMixin:
         finally:
             self._writing = False
         if self._closed:
-            self._close()  # type: ignore[attr-defined]
+            self._close()
 
 
 class _PlainSocket(_SocketMixin, KafkaTCPTransport):
@@ -1393,6 +1412,7 @@ class Transport(Coordinated):
         ):
             if options.get(key) is not None:
                 sockets.append((socket.SOL_SOCKET, option, options[key]))
+        sockets.append((socket.SOL_SOCKET, socket.SO_LINGER, _FORGETS))
         settings["socket_options"] = sockets
         self._settings = settings
 

@@ -778,6 +778,33 @@ class TestFaults:
             assert ask(transport.list_offset, topic, 0, -1).offset == 6
             assert set(producer.replies.counts.values()) == {1}
 
+    @pytest.mark.parametrize("how", ["time-out", "close"])
+    def test_what_the_kernel_has_not_sent_goes_with_its_connection(self, site: Site, how: str) -> None:
+        """It went on to send a request that was taken for dead, for as long as the way needed."""
+        topic, proxy = site.topic(), site.proxies[1]
+        options = {"request_timeout_ms": 1000, "send_buffer_bytes": 1 << 20}
+        with site.transport(**options) as transport:
+            producer = Producer(transport, topic)
+            assert producer.deliver([producer.make(1)]) == [0]
+            data = batch.encode(None, [bytes(300_000)], timestamps=NOW_MS)
+            batch.stamp_identity(data, producer.granted.producer_id, producer.granted.epoch, 1)
+            proxy.stall()
+            before = proxy.request_bytes
+            transport.produce([producer.request("large", data)], -1, 100, producer.replies.produced)
+            link = transport._links[1]
+            # The kernel has all of it.
+            assert until(lambda: any(call.written_at for call in list(link.in_flight)), TIMEOUT_S)
+            if how == "close":
+                assert transport.close(TIMEOUT_S)
+            ((_, failure),) = producer.replies.take(1)
+            assert isinstance(failure, Failure)
+            assert failure.sent
+        proxy.stall(False)
+        assert until(lambda: not proxy._connections, TIMEOUT_S)
+        assert proxy.request_bytes - before < len(data)
+        with site.transport(**options) as transport:
+            assert ask(transport.list_offset, topic, 0, -1).offset == 1
+
     def test_cut_connections_under_load(self, site: Site) -> None:
         topic = site.topic()
         with site.transport() as transport:
