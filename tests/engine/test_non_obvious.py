@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+
+import pytest
 from virtual import TIMEOUT_S, World
 
 from kafkasafe._io.spool import Spool
@@ -132,3 +135,48 @@ def test_what_was_sealed_before_its_topic_was_known_is_not_overtaken():
     assert world.run(60, until=lambda: chosen.done and later.done)
     assert world.log("orders", 0) == [b"a", b"0", b"2", b"4"]
     assert world.log("orders", 1) == [b"1", b"3"]
+
+
+def test_another_topic_of_the_name_is_noticed_though_its_log_is_longer():
+    """Others have written to it: its end and its leader epoch do not say that it is another one."""
+    world, _ = opened(retain_acked_bytes=1_000_000, heal_recreated_topics=True)
+    world.centre.delete_topic("orders")
+    world.cluster.create_topic("orders", 1)
+    other = world.start().send("orders", 0, [b"others'"] * 5)
+    assert world.run(60, until=lambda: other.done)
+    world.run(600)
+    assert world.log("orders", 0) == [*[b"others'"] * 5, b"a"]
+
+
+def test_a_lane_is_adopted_whose_owner_dies_long_after_its_sibling_began():
+    world, _ = opened()
+    sibling = world.start()
+    world.run(60)
+    world.set_outage(True)
+    parcel = sibling.send("orders", 0, [b"b"])
+    assert world.run(10, until=lambda: parcel.durable)
+    world.kill(sibling)
+    world.set_outage(False)
+    assert world.run(300, until=lambda: world.log("orders", 0) == [b"a", b"b"])
+
+
+def test_nothing_overtakes_what_cannot_be_divided_yet():
+    """The topic is known by now, but records that wait for it are not on disk yet, which is full."""
+    world = World(auto_create_topics_enable="false")
+    life = world.start()
+
+    def full(self, *_, **__):
+        raise self._error("written to", OSError(errno.ENOSPC, "No space left on device"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Spool, "write_group", full)
+        first = life.send("late", -1, [b"1", b"2"])
+        world.run(5)
+        world.cluster.create_topic("late", 2)
+        assert world.run(60, until=lambda: life.ground.own.journal.topic("late") is not None)
+        second = life.send("late", -1, [b"3", b"4"])
+        world.run(1)
+        assert not first.durable
+    assert world.run(600, until=lambda: first.done and second.done)
+    assert world.log("late", 0) == [b"1", b"3"]
+    assert world.log("late", 1) == [b"2", b"4"]
