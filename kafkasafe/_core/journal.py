@@ -3595,8 +3595,9 @@ class Journal:
             ):
                 break
             old = self._is_old(batch, now_ms)
-            if old and (now < partition.dead_at or batch.unanswered):
-                # Once it is appended the leader may forget us, and would then append what is still on its way.
+            if old and (partition.in_flight or now < partition.dead_at or batch.unanswered):
+                # Once it is appended the leader may forget us, and would then append what is still on its way: what was
+                # lost, and what may get lost together with this one.
                 if not partition.in_flight:
                     self._hold(partition, batch, now)
                 break

@@ -271,6 +271,19 @@ def test_old_batches_go_one_by_one() -> None:
     assert shell.turn() == batches[2:]
 
 
+def test_an_old_batch_waits_for_all_that_is_under_way() -> None:
+    shell = Shell()
+    shell.flowing(1)
+    young = shell.seal(1, 1)
+    assert shell.turn() == young
+    old = shell.seal(1, age_s=7 * 3600)
+    assert shell.turn() == []
+    shell.ack(young[0], 1)
+    assert shell.turn() == []
+    shell.ack(young[1], 2)
+    assert shell.turn() == old
+
+
 def test_what_is_old_is_so_by_the_clock_of_the_brokers() -> None:
     """Ours, 25 h behind, said that a batch was young; brokers, who go by theirs, had forgotten its producer."""
     day_ms = 86_400_000

@@ -106,3 +106,21 @@ def test_half_a_request_on_a_slow_way_does_not_arrive_after_its_connection_ended
             brokers=1,
         )
     )
+
+
+def test_an_old_batch_waits_for_the_answers_to_all_before_it():
+    """It went out with fresh ones, was appended late behind what was sent again of them, and after it their late requests."""
+    play(
+        history(
+            ("late", 58707, 45762, 42373),
+            ("send", 14187, 21014, 40924),
+            ("wait", 3233, 27697, 17975),
+            ("send", 5516, 17858, 64386),
+            ("late", 12854, 10808, 45625),
+            ("wait", 49558, 30215, 38409),
+            seed=10577,
+            old=30,
+            partitions=1,
+            brokers=1,
+        )
+    )
