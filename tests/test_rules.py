@@ -57,6 +57,7 @@ TESTS = {
     "A crash of kafka-python's loop": (
         "test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_its_place"
     ),
+    "InitProducerId ends an open transaction": "test_who_was_taken_over_asks_no_further",
     "A connection's responses may be": "test_a_fence_holds_off_what_would_overtake",
     "The first answer does not end": "test_position_7_with_the_measured_first_answer",
     "A topic's id is noted": "test_a_topic_made_anew",

@@ -3,6 +3,7 @@
 Where they differ the fake is wrong.
 """
 
+import dataclasses
 import uuid
 
 import doors
@@ -187,6 +188,7 @@ def test_a_successor_to_oneself_in_the_own_transaction_is_fenced_by_itself(door)
     door.write(first, topic)
     answer = door.ask(door.client.init_transactional_id, first.transactional_id, 60_000, keep=first)
     assert (answer.error_code == 90) is (door.protocol == 1), answer
+    assert answer.identity is None or answer.identity.epoch == first.epoch + 1
 
 
 def test_after_its_time_a_transaction_is_aborted(door):
@@ -203,6 +205,35 @@ def test_after_its_time_a_transaction_is_aborted(door):
     assert door.produce(identity, topic, 1) == 47
     answer = door.ask(door.client.init_transactional_id, identity.transactional_id, 1000, keep=identity)
     assert answer.error_code == (0 if door.protocol == 2 else 90)
+
+
+def test_the_epoch_of_a_time_out_is_nobodys(door):
+    """Who was late may go on with it, as long as nobody has taken the id over: that one has the epoch after it."""
+    topic, late = door.topic(), door.init(timeout_ms=1000)
+    door.write(late, topic)
+    door.until(lambda: door.committed(topic) == 2)
+    aborted = dataclasses.replace(late, epoch=late.epoch + 1)
+    assert door.end(aborted, commit=False).error_code == 0
+    again = door.init(late.transactional_id, keep=aborted)
+    assert (again.producer_id, again.epoch) == (late.producer_id, late.epoch + 2)
+
+    taken = door.init()
+    door.write(taken, topic)
+    new = door.init(taken.transactional_id)
+    door.write(new, topic)
+    assert door.end(dataclasses.replace(taken, epoch=taken.epoch + 1), commit=False).error_code == 90
+    assert door.end(new).error_code == 0
+
+
+def test_a_former_owner_ends_the_transaction_of_its_successor(door):
+    """InitProducerId looks at the epoch only where no transaction is open: EndTxn has to be asked first."""
+    topic, old = door.topic(), door.init()
+    new = door.init(old.transactional_id)
+    door.write(new, topic)
+    kept = door.ask(door.client.init_transactional_id, old.transactional_id, 60_000, keep=old)
+    assert kept.error_code == 90
+    assert door.end(new).error_code == (90 if door.protocol == 1 else 48)
+    assert door.kinds(topic) == "a."
 
 
 def test_an_end_of_nothing(door):

@@ -599,3 +599,83 @@ def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_a
     # Both may have been committed: the same EndTxn again, and nothing is prepared again.
     ends = {end.unit.unit_id: (end.slot.transactional_id, end.unit.grant.epoch) for end in script.take(u.End)}
     assert ends == {moved: ("lane-1", 5), other: ("lane-0", 4)}
+
+
+LATE = u.Grant(7, 2, 1)
+"""What a time-out makes of the grant of the first unit that is prepared."""
+
+
+def failed_while_open(protocol, code, *, opened=True):
+    """A unit of a name that the user gave, and how its id is asked for again after that."""
+    script = Script(protocol)
+    unit = script.seal(1, 1, name="app")
+    script.turn()
+    script.fence_all()
+    if opened and protocol == 1:
+        [join] = script.take(u.Join)
+        script.units.joined(join)
+        script.turn()
+    [late] = script.take(u.Append) or script.take(u.Join)
+    script.units.failed(late, code, "of the test")
+    script.turn()
+    [fence] = script.take(u.Fence)
+    return script, unit, fence
+
+
+@pytest.mark.parametrize("code", [3, 47, 90])
+def test_what_timed_out_is_told_from_what_was_taken_over_by_the_epoch_that_nobody_was_granted(code):
+    script, unit, fence = failed_while_open(1, code)
+    if code == 3:
+        assert (fence.keep, fence.timed_out) == (u.Grant(7, 1, 1), False)
+        assert not script.units.aborted(fence, 90)
+        script.units.failed(fence, 90, "PRODUCER_FENCED")
+        script.turn()
+        [fence] = script.take(u.Fence)
+    assert (fence.keep, fence.timed_out) == (LATE, True)
+    script.units.unanswered(fence, ended=True)
+    assert script.units.aborted(fence, 0)
+    script.units.fenced(fence, u.Grant(7, 3, 1))
+    for rest in script.take(u.Again):
+        script.units.again(rest.action)
+    script.turn()
+    assert [join.unit for join in script.take(u.Join)] == [unit]
+
+
+@pytest.mark.parametrize(("protocol", "code"), [(1, 3), (1, 90), (2, 3), (2, 90)])
+def test_who_was_taken_over_asks_no_further(protocol, code):
+    """InitProducerId would end the successor's transaction."""
+    script, unit, fence = failed_while_open(protocol, code)
+    fences = [fence]
+    while fences:
+        [fence] = fences
+        assert not script.units.aborted(fence, 90)
+        script.units.failed(fence, 90, "PRODUCER_FENCED")
+        script.turn()
+        fences = script.take(u.Fence)
+    assert [action.unit for action in script.take(u.Refuse)] == [unit]
+    assert unit.reason == "PRODUCER_FENCED; another producer has taken the transactional id over"
+
+
+@pytest.mark.parametrize("doubt", ["not opened", "end unanswered", "end carried out"])
+def test_where_the_next_epoch_may_be_anothers_it_is_not_tried(doubt):
+    opened = doubt != "not opened"
+    script, unit, fence = failed_while_open(1, 3 if opened else 47, opened=opened)
+    assert not fence.timed_out
+    if doubt == "end unanswered":
+        script.units.unanswered(fence, ended=True)
+    elif doubt == "end carried out":
+        assert script.units.aborted(fence, 0)
+    script.units.failed(fence, 90, "PRODUCER_FENCED")
+    script.turn()
+    assert script.take(u.Fence) == []
+    assert [action.unit for action in script.take(u.Refuse)] == [unit]
+    assert "another producer has taken" in unit.reason
+    assert "longer than transaction_timeout_ms" in unit.reason
+
+
+def test_a_new_epoch_whose_answer_was_lost_is_asked_for_again():
+    script, _, fence = failed_while_open(1, 3)
+    assert script.units.aborted(fence, 0)
+    script.units.unanswered(fence, ended=False)
+    script.units.failed(fence, None, "no answer")
+    assert script.units.aborted(fence, 90)

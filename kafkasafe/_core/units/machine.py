@@ -9,7 +9,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.codes import Action as Produce
 from kafkasafe._core.codes import Scope, classify_produce
 from kafkasafe._core.identity import add_sequence
-from kafkasafe._core.units.moves import PLACE
+from kafkasafe._core.units.moves import FENCED, PLACE
 from kafkasafe._core.units.recovery import Recovery
 from kafkasafe._core.units.terms import (
     Action,
@@ -38,7 +38,6 @@ _PATIENCE: Final = 8
 _TOO_LARGE: Final = frozenset({10, 18})
 _LOST: Final = frozenset({47, 48, 49, 90})
 """This transaction is over, or was never there: it timed out, or a newer epoch took over."""
-_FENCED: Final = frozenset({47, 90})
 _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 
 
@@ -112,6 +111,7 @@ class Units(Recovery):
         slot.fencing = False
         slot.aborting = frozenset()
         slot.grant = slot.former = grant
+        slot.opened = False
         slot.fresh = False
         slot.sequences.clear()
         slot.next_turn()
@@ -122,9 +122,30 @@ class Units(Recovery):
             slot.unit = None
         self._dirty = True
 
+    def aborted(self, action: Fence, code: int) -> bool:
+        """EndTxn, before InitProducerId with `keep`, was answered. Whether that is to be asked as well.
+
+        It ends what is open whoever opened it: the epoch is looked at only where nothing is open. So who is refused
+        here goes no further, unless an earlier answer was lost: then the new epoch may be the own one.
+        """
+        if not self._valid(action) or (code in FENCED and not action.slot.unsure):
+            return False
+        action.slot.opened = action.slot.opened and action.timed_out
+        return True
+
+    def unanswered(self, action: Fence, *, ended: bool) -> None:
+        """EndTxn (`ended`), or InitProducerId, may have been carried out, and no answer came."""
+        if not self._valid(action):
+            return
+        if not ended:
+            action.slot.unsure = True
+        elif not action.timed_out:
+            action.slot.opened = False
+
     def joined(self, action: Join) -> None:
         """The partitions are part of the transaction."""
         if self._valid(action):
+            action.slot.opened = True
             action.unit.move(Phase.APPENDING)
             self._dirty = True
 
@@ -133,6 +154,7 @@ class Units(Recovery):
         if not self._valid(action):
             return
         unit = action.unit
+        action.slot.opened = True
         first = not unit.places
         unit.places[action.batch.handle] = base_offset
         unit.epochs[action.batch.handle] = leader_epoch
@@ -145,6 +167,7 @@ class Units(Recovery):
         if not self._valid(action):
             return
         unit = action.unit
+        action.slot.opened = True
         unit.notes_left -= 1
         following = action.index + 1
         if following < len(unit.offsets):
@@ -254,8 +277,9 @@ class Units(Recovery):
             return
         attempt = action.slot.attempts[action] = action.slot.attempts.get(action, 0) + 1
         if isinstance(action, Fence):
-            if action.keep is not None and code in _FENCED and action.slot.unit is None:
-                self._taken_over(action.slot, reason)
+            if action.keep is not None and code in FENCED and action.slot.unit is None:
+                if not self._may_have_timed_out(action):
+                    self._taken_over(action, reason)
             else:
                 self._actions.append(Again(action, attempt, code, reason, slow=code is not None))
             return
@@ -268,7 +292,7 @@ class Units(Recovery):
             self._actions.append(Again(action, attempt, code, reason))
             return
         if isinstance(action, End):
-            if code in _FENCED and self._is_anothers(action.slot):
+            if code in FENCED and self._is_anothers(action.slot):
                 self._ask_unfenced(unit, action.slot, reason)
                 return
             if code in _LOST:
@@ -350,6 +374,7 @@ class Units(Recovery):
                     coming -= 1
                 continue
             slot.unit, unit.slot, unit.grant = unit, slot, grant
+            slot.opened = False
             slot.next_turn()
             unit.sequences.clear()
             unit.places.clear()
@@ -409,6 +434,7 @@ class Units(Recovery):
             elif unit.phase is Phase.STAGED and self._may_end(unit):
                 if unit.alone or self._in_order(unit):
                     unit.move(Phase.ENDING)
+                    slot.opened = False
                     self._actions.append(End(slot, slot.turn, unit))
                 elif slot.fresh:
                     # Of an earlier life, which knew more: whether it sent EndTxn is asked.

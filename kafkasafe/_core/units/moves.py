@@ -30,6 +30,10 @@ __all__ = ["PLACE", "Moves"]
 
 PLACE: Final = frozenset({3, 17, 29, 100})
 """Of a topic, and may pass."""
+FENCED: Final = frozenset({47, 90})
+"""The epoch is refused: a newer one was granted, or made by a time-out."""
+LAST_EPOCH: Final = 0x7FFF - 1
+"""The one after it is never granted: a new producer id is."""
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """In a transaction to which no EndTxn was sent, by this life."""
 
@@ -116,7 +120,7 @@ class Moves(Order):
 
     def _redo(self, unit: Unit, code: int | None, reason: str) -> None:
         """Back to the line; what was written is aborted. What stands behind it has to go back as well."""
-        self._break(unit)
+        self._break(unit, refused=code in FENCED)
         unit.move(Phase.WAITING)
         unit.tries += 1
         unit.resting = True
@@ -148,14 +152,14 @@ class Moves(Order):
             other.move(Phase.WAITING)
             destinations.update(other.destinations)
 
-    def _break(self, unit: Unit) -> None:
+    def _break(self, unit: Unit, *, refused: bool = False) -> None:
         """The transaction is to be aborted: InitProducerId does it, and shuts out whatever is late."""
         slot, unit.slot = unit.slot, None
         unit.issued = False
         if slot is not None:
             slot.unit = None
             slot.aborting |= unit.destinations.keys()
-            self._fence(slot)
+            self._fence(slot, refused=refused)
         self._dirty = True
 
     def _doubt(self, unit: Unit) -> None:
@@ -186,16 +190,43 @@ class Moves(Order):
 
     # -- transactional ids -----------------------------------------------------------------------------------------
 
-    def _fence(self, slot: Slot) -> None:
+    def _fence(self, slot: Slot, *, refused: bool = False) -> None:
         slot.next_turn()
         slot.fencing = True
         # Of a name that the user gave: who has taken it over since is not to be fenced in turn.
         keep = slot.former if slot.transactional_id not in self._pool and slot.unit is None else None
         slot.grant = None
-        self._actions.append(Fence(slot, slot.turn, keep))
+        late = self._late(slot, keep) if refused else None
+        self._actions.append(Fence(slot, slot.turn, late or keep, timed_out=late is not None))
 
-    def _taken_over(self, slot: Slot, reason: str) -> None:
+    @staticmethod
+    def _late(slot: Slot, keep: Grant | None) -> Grant | None:
+        """The grant that a time-out made of this one, which was refused; None where it may be another's.
+
+        The coordinator aborts what is open for too long under the next epoch. Who takes over what is open gets the one
+        after that, so nobody was ever granted the next one, and it is current until somebody has taken over. Of what
+        was not open that is not so. With protocol 2 the grant itself is taken as well.
+        """
+        if keep is None or not slot.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
+            return None
+        return Grant(keep.producer_id, keep.epoch + 1, keep.protocol)
+
+    def _may_have_timed_out(self, action: Fence) -> bool:
+        """Whether the coordinator is asked once more, with the epoch that a time-out gave."""
+        slot = action.slot
+        late = None if action.timed_out else self._late(slot, action.keep)
+        if late is not None:
+            slot.next_turn()
+            self._actions.append(Fence(slot, slot.turn, late, timed_out=True))
+        return late is not None
+
+    def _taken_over(self, action: Fence, reason: str) -> None:
         """Somebody else has the name now: what waits under it is his to do, or nobody's."""
+        slot = action.slot
+        sure = action.timed_out or (action.keep is not None and action.keep.protocol >= 2)
+        reason += "; another producer has taken the transactional id over"
+        if not sure:
+            reason += ", or it was open for longer than transaction_timeout_ms: the cluster cannot say which"
         slot.fencing = False
         slot.former = None
         slot.aborting = frozenset()

@@ -186,6 +186,9 @@ class Slot:
         fencing: InitProducerId is under way.
         fresh: Only a new grant may be used for the next unit.
         former: The latest grant that it had.
+        opened: Of a transaction under that grant something was acknowledged, so the coordinator had it open; EndTxn was
+            never sent for it.
+        unsure: An InitProducerId of this turn was not answered, and may have been carried out.
         aborting: Destinations of the transaction that is being aborted: it may be open as long as that is not answered.
         attempts: Of this turn's requests, how often each has failed.
     """
@@ -198,22 +201,29 @@ class Slot:
     fencing: bool = False
     fresh: bool = False
     former: Grant | None = None
+    opened: bool = False
+    unsure: bool = False
     aborting: frozenset[int] = frozenset()
     attempts: dict[Request, int] = field(default_factory=dict)
 
     def next_turn(self) -> None:
         """Whatever is under way is void."""
         self.turn += 1
+        self.unsure = False
         self.attempts.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """InitProducerId: `fenced`. With `keep`: not if anybody else has taken it over since."""
+    """InitProducerId: `fenced`. With `keep`: not if anybody else has taken it over since.
+
+    With `timed_out` that is the epoch which the coordinator gives when it aborts what is open for too long.
+    """
 
     slot: Slot
     turn: int
     keep: Grant | None = None
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,9 +118,8 @@ class Transactor:
 
     def _aborted(self, lane: Lane, action: u.Fence, answer: x.TransactionEnded) -> None:
         """The own transaction is ended, or there was none, or the id is another's by now, as InitProducerId tells."""
-        kept, after = action.keep, answer.identity
-        if kept is None or answer.error_code not in _OVER:
-            code = answer.error_code
+        kept, after, code = action.keep, answer.identity, answer.error_code
+        if kept is None or code not in _OVER or not lane.journal.units.aborted(action, code):
             self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
         elif after is not None and after.protocol >= 2:
             # It has a new epoch by that.
@@ -293,6 +292,8 @@ class Transactor:
             units.described(action, self._outcome(action, answer))
             return
         if isinstance(answer, t.Failure):
+            if isinstance(action, u.Fence) and answer.sent:
+                units.unanswered(action, ended=step == "aborted")
             self._failed(
                 lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
             )

@@ -130,17 +130,18 @@ class Transactions:
                 )
             self._settled(known)
             named = (message.producer_id, message.producer_epoch) if ask.version >= 3 else (-1, -1)
+            if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
+                # Whatever epoch is named: that is looked at only where nothing is open.
+                ended = known.producer_id, known.epoch
+                known.epoch += 1
+                self._end(known, commit=False, now_ms=ask.now_ms)
+                known.previous = known.kept = ended if known.second else None
+                self._settled(known)
             if named[1] >= 0:
-                if known.kept == named and known.state is not TxnState.ONGOING:
+                if known.kept == named:
                     known.timeout_ms, known.state = message.transaction_timeout_ms, TxnState.EMPTY
                     return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
                 self._check_identity(ask, "InitProducerId", known, *named)
-            if known.state is TxnState.ONGOING:
-                ended = known.producer_id, known.epoch
-                known.epoch += 1
-                known.kept = ended if known.second else None
-                self._end(known, commit=False, now_ms=ask.now_ms)
-                self._settled(known)
             if known.epoch >= _LAST_EPOCH:
                 known.producer_id, known.epoch = self._centre.new_producer_id(), -1
             known.epoch += 1
