@@ -679,3 +679,20 @@ def test_a_new_epoch_whose_answer_was_lost_is_asked_for_again():
     script.units.unanswered(fence, ended=False)
     script.units.failed(fence, None, "no answer")
     assert script.units.aborted(fence, 90)
+
+
+def test_a_pause_that_ends_after_the_unit_was_refused_does_not_refuse_it_again():
+    script, unit, fence = failed_while_open(2, 90)
+    [rest] = [again.action for again in script.take(u.Again)]
+    script.units.failed(fence, 90, "PRODUCER_FENCED")
+    script.turn()
+    assert [action.unit for action in script.take(u.Refuse)] == [unit]
+    script.units.again(rest)
+    script.turn()
+    assert script.take(u.Refuse) == []
+    script.units.put_aside(unit, kept=False, reason="the disk is full")
+    script.turn()
+    [later] = [again.action for again in script.take(u.Again)]
+    script.units.again(later)
+    script.turn()
+    assert [action.unit for action in script.take(u.Refuse)] == [unit]

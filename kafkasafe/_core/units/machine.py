@@ -335,7 +335,8 @@ class Units(Recovery):
     def again(self, action: Request | Rest) -> None:
         """The pause that an Again asked for is over."""
         if isinstance(action, Rest):
-            if action.unit.phase is Phase.REFUSED:
+            if action.unit.phase is Phase.REFUSED and not action.unit.resting:
+                # It could not be kept. Of what rested before it was refused, that is under way.
                 self._actions.append(Refuse(action.unit))
             action.unit.resting = False
             self._dirty = True
