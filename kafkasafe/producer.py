@@ -133,6 +133,8 @@ class _Chunk:
         encoded: One parcel per partition, while it is being sealed, and where its records are in them.
         parcels: The parcels, once sealed.
         count, absent: Once sealed: numbers below this are its records, but for those that are absent.
+        acked: Once one was asked for: topic, partition, both, base offset, timestamp, and sizes of key and value of its
+            records' metadata, where only offsets differ.
         parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
         sizes: Of keys and values.
         firsts: The callbacks that came first to their record, and before the chunk was sealed, by its number; shorter
@@ -152,6 +154,7 @@ class _Chunk:
         "_sorted_calls",
         "_taken",
         "absent",
+        "acked",
         "atomic",
         "callbacks",
         "count",
@@ -198,6 +201,7 @@ class _Chunk:
         self.thread = thread
         self.watched = False
         self.atomic: AtomicBatch | None = None
+        self.acked: tuple[str, int, TopicPartition, int, int, int, int] | None = None
         self._taken: list[list[bytes | None]] = []
         self._first_calls: list[Sequence[Any]] = []
         self._first_due = -1
@@ -205,7 +209,7 @@ class _Chunk:
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
-        """A record at its number, for which there may be no room yet. With the producer's lock held."""
+        """A record at its number, for which there may be no room yet. Threads that do it at once make too much room."""
         keys, values = self.keys, self.values  # a signal handler may seal this, and these are forgotten
         for column, blank, wanted in ((keys, None, key is not None), (values, _ABSENT, True)):
             while wanted and len(column) <= index:
@@ -231,6 +235,21 @@ class _Chunk:
     def has(self, index: int) -> bool:
         """Whether a record is in it, which is sealed."""
         return index < self.count and index not in self.absent
+
+    def took(self, index: int) -> bool:
+        """Whether a record that was put at its number is in it, which is no longer open: without waiting for its end.
+
+        Without the lock: the thread that seals may have it for as long as encoding takes.
+        """
+        taken: list[bytes | None] = []
+        if self.encoded is None:
+            # As that thread does it: what is taken first is what both see. It may be encoded, and forgotten, meanwhile.
+            with contextlib.suppress(IndexError):
+                taken = self.close()
+        encoded = self.encoded
+        if encoded is None:
+            return index < len(taken) and taken[index] is not _ABSENT
+        return index < encoded.count and index not in encoded.absent
 
     def forget(self) -> None:
         """Let go of the records, which are encoded."""
@@ -269,10 +288,20 @@ class _Chunk:
             stamp = parcel.log_append_time
         offset = parcel.base_offset + at if parcel.base_offset >= 0 else -1
         keys, values = self.sizes
+        place = TopicPartition(parcel.topic, parcel.partition)
+        if (
+            self.parcel_of is None
+            and parcel.parent is None
+            and parcel.base_offset >= 0
+            and not self.special
+            and isinstance(keys, int)
+            and isinstance(values, int)
+        ):
+            self.acked = parcel.topic, parcel.partition, place, parcel.base_offset, stamp, keys, values
         return RecordMetadata(
             parcel.topic,
             parcel.partition,
-            TopicPartition(parcel.topic, parcel.partition),
+            place,
             offset,
             stamp,
             None,
@@ -1270,8 +1299,33 @@ class SafeProducer:
                 break
         return chunk
 
+    def _begin_chunk(self, topic: str) -> _Chunk | None:
+        """A topic's open chunk where there was none a moment ago; None while there is no room.
+
+        Without the lock, so without a wait: the one before is submitted when it is no longer among the open ones, and
+        who else begins one at the same time gets the same.
+        """
+        self._check_usable(topic)
+        chunk = self._made_chunk(topic)
+        if chunk is None:
+            return None
+        chunk = self._chunks.setdefault(topic, chunk)
+        if self._closed is not None:
+            self._seal_chunk(chunk)
+            raise self._closed
+        self._pump.poke()
+        return chunk
+
     def _new_chunk(self, topic: str) -> _Chunk | None:
         """A chunk behind the one that is open, which is sealed; None while there is no room."""
+        self._check_usable(topic)
+        chunk = self._chunks.get(topic)
+        if chunk is not None:
+            self._seal(chunk)
+        return self._made_chunk(topic)
+
+    def _check_usable(self, topic: str) -> None:
+        """Raises what ends the acceptance of records, of all or of a topic."""
         pump = self._pump
         if self._closed is not None:
             raise self._closed
@@ -1283,14 +1337,14 @@ class SafeProducer:
         refused = pump.refused_topics.get(topic)
         if refused is not None and self._config.on_refused_topic == "raise":
             raise error_for_send(refused, self._config.spool_dir)
-        chunk = self._chunks.get(topic)
-        if chunk is not None:
-            self._seal(chunk)
+
+    def _made_chunk(self, topic: str) -> _Chunk | None:
+        """A new chunk; None while there is no room."""
         if self._callbacks.full():
             return None
-        needed = self._needed()
-        with pump.ledger.lock:
-            if not pump.ledger.room(needed):
+        needed, ledger = self._needed(), self._pump.ledger
+        with ledger.lock:
+            if not ledger.room(needed):
                 return None
         self._check_topic(topic)
         due = time.monotonic() + self._config.linger_s

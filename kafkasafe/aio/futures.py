@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka.producer.future import RecordMetadata
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
 
 __all__ = ["RecordFuture"]
+
+_new_tuple: Final[Any] = tuple.__new__
+"""A named tuple without the call of a function in Python."""
 
 
 class RecordFuture:
@@ -50,6 +53,10 @@ class RecordFuture:
         """
         chunk = self._chunk
         if chunk.parcels is not None:
+            if chunk.acked is not None:
+                topic, partition, place, base, stamp, keys, values = chunk.acked
+                fields = topic, partition, place, base + self._index, stamp, None, keys, values, -1
+                return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
             parcel, _ = chunk.locate(self._index)
             if parcel.done and parcel.error is None:
                 metadata: RecordMetadata = chunk.metadata(self._index)

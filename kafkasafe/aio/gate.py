@@ -2,7 +2,11 @@
 
 A record is accepted in one step of the loop, between two awaits: whoever is cancelled while waiting for that step has
 nothing accepted, and after it nothing is awaited. What a step needs of others (an open batch that is full is encoded,
-the spool is full, another thread has the producer's lock) is waited for in front of it.
+the spool is full) is waited for in front of it. It takes no lock that another thread has for long, and none that a
+Ctrl-C could leave taken.
+
+The step that most records take is in `SafeProducer.send` itself: the topic has an open batch, nobody waits in front of
+it, and this iteration of the loop has something left.
 
 One iteration of the loop accepts `_QUOTA` records at most, or a task that only sends would never let another one run.
 """
@@ -13,6 +17,7 @@ import asyncio
 import collections
 import enum
 import itertools
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,10 +40,8 @@ _ROOM_S: Final = 0.25
 class _Obstacle(enum.Enum):
     """Why a record cannot be accepted in this step."""
 
-    BUSY = enum.auto()
-    """Another thread has the lock: it encodes."""
     FULL = enum.auto()
-    """The topic's open batch is to be encoded first."""
+    """The topic's open batch is to be encoded first, or is just now."""
     ROOM = enum.auto()
     """There is no room in the spool."""
 
@@ -48,7 +51,7 @@ class _Turn:
 
     def __init__(self) -> None:
         self.waiter: asyncio.Future[None] | None = None
-        self.awake = True
+        self.awake = False
 
 
 class _Line:
@@ -57,6 +60,11 @@ class _Line:
     def __init__(self) -> None:
         self.turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self.awake = 0
+
+    def enter(self, turn: _Turn) -> None:
+        self.turns[turn] = None
+        turn.awake = True
+        self.awake += 1
 
     def sleep(self, turn: _Turn) -> None:
         if turn.awake:
@@ -86,21 +94,26 @@ class Gate:
     def __init__(
         self, producer: threads.SafeProducer, worker: Worker, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._producer = producer
+        self.producer = producer
+        self.plain = producer._plain
+        self.lines: dict[str, _Line] = {}
+        """Those who wait, by topic."""
+        self.left = 0
+        """How many more records this iteration of the loop takes; 0 as well in front of its first one."""
+        self.thread = 0
+        """The loop's, in this iteration."""
         self._worker = worker
         self._loop = loop
-        self._lines: dict[str, _Line] = {}
-        self._left = 0
-        """How many more records this iteration of the loop takes."""
         self._counting = False
+        self._iteration = 0
 
     def try_now(
         self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | None:
         """Accept a record in this step; None: it has to wait (`wait_and_accept`)."""
-        if self._left <= 0 and self._counting:
+        if self.left <= 0 and self._counting:
             return None
-        if self._lines and topic in self._lines:
+        if self.lines and topic in self.lines:
             return None
         accepted = self._accept(owner, topic, key, value, special, size)
         return None if isinstance(accepted, _Obstacle) else accepted
@@ -109,14 +122,11 @@ class Gate:
         self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture:
         """Accept it after those to the same topic that came before."""
-        line = self._lines.get(topic)
-        if line is None:
-            line = self._lines[topic] = _Line()
         turn = _Turn()
-        line.turns[turn] = None
-        line.awake += 1
+        line = self.lines.setdefault(topic, _Line())
         deadline: float | None = None
         try:
+            line.enter(turn)
             while True:
                 if next(iter(line.turns)) is not turn:
                     line.sleep(turn)
@@ -124,27 +134,36 @@ class Gate:
                     await turn.waiter
                     turn.waiter = None
                     continue
-                if self._left <= 0 and self._counting:
+                if self.left <= 0 and self._counting:
+                    iteration = self._iteration
                     await asyncio.sleep(0)
+                    if self._iteration == iteration:  # a Ctrl-C came in front of it
+                        self._count_anew()
                     continue
                 accepted = self._accept(owner, topic, key, value, special, size)
                 if not isinstance(accepted, _Obstacle):
                     return accepted
                 deadline = await self._clear(accepted, topic, deadline)
         finally:
-            line.sleep(turn)
-            del line.turns[turn]
-            if line.turns:
-                line.wake()
-            elif self._lines.get(topic) is line:
-                del self._lines[topic]
+            try:
+                self._leave(topic, line, turn)
+            except BaseException:  # a Ctrl-C in the middle of it, and the others would wait for ever
+                self._leave(topic, line, turn)
+                raise
+
+    def _leave(self, topic: str, line: _Line, turn: _Turn) -> None:
+        """What was done of it before is not done again."""
+        line.turns.pop(turn, None)
+        line.sleep(turn)
+        if line.turns:
+            line.wake()
+        elif self.lines.get(topic) is line:
+            del self.lines[topic]
 
     async def _clear(self, obstacle: _Obstacle, topic: str, deadline: float | None) -> float | None:
         """Wait for what is in the way; returns when to give up waiting for room."""
-        producer = self._producer
-        if obstacle is _Obstacle.BUSY:
-            await self._worker.run(lambda: _pass(producer))
-        elif obstacle is _Obstacle.FULL:
+        producer = self.producer
+        if obstacle is _Obstacle.FULL:
             chunk = producer._chunks.get(topic)
             if chunk is not None:
                 await self._worker.run(lambda: producer._seal_chunk(chunk))
@@ -172,53 +191,50 @@ class Gate:
         self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | _Obstacle:
         """One step: the record is in the topic's open batch, or it is not and this says why."""
-        producer = self._producer
+        producer = self.producer
         if size > producer._max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(producer._too_large(size))
-        lock = producer._lock
-        try:
-            # Whoever seals has it: so while it is ours the open batch stays open.
-            if not lock.acquire(blocking=False):
-                return _Obstacle.BUSY
-            chunk = producer._chunks.get(topic)
+        chunk = producer._chunks.get(topic)
+        if chunk is None:
+            chunk = producer._begin_chunk(topic)
             if chunk is None:
-                chunk = producer._open_chunk(topic)
-                if chunk is None:
-                    return _Obstacle.ROOM
-            elif not chunk.open or chunk.left < size:
-                return _Obstacle.FULL
-            index = next(chunk.numbers)
-            if index >= threads._MAX_RECORDS:
-                chunk.left = -1
-                return _Obstacle.FULL
-            chunk.left -= size
-            try:
-                if key is not None:
-                    chunk.keys[index] = key
-                if special is not None:
-                    chunk.special[index] = special
-                chunk.values[index] = value
-            except IndexError:
-                chunk.put(index, key, value, special)
-        finally:
-            # Also where a Ctrl-C came right after the acquire().
-            if lock._is_owned():  # type: ignore[attr-defined]
-                lock.release()
-        if chunk.left <= 0 or index >= threads._MAX_RECORDS - 1:
+                return _Obstacle.ROOM
+        if not chunk.open or chunk.left < size:
+            return _Obstacle.FULL
+        index = next(chunk.numbers)
+        chunk.left -= size
+        if self.put(chunk, index, key, value, special):
+            return self.future(owner, chunk, index)
+        # It is sealed just now, without this record.
+        return _Obstacle.FULL
+
+    def put(
+        self, chunk: threads._Chunk, index: int, key: bytes | None, value: bytes | None, special: Any
+    ) -> bool:
+        """Put a record at its number, for which there may be no room yet. False: it is not accepted."""
+        if index < threads._MAX_RECORDS:
+            chunk.put(index, key, value, special)
+            if not chunk.open:
+                return chunk.took(index)
+        if index >= threads._MAX_RECORDS - 1:
             chunk.left = -1
+            producer = self.producer
             self._worker.put(lambda: producer._seal_chunk(chunk))
+        return index < threads._MAX_RECORDS
+
+    def future(self, owner: SafeProducer, chunk: threads._Chunk, index: int) -> RecordFuture:
+        """Of a record that was accepted just now, which is counted."""
         if not self._counting:
-            self._counting, self._left = True, _QUOTA
+            # In this order: a Ctrl-C in between must not leave nobody who counts anew.
             self._loop.call_soon(self._count_anew)
-        self._left -= 1
+            self.thread, self.left = threading.get_ident(), _QUOTA
+            self._counting = True
+        self.left -= 1
         future: RecordFuture = RecordFuture()
         future._owner, future._chunk, future._index = owner, chunk, index
         return future
 
     def _count_anew(self) -> None:
+        self.left = 0
         self._counting = False
-
-
-def _pass(producer: threads.SafeProducer) -> None:
-    with producer._lock:
-        pass
+        self._iteration += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -58,6 +59,7 @@ class SafeProducer:
             )
         self._configs = configs
         self._producer: threads.SafeProducer | None = None
+        self._gate: Gate | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -196,8 +198,47 @@ class SafeProducer:
             UsageError: Before `start`, or on another loop.
             Exception: As of `kafkasafe.SafeProducer.send`: nothing that raises was accepted.
         """
-        value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
         gate = self._gate
+        if (
+            gate is not None
+            and gate.left > 0
+            and gate.plain
+            and type(value) is bytes
+            and partition is None
+            and timestamp_ms is None
+            and headers is None
+            and (key is None or type(key) is bytes)
+            and not gate.lines
+            and gate.thread == get_ident()
+        ):
+            # As `kafkasafe.SafeProducer.send` does it: see `threads._Chunk`. What is rare is for the gate.
+            size = RECORD_OVERHEAD + len(value)
+            if key is not None:
+                size += len(key)
+            try:
+                chunk = gate.producer._chunks[topic]
+                chunk.left = left = chunk.left - size
+                if left >= 0:
+                    index = next(chunk.numbers)
+                    if key is not None:
+                        chunk.keys[index] = key
+                    chunk.values[index] = value
+                    if chunk.open:
+                        gate.left -= 1
+                        future: RecordFuture = RecordFuture()
+                        future._owner = self
+                        future._chunk = chunk
+                        future._index = index
+                        return future
+                    if chunk.took(index):
+                        return gate.future(self, chunk, index)
+            except IndexError:
+                if gate.put(chunk, index, key, value, None):
+                    return gate.future(self, chunk, index)
+            except KeyError:
+                pass
+        value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
+        gate = self._opened_gate
         return gate.try_now(self, topic, key, value, special, size) or await gate.wait_and_accept(
             self, topic, key, value, special, size
         )
@@ -211,15 +252,6 @@ class SafeProducer:
             raise self._not_started()
         if asyncio.get_running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
-        if (
-            producer._plain
-            and type(value) is bytes
-            and headers is None
-            and partition is None
-            and timestamp_ms is None
-            and (key is None or type(key) is bytes)
-        ):
-            return value, key, None, RECORD_OVERHEAD + len(value) + (0 if key is None else len(key))
         key, value, special, size = producer._checked(
             topic, value, key, None if headers is None else list(headers), partition, timestamp_ms
         )
@@ -239,12 +271,7 @@ class SafeProducer:
         Raises:
             Exception: As of `send`, and of the future.
         """
-        value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
-        gate = self._gate
-        return await (
-            gate.try_now(self, topic, key, value, special, size)
-            or await gate.wait_and_accept(self, topic, key, value, special, size)
-        )
+        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Records of any topics and partitions that are delivered together or not at all.
@@ -355,6 +382,12 @@ class SafeProducer:
         if self._producer is None:
             raise self._not_started()
         return self._producer
+
+    @property
+    def _opened_gate(self) -> Gate:
+        if self._gate is None:
+            raise self._not_started()
+        return self._gate
 
     def _not_started(self) -> Exception:
         if self._closing is not None:

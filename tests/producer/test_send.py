@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
@@ -9,6 +10,7 @@ from functools import partial
 
 import harness
 import pytest
+from ctrl_c import CtrlC
 
 from kafkasafe.errors import ProducerClosedError
 from kafkasafe.testing import FakeCluster
@@ -275,3 +277,39 @@ def test_close_refuses_new_records_before_it_seals_what_it_has(producers, monkey
     monkeypatch.setattr(producer, "_seal_all", sealing)
     producer.close(timeout=0)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("room", ["plenty", "to be made", "none", "no batch"])
+def test_ctrl_c_at_each_place_of_send(fake_kafka, producers, room):
+    """The record may be accepted or not; no lock stays taken, and everything else comes once, in order."""
+    fake_kafka.create_topic("t", partitions=1)
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
+    sent, doubtful, places = [], set(), set()
+
+    def send(value):
+        sent.append(value)
+        return producer.send("t", value)
+
+    for step in range(0, 10_000, 2):
+        for i in range({"plenty": 2, "to be made": 16, "none": 1, "no batch": 0}[room]):
+            send(b"%d before %d" % (step, i))
+        if room == "none":
+            producer._chunks["t"].left = 0
+        at = CtrlC(step, {"kafkasafe.producer", "kafkasafe._io.pump"})
+        with contextlib.suppress(KeyboardInterrupt), at:
+            send(b"%d" % step)
+        send(b"%d after" % step)
+        if not at.pressed:
+            break
+        doubtful.add(b"%d" % step)
+        places.add(at.place)
+        sealing = threading.Thread(target=producer._seal_all, daemon=True)
+        sealing.start()
+        sealing.join(60)
+        assert not sealing.is_alive(), places
+    assert len(places) > 2
+    producer.close()
+    values = fake_kafka.values("t")
+    came = set(values)
+    assert values == [value for value in sent if value in came]
+    assert came >= set(sent) - doubtful
