@@ -56,6 +56,7 @@ from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, 
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE, LeaderChangedError, LookUps, Note
 from kafkasafe._io.metadata import Metadata
+from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import ConsumerStats, PartitionProgress, Reading
 from kafkasafe._io.transport import _Manager
 from kafkasafe.classification import Verdict
@@ -343,7 +344,7 @@ class _Part:
             self.inquiry = None
 
 
-class SafeConsumer(BatchPolling, KafkaConsumer):
+class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
     """A drop-in for kafka-python's `KafkaConsumer`. Not thread-safe, as that; look-ups of offsets are.
 
     What it does beside:

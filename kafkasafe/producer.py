@@ -40,6 +40,7 @@ from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.files import Files, OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
+from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.refusals import because, counted, error_for_send
 from kafkasafe._io.stats import Reading
@@ -759,7 +760,7 @@ class RecordFuture(FutureRecordMetadata):
         return f"<RecordFuture {self.exception or self._metadata()}>"
 
 
-class SafeProducer:
+class SafeProducer(OfOneProcess):
     """A KafkaProducer that loses nothing: what `send` accepted is on disk before it is promised.
 
     Takes KafkaProducer's options under their names; unknown ones are refused. Defaults that differ: `linger_ms=5`,

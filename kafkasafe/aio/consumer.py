@@ -14,6 +14,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe import consumer as threads
+from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import Fetched, Handed, as_offset
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.config import validate_consumer
@@ -29,7 +30,7 @@ _SLICE_MS: Final = 50
 """How long the thread waits for records before it looks for other work."""
 
 
-class SafeConsumer:
+class SafeConsumer(OfOneProcess):
     """`kafkasafe.SafeConsumer` for a program with an event loop; the methods are named as AIOKafkaConsumer's.
 
     `async with SafeConsumer("orders", ...) as consumer: async for record in consumer: ...`

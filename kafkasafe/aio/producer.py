@@ -14,6 +14,7 @@ from kafka.producer.future import RecordMetadata
 from kafkasafe import producer as threads
 from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._io.awaiting import LoopWaits
+from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
@@ -33,7 +34,7 @@ _OTHER_LOOP = (
 Call = tuple[Callable[[RecordFuture], object], contextvars.Context | None]
 
 
-class SafeProducer:
+class SafeProducer(OfOneProcess):
     """`kafkasafe.SafeProducer` for a program with an event loop; the methods are named as AIOKafkaProducer's.
 
     `async with SafeProducer(bootstrap_servers=...) as producer:` starts and closes it, or `start()` and `stop()` do. It

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kafkasafe import SafeProducer
+import kafkasafe
+from kafkasafe import SafeProducer, aio
 
 PROGRAM = Path(__file__).parent / "pool_program.py"
 LONG_S = 90
@@ -32,3 +35,18 @@ def test_what_the_workers_of_a_pool_accepted_last_is_not_lost(fake_kafka, tmp_pa
     with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
         producer.flush(LONG_S)
     assert sorted(fake_kafka.values("orders")) == sorted([b"of the parent", *(b"%d" % i for i in range(60))])
+
+
+@pytest.mark.parametrize("call", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_producer_is_no_argument_of_another_process(fake_kafka, tmp_path, call):
+    """`Pool.map(producer.send, ...)` with spawn, or a ProcessPoolExecutor. A copy would close what it shares."""
+    servers = fake_kafka.bootstrap_servers
+    with (
+        SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path) as producer,
+        kafkasafe.SafeConsumer(bootstrap_servers=servers) as consumer,
+    ):
+        of_a_loop = [aio.SafeProducer(bootstrap_servers=servers), aio.SafeConsumer(bootstrap_servers=servers)]
+        for each in (producer, consumer, *of_a_loop):
+            with pytest.raises(TypeError, match="Open one in each process"):
+                call(each)
+        assert producer.send("orders", b"1").get(60).offset == 0
