@@ -1000,6 +1000,8 @@ class Journal:
         """Everything before this spool position is finished, and not doubted."""
         least = self._spooled.least
         first = min(self._end_position if least is None else least, self._first_packed)
+        if not (self._doubted or self._healing or self._resent or len(self.units)):
+            return first
         pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
         return min((first, *self._resent.values(), *pinned))
 

@@ -194,6 +194,8 @@ class Intake:
 
     def divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
         """In order; where the spool cannot be read for a moment (too many open files) the lane pauses."""
+        if not divides and not lane.undivided:
+            return False
         # What could not be read the journal may have named again, or given up.
         unique = {divide.batch.handle: divide for divide in (*lane.undivided, *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
