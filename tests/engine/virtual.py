@@ -322,8 +322,10 @@ class World:
         end = self.time.monotonic() + seconds
         while True:
             self.cluster._desk.advance(self.cluster.now_ms())
+            now = self.time.monotonic()
             for life in self.lives:
-                life.turn()
+                if life.inbox or life.engine.due <= now:  # as a thread, which sleeps while there is nothing
+                    life.turn()
             if until is not None and until():
                 return True
             if any(life.inbox for life in self.lives):

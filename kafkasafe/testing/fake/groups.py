@@ -147,6 +147,8 @@ class Groups:
 
     def next_due_ms(self) -> int | None:
         """When `advance` has something to do next."""
+        if not self._groups:
+            return None
         due = [
             member.heard_ms + member.session_timeout_ms
             for group in self._groups.values()

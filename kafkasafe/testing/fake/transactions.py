@@ -73,7 +73,7 @@ class _Transaction:
     @property
     def ending(self) -> bool:
         """Whether an end is decided and not yet carried out."""
-        return self.state in {TxnState.COMMITTING, TxnState.ABORTING}
+        return self.state is TxnState.COMMITTING or self.state is TxnState.ABORTING
 
 
 class Transactions:

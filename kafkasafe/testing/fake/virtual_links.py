@@ -438,7 +438,9 @@ def code_error(code: int, message: str) -> BaseException:
 
 def namespace(value: Any) -> Any:
     """Plain data with attributes: dicts become namespaces, at any depth."""
-    if isinstance(value, Mapping):
+    if isinstance(value, int | str | bytes):
+        return value
+    if isinstance(value, dict):
         return Message(**{name: namespace(one) for name, one in value.items()})
     return [namespace(one) for one in value] if isinstance(value, list | tuple) else value
 

@@ -97,8 +97,12 @@ class VirtualTime:
 
     def run_until(self, at_s: float) -> None:
         """Lets everything happen that is due until then."""
-        while (due := self.next_s) is not None and due <= at_s:
-            self.step()
+        timers = self._timers
+        while timers and timers[0][0] <= at_s:
+            due_s, _, timer = heapq.heappop(timers)
+            if timer._work is not None:
+                self._now_s = max(self._now_s, due_s)
+                timer._fire()
         self._now_s = max(self._now_s, at_s)
 
     def run_for(self, seconds: float) -> None:
