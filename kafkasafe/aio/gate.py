@@ -199,7 +199,8 @@ class Gate:
             chunk = producer._begin_chunk(topic)
             if chunk is None:
                 return _Obstacle.ROOM
-        if not chunk.open or chunk.left < size:
+        # A new one takes a record of any size.
+        if not chunk.open or chunk.left < min(size, producer._chunk_bytes):
             return _Obstacle.FULL
         index = next(chunk.numbers)
         chunk.left -= size
@@ -216,7 +217,7 @@ class Gate:
             chunk.put(index, key, value, special)
             if not chunk.open:
                 return chunk.took(index)
-        if index >= threads._MAX_RECORDS - 1:
+        if index >= threads._MAX_RECORDS - 1 or chunk.left <= 0:
             chunk.left = -1
             producer = self.producer
             self._worker.put(lambda: producer._seal_chunk(chunk))

@@ -219,3 +219,16 @@ def test_metadata_of_each_record_of_a_batch(options, differ):
                 assert found[3].serialized_value_size == (4 if differ else 1)
 
     run(main())
+
+
+def test_a_record_that_is_larger_than_a_batch_is_one_of_its_own(options, fake_kafka):
+    async def main():
+        async with SafeProducer(**options, batch_size=1_000) as producer, asyncio.timeout(LONG_S):
+            futures = [
+                await producer.send("orders", b"%d" % i * size)
+                for i, size in enumerate((10, 5_000, 5_000, 10))
+            ]
+            # None of the first three waits until linger_ms is over: they are full, or another one came after them.
+            return [(await future).offset for future in futures[:3]]
+
+    assert run(main()) == [0, 1, 2]
