@@ -1,4 +1,4 @@
-"""A pool of processes that send and never close: `pool_program.py servers directory fork|spawn`."""
+"""A pool of processes that send and never close: `pool_program.py servers directory fork|spawn|forkserver`."""
 
 import functools
 import multiprocessing
