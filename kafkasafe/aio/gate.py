@@ -102,6 +102,8 @@ class Gate:
         """How many more records this iteration of the loop takes; 0 as well in front of its first one."""
         self.thread = 0
         """The loop's, in this iteration."""
+        self.is_running = loop.is_running
+        """Whether it does: a thread may stop one loop and go on with another."""
         self._worker = worker
         self._loop = loop
         self._counting = False

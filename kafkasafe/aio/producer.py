@@ -211,6 +211,7 @@ class SafeProducer(OfOneProcess):
             and (key is None or type(key) is bytes)
             and not gate.lines
             and gate.thread == get_ident()
+            and gate.is_running()
         ):
             # As `kafkasafe.SafeProducer.send` does it: see `threads._Chunk`. What is rare is for the gate.
             size = RECORD_OVERHEAD + len(value)

@@ -70,6 +70,30 @@ def test_start_and_stop_as_aiokafka_has_them(options, fake_kafka):
         SafeProducer(bootstrap_servers="localhost:1", no_such_option=1)
 
 
+def test_a_loop_that_stopped_in_the_middle_leaves_its_producer_to_no_other(options, fake_kafka):
+    """Its thread goes on with another loop."""
+    loop, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def main():
+        producer = SafeProducer(**options)
+        await producer.start()
+        await producer.send_and_wait("orders", b"1")
+        await producer.send("orders", b"2")
+        loop.stop()
+        return producer
+
+    try:
+        task = loop.create_task(main())
+        loop.run_forever()
+        with pytest.raises(UsageError, match="another event loop"):
+            other.run_until_complete(task.result().send("orders", b"3"))
+        loop.run_until_complete(task.result().stop())
+    finally:
+        loop.close()
+        other.close()
+    assert fake_kafka.values("orders") == [b"1", b"2"]
+
+
 def test_futures_of_a_producer_of_threads_are_awaited_too(options):
     """From several loops at once."""
     with kafkasafe.SafeProducer(**options) as producer:
