@@ -62,6 +62,7 @@ TESTS = {
     "The first answer does not end": "test_position_7_with_the_measured_first_answer",
     "A topic's id is noted": "test_a_topic_made_anew",
     "kafka-python's fetcher has": "test_what_was_left_of_a_paused_partition_comes_when_it_is_resumed",
+    "An interrupt in the middle of a take": "test_interrupted_in_the_middle_of_a_take_nothing_is_lost",
     "A response is decompressed": "test_a_bomb_does_not_go_off",
     "Code 3 is answered": "test_a_missing_topic_is_told_after_a_while_and_a_missing_right_at_once",
     "One answer is no fact": "test_one_stray_refusal_after_an_outage_throws_nothing_away",

@@ -24,6 +24,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe._core.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError
 from kafkasafe._core.batch import CorruptBatchError
+from kafkasafe._io.records import Records
 
 __all__ = ["BatchFetcher", "BatchPolling"]
 
@@ -184,7 +185,7 @@ class BatchFetcher(Fetcher):
         """What kafka-python makes of a completed fetch."""
         wanted = self._wanted
         if wanted is None:
-            return Fetcher.PartitionRecords
+            return Records
         return lambda offset, tp, records, **options: _Batches(wanted, offset, tp, records, **options)
 
     def fetch_records(

@@ -9,6 +9,7 @@ import consuming
 import pytest
 from consuming import Consumers, Writer, collect, new_topic, until
 from kafka import TopicPartition
+from kafka.serializer import Deserializer
 
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
@@ -95,3 +96,32 @@ def test_nothing_waits_between_taking_and_returning(fake_kafka, monkeypatch, pol
         assert returned, "it waits for the next fetch to be sent"
         (found,) = taken
         assert sum(map(len, found.values())) == 15 if poll == "poll" else found.num_rows == 15
+
+
+def test_interrupted_in_the_middle_of_a_take_nothing_is_lost(fake_kafka):
+    topic = new_topic(fake_kafka)
+    consuming.produce(fake_kafka, topic, [b"%d" % number for number in range(200)])
+    interrupts = [b"130", b"30", b"0"]
+
+    class Interrupts(Deserializer):
+        def deserialize(self, topic, headers, data):
+            if interrupts and data == interrupts[-1]:
+                interrupts.pop()
+                raise KeyboardInterrupt
+            return data
+
+    taken = []
+
+    def take(consumer):
+        try:
+            for records in consumer.poll(1000, max_records=60).values():
+                taken.extend(record.value for record in records)
+        except KeyboardInterrupt:
+            pass
+        return len(taken) >= 200
+
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest", value_deserializer=Interrupts())
+        until(lambda: take(consumer))
+    assert not interrupts
+    assert taken == [b"%d" % number for number in range(200)]

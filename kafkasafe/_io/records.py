@@ -1,0 +1,305 @@
+"""KafkaConsumer's records, decoded many at a time.
+
+kafka-python's `PartitionRecords` decodes record by record, in Python. `Records` stands in its place and goes through
+the batches as it does: what a position is, which batches are passed over, when a batch is looked at and which error
+comes after which record is the same. Only within a batch it reads many records at once (`_core/record_decode`), and
+where one of them is not as Kafka writes it, and for the message formats before v2, kafka-python reads them itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from types import SimpleNamespace
+from typing import Any, Final
+
+import crc32c
+import kafka.errors as kafka_errors
+from kafka.consumer.fetcher import ConsumerRecord, Fetcher
+from kafka.record.default_records import DefaultRecordBatch
+from kafka.structs import TopicPartition
+
+from kafkasafe._core.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError, _decompress
+from kafkasafe._core.record_decode import Piece, Place, Row, read
+
+__all__ = ["Records"]
+
+_log = logging.getLogger(__name__)
+
+_PIECE: Final = 2048  # records that are decoded at once
+_TAKING: Final = -1  # no position: what was interrupted while it took is fetched again
+_FIRST_OFFSET: Final = -(1 << 63)
+_HEADER: Final = DefaultRecordBatch.HEADER_STRUCT
+_MAGIC: Final = 2
+_MAGIC_AT: Final = 16
+_ATTRIBUTES_AT: Final = 21
+_COMPRESSED: Final = 0x07
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+_OFFSET_FIELD: Final = ConsumerRecord._fields.index("offset")
+_PARENT: Final[Any] = Fetcher.PartitionRecords
+_make_record: Final[Any] = functools.partial(tuple.__new__, ConsumerRecord)
+
+
+class _Decoded:
+    """Records of a piece, and what they count for."""
+
+    __slots__ = ("records", "sizes")
+
+    def __init__(self, records: Iterator[Any], sizes: list[int]) -> None:
+        self.records = records
+        self.sizes = iter(sizes)
+
+    def give(self, taken: list[Any], most: int | None, part: Records) -> bool:
+        """Adds records to `taken`. Returns whether these were all there are."""
+        before = len(taken)
+        try:
+            taken.extend(islice(self.records, most))
+        finally:
+            count = len(taken) - before
+            if count:
+                part.records_read += count
+                part.bytes_read += sum(islice(self.sizes, count))
+                part.working_offset = taken[-1].offset + 1
+        return most is None or count < most
+
+
+class _Foreign:
+    """What is left of a batch, read by kafka-python."""
+
+    __slots__ = ("_inner", "_is_old", "_records")
+
+    def __init__(self, inner: Any, *, is_old: bool) -> None:
+        self._inner = inner
+        self._records = inner.record_iterator
+        self._is_old = is_old
+
+    def give(self, taken: list[Any], most: int | None, part: Records) -> bool:
+        """See `_Decoded.give`."""
+        inner = self._inner
+        before = len(taken)
+        read_before = inner.records_read, inner.bytes_read
+        try:
+            taken.extend(islice(self._records, most))
+        finally:
+            part.records_read += inner.records_read - read_before[0]
+            part.bytes_read += inner.bytes_read - read_before[1]
+            if self._is_old:
+                part.working_offset = inner.next_fetch_offset
+            elif len(taken) > before:
+                part.working_offset = taken[-1].offset + 1
+        if len(taken) > before:
+            part.skipping = False
+        return most is None or len(taken) - before < most
+
+
+class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of its types
+    """kafka-python's `PartitionRecords`, faster.
+
+    Attributes:
+        working_offset: What `next_fetch_offset` is going to be when `take` returns.
+        skipping: No record at or behind the offset that was asked for was found yet.
+    """
+
+    topic_partition: TopicPartition
+
+    def __init__(
+        self,
+        fetch_offset: int,
+        tp: TopicPartition,
+        records: Any,
+        key_deserializer: Any = None,
+        value_deserializer: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
+        self.working_offset = fetch_offset
+        self.skipping = True
+        self._deserializers = key_deserializer, value_deserializer
+        self._is_plain = key_deserializer is None and value_deserializer is None
+        self._piece: _Decoded | _Foreign | None = None
+        self.record_iterator: Iterator[_Decoded | _Foreign] | None = self._pieces(records)
+
+    def take(self, n: int | None = None) -> list[Any]:
+        """The next records, at most so many; see kafka-python's.
+
+        Raises:
+            Exception: What comes before the next record: the batch is damaged, or a deserializer raised it.
+        """
+        self._maybe_raise_next_inline_exception()
+        taken: list[Any] = []
+        # Whoever is interrupted here (Ctrl-C) has taken nothing.
+        self.next_fetch_offset = _TAKING
+        try:
+            while n is None or len(taken) < n:
+                if self._piece is None:
+                    source = self.record_iterator
+                    self._piece = None if source is None else next(source, None)
+                    if self._piece is None:
+                        break
+                if self._piece.give(taken, None if n is None else n - len(taken), self):
+                    self._piece = None
+        except Exception as error:
+            self._piece = None
+            self.record_iterator = iter(())  # as a generator that raised
+            self.next_fetch_offset = self.working_offset
+            if not taken:
+                raise
+            # To be raised in the next call.
+            self._next_inline_exception = error
+            return taken
+        self.next_fetch_offset = self.working_offset
+        return taken
+
+    def _pieces(self, records: Any) -> Iterator[_Decoded | _Foreign]:
+        """The records of batch after batch; a batch is looked at when the records before it were taken."""
+        behind = None
+        while (view := records._next_slice) is not None:
+            if len(view) < HEADER_BYTES or view[_MAGIC_AT] != _MAGIC:
+                old = records.next_batch()
+                self._check_crc(old)
+                yield self._by_kafka_python(old)
+                behind = None
+                continue
+            records._cache_next()
+            header = BatchHeader(*_HEADER.unpack_from(view))
+            if self.check_crcs and crc32c.crc32c(view[_ATTRIBUTES_AT:]) != header.crc:
+                self._check_crc(DefaultRecordBatch(view))
+            behind = header.last_offset + 1
+            if self._passes(header, view):
+                yield from self._of(header, view)
+            else:
+                self.working_offset = behind
+        if behind is not None:
+            # Also when compaction took the last records.
+            self.working_offset = behind
+        self.drain()
+
+    def _check_crc(self, batch: Any) -> None:
+        if self.check_crcs and not batch.validate_crc():
+            raise kafka_errors.CorruptRecordError(
+                f"Record batch for partition {self.topic_partition} at offset {batch.base_offset} failed crc check"
+            )
+
+    def _passes(self, header: BatchHeader, view: memoryview) -> bool:
+        """Whether its records are delivered. Called for every batch, in order."""
+        self.leader_epoch = header.partition_leader_epoch
+        if not header.attributes & (_TRANSACTIONAL | _CONTROL):
+            return True
+        if self.isolation_level and header.producer_id >= 0:  # read_committed
+            self._consume_aborted_transactions_up_to(header.last_offset)
+            if header.is_control:
+                # Compaction may leave of a marker's batch the header alone.
+                if header.count and self._contains_abort_marker(DefaultRecordBatch(view)):
+                    self.aborted_producer_ids.discard(header.producer_id)
+            elif header.producer_id in self.aborted_producer_ids:
+                _log.debug(
+                    "Skipping aborted records of %s from producer %d, offsets %d to %d",
+                    self.topic_partition,
+                    header.producer_id,
+                    header.base_offset,
+                    header.last_offset,
+                )
+                return False
+        return not header.is_control
+
+    def _of(self, header: BatchHeader, view: memoryview) -> Iterator[_Decoded | _Foreign]:
+        """The records of one batch."""
+        body = bytes(view[HEADER_BYTES:])
+        left = header.count
+        if not left and not body:
+            return
+        if header.attributes & _COMPRESSED:
+            try:
+                body = _decompress(body, header.compression, MAX_BODY_BYTES)
+            except CorruptBatchError as error:
+                yield self._without_codec(DefaultRecordBatch(view), error)
+                return
+            except ValueError:
+                yield self._by_kafka_python(DefaultRecordBatch(view))  # which knows no such codec either
+                return
+        is_appended = header.is_log_append_time
+        topic, partition = self.topic_partition
+        place = Place(
+            topic,
+            partition,
+            header.partition_leader_epoch,
+            int(is_appended),
+            header.base_offset,
+            header.base_timestamp,
+            header.max_timestamp if is_appended else None,
+        )
+        at = 0
+        while left > 0 and (piece := read(body, at, min(left, _PIECE), place)) is not None:
+            at = piece.end
+            left -= len(piece.sizes)
+            if not self.skipping or self._reach_start(piece):
+                rows = piece.rows
+                records = map(_make_record, rows) if self._is_plain else self._deserialized(rows)
+                yield _Decoded(records, piece.sizes)
+        if left or at != len(body):
+            # kafka-python goes on where this ends, and finds what is wrong.
+            batch: Any = DefaultRecordBatch(view)
+            batch._buffer = bytearray(body)
+            batch._pos = at
+            batch._next_record_index = header.count - left
+            batch._decompressed = True
+            yield self._by_kafka_python(batch)
+
+    def _reach_start(self, piece: Piece) -> bool:
+        """Passes over what stands in front of the offset that was asked for: a broker gives whole batches."""
+        passed = 0
+        for row in piece.rows:
+            offset = row[_OFFSET_FIELD]
+            if offset >= self.fetch_offset:
+                self.skipping = False
+                piece.rows = chain((row,), piece.rows)
+                break
+            passed += 1
+            self.working_offset = offset + 1
+        self.records_read += passed
+        self.bytes_read += sum(piece.sizes[:passed])
+        del piece.sizes[:passed]
+        return not self.skipping
+
+    def _deserialized(self, rows: Iterable[Row]) -> Iterator[Any]:
+        key_deserializer, value_deserializer = self._deserializers
+        for topic, partition, epoch, offset, timestamp, kind, key, value, headers, *rest in rows:
+            try:
+                made_key = self._deserialize(key_deserializer, topic, headers, key)
+                made_value = self._deserialize(value_deserializer, topic, headers, value)
+            except StopIteration:
+                # It would look like the end of the records.
+                _log.exception("StopIteration raised unpacking messageset")
+                raise RuntimeError("StopIteration raised unpacking messageset") from None
+            yield ConsumerRecord(
+                topic, partition, epoch, offset, timestamp, kind, made_key, made_value, headers, *rest
+            )
+
+    def _by_kafka_python(self, batch: Any) -> _Foreign:
+        is_old = batch.magic != 2
+        key_deserializer, value_deserializer = self._deserializers
+        inner = _PARENT(
+            self.fetch_offset if self.skipping else _FIRST_OFFSET,
+            self.topic_partition,
+            SimpleNamespace(next_batch=iter((batch, None)).__next__),
+            key_deserializer,
+            value_deserializer,
+            check_crcs=is_old and self.check_crcs,  # the batch's own was compared
+        )
+        inner.leader_epoch = self.leader_epoch  # which an old message does not have
+        if is_old:
+            inner.next_fetch_offset = self.working_offset
+        return _Foreign(inner, is_old=is_old)
+
+    def _without_codec(self, batch: Any, error: CorruptBatchError) -> _Foreign:
+        try:
+            batch._assert_has_codec(batch.compression_type)
+        except kafka_errors.UnsupportedCodecError:
+            # It has nothing to do with the package that kafka-python would ask for.
+            raise kafka_errors.CorruptRecordError(
+                f"Record batch for partition {self.topic_partition} at offset {batch.base_offset}: {error}"
+            ) from error
+        return self._by_kafka_python(batch)
