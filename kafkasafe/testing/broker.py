@@ -1070,7 +1070,11 @@ class KafkaCluster:
             "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         }
         if self._zookeeper:
-            settings |= {"zookeeper.session.timeout.ms": _SESSION_TIMEOUT_MS}
+            # As long as the session by default, in which a busy machine does not start a broker.
+            settings |= {
+                "zookeeper.session.timeout.ms": _SESSION_TIMEOUT_MS,
+                "zookeeper.connection.timeout.ms": 120_000,
+            }
         else:
             settings |= {
                 "broker.session.timeout.ms": _SESSION_TIMEOUT_MS,

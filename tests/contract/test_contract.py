@@ -568,7 +568,8 @@ def test_the_record_with_the_largest_timestamp(side):
     topic = side.topic()
     base = side.now_ms - 100_000
     for stamp in (base, base + 5000, base + 1000):
-        side.send(topic, 2, timestamp=[stamp, stamp - 1])
+        side.write(topic, 2, timestamp=[stamp, stamp - 1])
+    until(lambda: side.offset(topic, -3).error_code != 6)
     found = side.offset(topic, -3)
     # Before ListOffsets v7 the number is a time like any other.
     first = (0, 2, base + 5000) if side.new else (0, 0, base)

@@ -244,7 +244,8 @@ def test_retention_takes_whole_segments(trio):
     of_time = trio.topic(segment_bytes=1 << 20, retention_ms=day_ms // 2)
     old = trio.topic(retention_ms=day_ms // 2)
     trio.fill(of_size, range(8), size=size)
-    for seq, age_ms in enumerate([day_ms, day_ms, 0, day_ms, day_ms]):
+    # The new one first: what is only old goes as soon as somebody looks, the segment that is written to as well.
+    for seq, age_ms in enumerate([0, day_ms, day_ms, day_ms, day_ms]):
         trio.fill(of_time, [seq], size=size, age_ms=age_ms)
     trio.fill(old, range(2), age_ms=day_ms)
     until(lambda: trio.start(of_size) == 3)  # with the next segment more than five would go
