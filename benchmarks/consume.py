@@ -57,7 +57,7 @@ CONFLUENT = {
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 1_000_000,
 }
-SHARE = {"kafka-python": 0.15, "safe": 0.15}
+SHARE = {"kafka-python": 0.15, "safe": 0.4}
 LARGE_FETCH = 16_000_000
 KEYS = 10_000
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")

@@ -9,7 +9,6 @@ where one of them is not as Kafka writes it, and for the message formats before 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ from kafkasafe._core.record_decode import Piece, Place, Row, read
 
 __all__ = ["Records"]
 
-_log = logging.getLogger(__name__)
 
 _PIECE: Final = 2048  # records that are decoded at once
 _TAKING: Final = -1  # no position: what was interrupted while it took is fetched again
@@ -195,13 +193,6 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 if header.count and self._contains_abort_marker(DefaultRecordBatch(view)):
                     self.aborted_producer_ids.discard(header.producer_id)
             elif header.producer_id in self.aborted_producer_ids:
-                _log.debug(
-                    "Skipping aborted records of %s from producer %d, offsets %d to %d",
-                    self.topic_partition,
-                    header.producer_id,
-                    header.base_offset,
-                    header.last_offset,
-                )
                 return False
         return not header.is_control
 
@@ -270,10 +261,9 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             try:
                 made_key = self._deserialize(key_deserializer, topic, headers, key)
                 made_value = self._deserialize(value_deserializer, topic, headers, value)
-            except StopIteration:
+            except StopIteration as error:
                 # It would look like the end of the records.
-                _log.exception("StopIteration raised unpacking messageset")
-                raise RuntimeError("StopIteration raised unpacking messageset") from None
+                raise RuntimeError("StopIteration raised unpacking messageset") from error
             yield ConsumerRecord(
                 topic, partition, epoch, offset, timestamp, kind, made_key, made_value, headers, *rest
             )

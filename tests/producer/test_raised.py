@@ -219,6 +219,7 @@ def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(some_wire, produ
         "max_request_size": 500_000,
         "heal_recreated_topics": True,
         "acked_loss_check_ms": LONG_MS,
+        "request_timeout_ms": 5000,
     }
     first = producers(proxy.bootstrap_servers, **options)
     value = b"x" * 100_000
