@@ -277,8 +277,8 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
         scan: For its present batches only.
 
     Returns:
-        (judgement, whether the present ones are below the high watermark). Where the log contradicts the state, the
-        state is believed, as it would have been without the scan, and the leader must confirm it.
+        (judgement, whether the log has the present ones). Where it does not, though all of it was read, the state is
+        of a late request that an empty log took alone, and is not to be believed.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(

@@ -124,3 +124,62 @@ def test_an_old_batch_waits_for_the_answers_to_all_before_it():
             brokers=1,
         )
     )
+
+
+def test_a_late_request_in_a_log_that_was_empty_does_not_speak_for_those_before_it():
+    """The topic was created again, the next place is 0: no leader epoch tells that the log was cut. The log itself does."""
+    play(
+        history(
+            ("send", 20053, 56455, 28529),
+            ("wait", 24639, 7980, 31401),
+            ("late", 60219, 4403, 42123),
+            ("recreate", 9, 47191, 28662),
+            ("wait", 23810, 11558, 30614),
+            ("send", 372, 395, 44605),
+            ("wait", 6103, 30894, 34355),
+            seed=28378,
+            partitions=2,
+            brokers=1,
+            heals=True,
+            retains=True,
+            loses=True,
+        )
+    )
+    play(
+        history(
+            ("swallow", 43463, 27508, 8699),
+            ("kill", 8954, 44682, 38648),
+            ("send", 43282, 46157, 772),
+            ("wait", 16921, 5720, 15594),
+            ("code", 48216, 30801, 60962),
+            ("wait", 5220, 55241, 61773),
+            ("wipe", 15507, 39772, 55207),
+            ("send", 39789, 62978, 27348),
+            ("late", 63685, 7100, 25501),
+            ("wait", 32990, 2697, 55658),
+            ("kill", 724, 62172, 54324),
+            seed=31930,
+            brokers=1,
+            heals=True,
+            loses=True,
+        )
+    )
+
+
+def test_a_silent_link_whose_partition_has_no_leader():
+    """The simulated transport stopped with a TypeError."""
+    play(
+        history(
+            ("send", 40421, 54923, 7381),
+            ("wait", 63926, 32952, 64448),
+            ("broker", 19777, 10457, 19903),
+            ("forget", 14956, 26528, 6808),
+            ("broker", 40421, 191, 5116),
+            ("broker", 36618, 3025, 40099),
+            ("wait", 25332, 23958, 37067),
+            seed=41286,
+            partitions=1,
+            segment_bytes=4000,
+            memory_bytes=2000,
+        )
+    )

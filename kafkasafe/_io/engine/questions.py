@@ -334,7 +334,9 @@ class Question(_LogSteps):
         if self._by_state is not None:
             judgement, stable = judge_located(self._by_state, scan)
             if not stable:
-                self._probe(judgement)
+                # All of the log was read: a state that speaks of what is not there is one late request's.
+                self._by_state = None
+                self._read_log()
                 return
             self._count(judgement, "state")
             self._lane.journal.judged(

@@ -272,7 +272,7 @@ class Metadata(Links):
                 else:
                     link.waiting.append(call)
             silent = self._time.monotonic() - link.heard_s > _SILENCE_S and link.in_flight
-            leaders = {self._leader(*target) for call in link.in_flight for target in call.targets}
+            leaders = [self._leader(*target) for call in link.in_flight for target in call.targets]
             if silent and any(isinstance(one, int) and one != link.node for one in leaders):
                 text = f"Node {link.node} is silent and leads no more"
                 self._lost(link, kafka_errors.KafkaConnectionError(text))
