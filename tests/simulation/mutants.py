@@ -105,6 +105,13 @@ def _resolves_before_the_mark(patch: Any) -> None:
     patch.setattr(Sender, "produced", ended_at_once)
 
 
+def _believes_without_a_proof(patch: Any) -> None:
+    question = questions.Question
+    source(question, "_on_described", "judgement.present > 1 and", "False and")(patch)
+    # Nor is the log asked.
+    source(question, "_judge", "self._by_state = None", "return self._probe(judgement)")(patch)
+
+
 def _reverses_groups(patch: Any) -> None:
     write = Spool.write_group
 
@@ -325,7 +332,7 @@ ENGINE: dict[str, Mutant] = {
 # Too rare for histories, found by an exact test (of tests/engine/test_non_obvious.py).
 EXACT: dict[str, tuple[Callable[[Any], None], str]] = {
     "a state is believed without a proof": (
-        source(questions.Question, "_on_described", "judgement.present > 1 and", "False and"),
+        _believes_without_a_proof,
         "test_one_late_request_does_not_speak_for_those_before_it",
     ),
     "no look after what was acknowledged": (
