@@ -95,6 +95,7 @@ TESTS = {
     "A look-up by time may be wrong": "test_finding_none_is_not_believed_either_without_the_remote_part",
     "A partition is doubted before its batch": "test_what_is_doubted_is_kept_until_the_log_was_read",
     "An acknowledged batch says nothing of those": "test_what_was_acknowledged_behind_a_copy_says_nothing_of_it",
+    "STATE says how far everything is finished": "test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_after_the_next",
     "A batch keeps its rank": "test_a_copy_keeps_place_and_id_when_its_old_place_is_gone",
     "Nothing of a healing is released": "test_healing_is_told_by_the_life_that_ends_it_with_all_of_it",
     "The protocol of a transaction": "test_the_same_end_again_is_answered_as_the_first_was",

@@ -1438,7 +1438,12 @@ class Journal:
                 case m.State():
                     known = self._declared(mark.destination)
                     known.baseline_offset = mark.baseline_offset
-                    known.last_acked_offset = known.clear_offset = mark.last_acked_offset
+                    known.clear_offset = mark.last_acked_offset
+                    if mark.baseline_offset < 0 > mark.last_acked_offset:
+                        known.last_acked_offset = -1  # the topic, or the cluster, is another one
+                    else:
+                        # What stands behind a batch that is not finished was acknowledged all the same.
+                        known.last_acked_offset = max(known.last_acked_offset, mark.last_acked_offset)
                     known.leader_epoch = mark.leader_epoch
                     known.topic_id = mark.topic_id
                     if not known.acked:
@@ -1599,7 +1604,7 @@ class Journal:
                 pass
             case _:
                 return
-        count = partition.last_acked_offset - base_offset + 1
+        count = partition.clear_offset - base_offset + 1
         if identity.position != position or base_offset < 0 or count < 1:
             return
         partition.told_position = max(partition.told_position, position)

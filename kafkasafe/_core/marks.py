@@ -56,6 +56,7 @@ __all__ = [
     "Unit",
     "UnitOutcome",
     "UnknownFormatError",
+    "bytes_of_each",
     "decode_group",
     "encode_group",
 ]
@@ -592,6 +593,9 @@ _KEY_VERSION: Final = 0
 _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
+_AROUND: Final = (
+    20  # what a record has beside key and value, at most: five numbers, attributes, the count of headers
+)
 _SHORT: Final = struct.Struct(">h")
 _TOPIC: Final = struct.Struct(">16si")
 _NUMBER: Final = struct.Struct(">i")
@@ -651,6 +655,19 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
     except (struct.error, ValueError) as error:
         raise MarkError(f"A value that does not fit into the spool format: {error}") from error
     return buf
+
+
+def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) -> int:
+    """How many bytes a rejected batch takes of the group that keeps it, at most: what is written about it.
+
+    Args:
+        message: Of its `Rejected`.
+        given: Runs of its `Given`, None where it has none.
+    """
+    marks: list[Mark] = [Rejected(0, 0, message)]
+    if given is not None:
+        marks.append(Given(0, tuple(given)))
+    return _MANIFEST_ENTRY.size + sum(_AROUND + _KEY.size + len(_write_mark(mark)[1]) for mark in marks)
 
 
 def decode_group(buf: batch.Buffer) -> tuple[Group, list[Mark]]:

@@ -20,6 +20,7 @@ __all__ = [
     "decode",
     "encode",
     "marks_to_set_aside",
+    "most_bytes",
     "still_rejected",
 ]
 
@@ -93,6 +94,11 @@ class Content:
     cluster_id: str = ""
     lane_id: bytes = b""
     rejected_ms: int = -1
+
+
+def most_bytes(batch: Batch) -> int:
+    """By how much the file that keeps a batch is longer for it, at most: its bytes, and what is written about it."""
+    return batch.size_bytes + m.bytes_of_each(batch.message, batch.given)
 
 
 def encode(

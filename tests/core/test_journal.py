@@ -1687,6 +1687,22 @@ def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
     assert heir.destination("t", 1) == 2
 
 
+def test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_after_the_next() -> None:
+    """Each life begins with a snapshot, and its STATE goes no further than the first batch that is not finished."""
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.lose(batches[1])
+    shell.ack(batches[2], 5)
+    shell.turn()
+    heir = shell.reborn()
+    assert heir.journal.last_acked_offset("t", 0) == 5
+    heir.journal.granted(8, 0)
+    snapshot = heir.journal.snapshot()
+    assert m.State(1, 0, 0, 3, TOPIC_ID) in snapshot
+    shell.groups.append(j.Persist(marks=snapshot))
+    assert shell.reborn().journal.last_acked_offset("t", 0) == 5
+
+
 def test_marks_and_batches_of_nothing_that_was_declared_are_damage() -> None:
     journal = j.Journal()
     with pytest.raises(m.MarkError, match="never declared"):

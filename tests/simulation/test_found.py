@@ -6,8 +6,8 @@ from .plan import Event, Plan, Settings
 from .storm import play
 
 
-def history(*events: tuple[str, int, int, int], seed: int = 0, **settings: object) -> Plan:
-    return Plan(seed, "", Settings(**settings), tuple(Event(*each) for each in events))
+def history(*events: tuple[str, int, int, int], seed: int = 0, kind: str = "", **settings: object) -> Plan:
+    return Plan(seed, kind, Settings(**settings), tuple(Event(*each) for each in events))
 
 
 def test_a_topic_that_may_not_be_described_any_more_makes_no_producer_spin():
@@ -181,5 +181,63 @@ def test_a_silent_link_whose_partition_has_no_leader():
             partitions=1,
             segment_bytes=4000,
             memory_bytes=2000,
+        )
+    )
+
+
+def test_what_was_found_in_the_log_is_missed_two_lives_later():
+    """A snapshot repeated how far everything was finished, and the life after forgot what was acknowledged behind it."""
+    play(
+        history(
+            ("send", 13588, 41, 6310),
+            ("wait", 1992, 35345, 44153),
+            ("wipe", 51521, 26334, 27419),
+            ("send", 54727, 52738, 39529),
+            ("deaf", 41674, 24045, 275),
+            ("late", 54566, 48827, 60286),
+            ("wait", 53787, 18370, 45164),
+            ("swallow", 44810, 59857, 41733),
+            ("cut", 14779, 59011, 7901),
+            ("wait", 48376, 43319, 39487),
+            ("kill", 37050, 20039, 14850),
+            ("slow", 28226, 37439, 40452),
+            ("wait", 11736, 57139, 284),
+            ("wipe", 58463, 10104, 51400),
+            ("kill", 17781, 45123, 41576),
+            seed=801480,
+            kind="lossy",
+            partitions=1,
+            brokers=1,
+            heals=True,
+            retains=True,
+            loses=True,
+        )
+    )
+
+
+def test_rejected_holds_what_it_may_hold_with_what_is_written_about_each_batch():
+    """The reasons of many small batches were not counted."""
+    play(
+        history(
+            ("send", 11667, 9327, 54164),
+            ("send", 64875, 44418, 55983),
+            ("send", 12168, 58728, 62843),
+            ("crash_at", 64648, 42517, 40510),
+            ("send", 64124, 4787, 45702),
+            ("wait", 48780, 8511, 38441),
+            ("kill", 5342, 28662, 5194),
+            ("deny", 22749, 24654, 16907),
+            ("send", 17126, 55179, 44822),
+            ("wait", 48103, 53462, 34866),
+            ("send", 42822, 22044, 37354),
+            ("send", 34055, 38634, 16967),
+            ("wait", 37841, 34329, 30640),
+            ("wait", 55572, 20003, 60924),
+            seed=47909,
+            kind="room",
+            segment_bytes=1500,
+            spool_bytes=8000,
+            refused_s=20.0,
+            heals=True,
         )
     )

@@ -9,8 +9,8 @@ import pytest
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal import Journal
-from kafkasafe._core.rejected import Refused
+from kafkasafe._core.journal import Batch, Journal
+from kafkasafe._core.rejected import Refused, encode, most_bytes
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import read_lane
 from kafkasafe._io.recovery import replay
@@ -201,3 +201,15 @@ def test_given_partitions_go_along():
     owner.store.keep(refused, m.Destination(1, "orders", -1), cluster_id="", now_ms=NOW)
     (file,) = read_rejected(owner.files, LANE, lane_id=owner.spool.lane_id, waits={})
     assert [entry.given for entry in file.entries] == [None, ((0, 1, 7),)]
+
+
+@pytest.mark.parametrize("reason", ["", "x", "Fehler: größer" * 40, "x" * 70_000])
+@pytest.mark.parametrize("given", [None, (), tuple((i * 7, 3, 2**31 - 1) for i in range(300))])
+@pytest.mark.parametrize("count", [1, 300])
+def test_no_batch_takes_more_of_its_file_than_is_counted(reason, given, count):
+    def file(number: int) -> int:
+        refused = [Refused(2**62, encoded(b"v"), 2**15 - 1, reason, given) for _ in range(number)]
+        return sum(map(len, encode(refused, TO, lane_id=b"x" * 16, cluster_id="c" * 100, now_ms=NOW)))
+
+    batch = Batch(1, 1, 1, len(encoded(b"v")), NOW, 2**62, given=given, message=reason)
+    assert file(count) - file(0) <= count * most_bytes(batch) <= (file(count) - file(0)) * 1.3

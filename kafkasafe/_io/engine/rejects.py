@@ -6,7 +6,7 @@ import logging
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
-from kafkasafe._core.rejected import Refused
+from kafkasafe._core.rejected import Refused, most_bytes
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
@@ -45,7 +45,7 @@ class Rejects:
             damaged = False
             try:
                 for batch in aside.batches[kept:]:
-                    size += batch.size_bytes
+                    size += most_bytes(batch)
                     if used + size > self._config.rejected_max_bytes:
                         break
                     try:

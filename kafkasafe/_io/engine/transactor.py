@@ -14,7 +14,7 @@ from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import Scope, classify_code, classify_produce
-from kafkasafe._core.rejected import Refused
+from kafkasafe._core.rejected import Refused, most_bytes
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
@@ -414,8 +414,8 @@ class Transactor:
             topic, partition = lane.journal.address(destination)
             portion = []
             mine = [batch for batch in left if batch.destination == destination]
-            used = sum(each.rejected.size_bytes for each in self._ground.lanes)
-            if used + sum(batch.size_bytes for batch in mine) > self._config.rejected_max_bytes:
+            used = lane.rejected.size_bytes
+            if used + sum(map(most_bytes, mine)) > self._config.rejected_max_bytes:
                 reason = (
                     f"rejected/ is full ({used:,} bytes of rejected_max_bytes="
                     f"{self._config.rejected_max_bytes:,}): resend or remove what is there, or raise the limit"
