@@ -1270,6 +1270,8 @@ class SafeProducer(OfOneProcess):
     def _check_partition(self, topic: str, partition: Any) -> int:
         number = _as_int(partition, "partition", _MAX_PARTITION)
         known = self._partition_counts.get(topic)
+        if known is None and (info := self._transport.topic(topic)) is not None and info.partitions:
+            known = max(info.partitions) + 1  # records that wait for their partition to be chosen go first
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
         return number
