@@ -49,6 +49,7 @@ TESTS = {
     ),
     "A mark of new ids names": "test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet",
     "What was reported and given up": "test_what_was_given_up_stays_given_up",
+    "An election counts as looked at": "test_an_election_is_looked_at_until_the_leader_answers",
     "A position is no promise": "test_kill_9_loses_no_more_than_was_not_acknowledged",
     "A gap in front of an earlier life's": "test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that",
     "Who iterates over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",

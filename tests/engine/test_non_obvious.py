@@ -8,6 +8,7 @@ import pytest
 from virtual import TIMEOUT_S, World
 
 from kafkasafe._io.spool import Spool
+from kafkasafe.events import HistoryTrimmed
 
 
 class _Late:
@@ -80,6 +81,29 @@ def test_an_ack_counts_for_the_leader_that_was_sent_to():
     assert world.run(60, until=lambda: parcel.done)
     journal = life.ground.own.journal
     assert journal.leader_epoch(journal.destination("orders", 0)) == former.leader_epoch
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize(
+    "unanswered", ["-> OffsetForLeaderEpoch orders-0", "-> ListOffsets orders-0 earliest"]
+)
+def test_an_election_is_looked_at_until_the_leader_answers(unanswered, writes):
+    """A leader that has just been elected does not always know it; later checks did not ask what one after it asks."""
+    seen = []
+    world, life = opened(brokers=3, on_event=seen.append)
+    world.run(60)
+    world.cluster.delete_records("orders", 0, 1)
+    new = world.cluster.move_leader("orders", 0)
+    if writes:
+        life.send("orders", 0, [b"b"])
+    else:
+        life.client.refresh_metadata(["orders"], lambda _: None)
+    asked = len(world.lines)
+    assert world.run(60, until=lambda: any(unanswered in line for line in world.lines[asked:]))
+    world.cluster.cut(node=new)
+    world.run(60)
+    trimmed = [event for event in seen if isinstance(event, HistoryTrimmed)]
+    assert [(event.position, event.log_start_offset) for event in trimmed] == [(1, 1)]
 
 
 def test_callers_wait_for_what_is_sent_again():

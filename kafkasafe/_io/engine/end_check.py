@@ -96,7 +96,11 @@ class EndCheck(Steps):
 
     def _on_begins(self, result: OffsetListed | Failure) -> None:
         check, lane = self._check, self._lane
-        if isinstance(result, Failure) or trouble(result)[1] or result.offset <= check.last_acked_offset:
+        if isinstance(result, Failure) or trouble(result)[1]:
+            if self._topic not in self._ground.gone:
+                self._failed()
+            return
+        if result.offset <= check.last_acked_offset:
             return
         if lane.unproven.get(check.destination) == check.last_acked_offset:
             return
@@ -124,7 +128,11 @@ class EndCheck(Steps):
         )
 
     def _failed(self) -> None:
-        if not self._idle and self._lane in self._ground.lanes and not self._ground.closing:
+        if self._idle:
+            if self._elected:
+                # As if nobody had looked at this election yet: later checks of an idle partition ask less.
+                self._lane.epochs.pop(self._check.destination, None)
+        elif self._lane in self._ground.lanes and not self._ground.closing:
             # Callers wait for the answer: the leader may have moved.
             self._ground.refresh_topics([self._topic])
             self._ground.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))
