@@ -294,11 +294,20 @@ def test_a_consumer_that_is_out_of_its_group_commits_nothing(cluster, opened):
     at = TopicPartition(topic, 0)
     producer = opened(SafeProducer, cluster)
     producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"before", partition=0)
+    producer.commit_transaction()
     consumer = KafkaConsumer(
-        topic, bootstrap_servers=cluster.bootstrap_servers, group_id=group, enable_auto_commit=False
+        topic,
+        bootstrap_servers=cluster.bootstrap_servers,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
     )
     try:
-        until(lambda: consumer.poll(timeout_ms=100) or consumer.assignment())
+        # Short polls would do what kafka-python cannot: one that ends while a leader whose topics became known after
+        # its first join waits for SyncGroup's answer leaves it rebalancing, and without partitions, for ever.
+        assert consumer.poll(timeout_ms=120_000)
         member = consumer.group_metadata()
         producer.begin_transaction()
         producer.send(topic, b"in", partition=0)
@@ -319,7 +328,7 @@ def test_a_consumer_that_is_out_of_its_group_commits_nothing(cluster, opened):
     producer.begin_transaction()
     producer.send(topic, b"after", partition=0)
     producer.commit_transaction()
-    assert read(cluster, topic) == {0: [b"in", b"after"]}
+    assert read(cluster, topic) == {0: [b"before", b"in", b"after"]}
     assert position(cluster, group, at) == 1
 
 
