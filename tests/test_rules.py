@@ -100,6 +100,7 @@ TESTS = {
     "A batch keeps its rank": "test_a_copy_keeps_place_and_id_when_its_old_place_is_gone",
     "Nothing of a healing is released": "test_healing_is_told_by_the_life_that_ends_it_with_all_of_it",
     "The protocol of a transaction": "test_the_same_end_again_is_answered_as_the_first_was",
+    "A commit that is refused because of its epoch": "test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_is",
     "InitProducerId with one's own identity": "test_a_consumer_that_is_out_of_its_group_commits_nothing",
     "A marker's group has": "test_a_group_of_the_same_name_as_the_transactional_id_keeps_its_offsets",
     "A join under way": "test_partitions_that_a_topic_got_are_assigned",

@@ -240,15 +240,41 @@ def test_who_took_a_users_id_over_in_the_middle_of_a_commit_is_not_fenced_in_tur
         assert unit.code == 90
 
 
-def test_a_time_out_with_protocol_1_is_no_take_over():
+@pytest.mark.parametrize("became", ["committed", "timed out", "taken over"])
+def test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_is(became):
+    """The marker says whether it was committed. Else it was open, and so nobody was granted the next epoch."""
     script = Script(1)
-    script.seal(1, 1, name="app")
+    unit = script.seal(1, 1, name="app")
     script.prepare()
     [end] = script.take(u.End)
+    grant = unit.grant
     script.units.failed(end, 90, "PRODUCER_FENCED")
     script.turn()
-    script.undescribed()
-    assert [action.keep for action in script.take(u.Fence)] == [None]
+    assert script.take(u.Fence) == []
+    [ask] = script.take(u.Ask)
+    script.units.told(ask, committed=became == "committed")
+    marks = script.turn()
+    if became == "committed":
+        assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
+        assert script.take(u.Fence) == []
+        return
+    [fence] = script.take(u.Fence)
+    late = u.Grant(grant.producer_id, grant.epoch + 1, 1)
+    assert (fence.keep, fence.timed_out) == (late, True)
+    if became == "taken over":
+        assert not script.units.aborted(fence, 90)
+        script.units.failed(fence, 90, "PRODUCER_FENCED")
+        script.turn()
+        assert script.take(u.Fence) == []
+        assert [action.unit for action in script.take(u.Refuse)] == [unit]
+        assert unit.reason == "PRODUCER_FENCED; another producer has taken the transactional id over"
+        return
+    assert script.units.aborted(fence, 0)
+    script.units.fenced(fence, u.Grant(grant.producer_id, grant.epoch + 2, 1))
+    for rest in script.take(u.Again):
+        script.units.again(rest.action)
+    script.prepare()
+    assert [end.unit for end in script.take(u.End)] == [unit]
 
 
 def test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_again():

@@ -9,7 +9,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.codes import Action as Produce
 from kafkasafe._core.codes import Scope, classify_produce
 from kafkasafe._core.identity import add_sequence
-from kafkasafe._core.units.moves import FENCED, PLACE
+from kafkasafe._core.units.moves import EPOCH_REFUSED, FENCED, PLACE
 from kafkasafe._core.units.recovery import Recovery
 from kafkasafe._core.units.terms import (
     Action,
@@ -215,6 +215,11 @@ class Units(Recovery):
         if committed:
             self._commit(unit)
             return
+        if unit.lapsed and unit.slot is not None and not unit.code:
+            # So it was open until it timed out, or was taken over: `_late` tells which.
+            unit.slot.opened = True
+            self._redo(unit, EPOCH_REFUSED, unit.reason)
+            return
         self._free(unit)
         if unit.code:
             self._refuse(unit)
@@ -292,7 +297,7 @@ class Units(Recovery):
             self._actions.append(Again(action, attempt, code, reason))
             return
         if isinstance(action, End):
-            if code in FENCED and self._is_anothers(action.slot):
+            if code in FENCED and self._is_a_users(action.slot):
                 self._ask_unfenced(unit, action.slot, reason)
                 return
             if code in _LOST:
@@ -380,7 +385,7 @@ class Units(Recovery):
             unit.sequences.clear()
             unit.places.clear()
             unit.epochs.clear()
-            unit.issued = False
+            unit.issued = unit.lapsed = False
             unit.notes_left = 1 + len(unit.offsets)
             unit.move(Phase.BEGUN)
             self._begun_marks.append(self._begun(unit, slot, grant))

@@ -32,6 +32,7 @@ PLACE: Final = frozenset({3, 17, 29, 100})
 """Of a topic, and may pass."""
 FENCED: Final = frozenset({47, 90})
 """The epoch is refused: a newer one was granted, or made by a time-out."""
+EPOCH_REFUSED: Final = 90
 LAST_EPOCH: Final = 0x7FFF - 1
 """The one after it is never granted: a new producer id is."""
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
@@ -181,10 +182,17 @@ class Moves(Order):
             slot.next_turn()
 
     def _ask_unfenced(self, unit: Unit, slot: Slot, reason: str) -> None:
-        """Was it committed before? Who took over has ended it, and is not to be fenced in turn."""
+        """Was it committed before its end was refused? Who took over has ended it, and is not to be fenced in turn.
+
+        If it was not, with protocol 1 it may also have timed out: `_late` tells, once it is known that it was open.
+        """
         unit.move(Phase.ASKING)
-        unit.code, unit.reason, unit.dropped = 90, reason, bool(unit.offsets)
-        slot.grant = slot.former = None
+        unit.reason = reason
+        if slot.grant is not None and slot.grant.protocol >= 2:
+            unit.code, unit.dropped = EPOCH_REFUSED, bool(unit.offsets)
+            slot.grant = slot.former = None
+        else:
+            unit.lapsed = True
         slot.next_turn()
         self._actions.append(Ask(slot, slot.turn, unit))
 
@@ -233,20 +241,15 @@ class Moves(Order):
         for unit in list(self._units.values()):
             if unit.transactional_id == slot.transactional_id and unit.phase is Phase.WAITING:
                 # Where it moves a group's offsets, whoever has the name reads the same records again.
-                unit.code, unit.reason, unit.dropped = 90, reason, bool(unit.offsets)
+                unit.code, unit.reason, unit.dropped = EPOCH_REFUSED, reason, bool(unit.offsets)
                 self._refuse(unit)
 
-    def _is_anothers(self, slot: Slot) -> bool:
-        """Whether a refused epoch says that somebody else has the id now; with protocol 1 a time-out looks the same.
+    def _is_a_users(self, slot: Slot) -> bool:
+        """Whether a refused epoch may say that somebody else has the id now.
 
         What an earlier life staged is this life's all the same, which takes over what it finds.
         """
-        return (
-            slot.transactional_id not in self._pool
-            and not slot.fresh
-            and slot.grant is not None
-            and slot.grant.protocol >= 2
-        )
+        return slot.transactional_id not in self._pool and not slot.fresh and slot.grant is not None
 
     def _slot(self, name: str) -> Slot:
         return self._slots.setdefault(name, Slot(name))

@@ -132,6 +132,7 @@ class Unit:
         resting: It waits for the end of a pause.
         code: Why it was refused, Kafka's error code.
         reason: The same for people.
+        lapsed: Its end was refused, in this try, because of its epoch.
         dropped: Its fate is REFUSED without being kept: the group's offsets are another member's by now.
     """
 
@@ -156,6 +157,7 @@ class Unit:
     resting: bool = False
     code: int = 0
     reason: str = ""
+    lapsed: bool = False
     dropped: bool = False
 
     def __repr__(self) -> str:
