@@ -16,6 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafkasafe import consumer as threads
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import Fetched, Handed, as_offset
+from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError
@@ -30,7 +31,7 @@ _SLICE_MS: Final = 50
 """How long the thread waits for records before it looks for other work."""
 
 
-class SafeConsumer(OfOneProcess):
+class SafeConsumer(Looking, OfOneProcess):
     """`kafkasafe.SafeConsumer` for a program with an event loop; the methods are named as AIOKafkaConsumer's.
 
     `async with SafeConsumer("orders", ...) as consumer: async for record in consumer: ...`
@@ -447,38 +448,6 @@ class SafeConsumer(OfOneProcess):
         """When records were asked for the last time, ms since the epoch."""
         return int(self._polled_at * 1000)
 
-    async def topics(self) -> set[str]:
-        """All topics that the client may see."""
-        consumer = self._opened
-        return set(await self._do(consumer.topics))
-
-    async def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Partitions of a topic, None if there is none. (aiokafka's is no coroutine, and asks nobody.)"""
-        consumer = self._opened
-        found = await self._do(lambda: consumer.partitions_for_topic(topic))
-        return None if found is None else set(found)
-
-    async def end_offsets(
-        self, partitions: Iterable[TopicPartition], **options: Any
-    ) -> dict[TopicPartition, int]:
-        """As of `kafkasafe.SafeConsumer`: never back without a proof."""
-        consumer, asked = self._opened, list(partitions)
-        return dict(await self._beside(lambda: consumer.end_offsets(asked, **options)))
-
-    async def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], **options: Any
-    ) -> dict[TopicPartition, int]:
-        """As of `kafkasafe.SafeConsumer`."""
-        consumer, asked = self._opened, list(partitions)
-        return dict(await self._beside(lambda: consumer.beginning_offsets(asked, **options)))
-
-    async def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int], **options: Any
-    ) -> dict[TopicPartition, Any]:
-        """As of `kafkasafe.SafeConsumer`."""
-        consumer, asked = self._opened, dict(timestamps)
-        return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
-
     def metrics(self, raw: bool = False) -> Any:
         """As of `kafkasafe.SafeConsumer`."""
         return self._opened.metrics(raw)
@@ -563,10 +532,6 @@ class SafeConsumer(OfOneProcess):
     def _all(self) -> set[TopicPartition]:
         """Partitions of which something may be fetched."""
         return {*self._assigned, *(fetched.tp for fetched in self._fetched)}
-
-    async def _beside(self, look: Callable[[], T]) -> T:
-        """Look-ups, which are thread-safe: they hold up no poll."""
-        return await call_in_thread("kafkasafe-aio-look", look)
 
     def _first_unhanded(self) -> dict[TopicPartition, int]:
         """First offset by partition that the program did not get, or has in hand."""

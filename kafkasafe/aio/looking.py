@@ -1,0 +1,62 @@
+"""What a consumer looks up: it moves nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from kafka.structs import TopicPartition
+
+from kafkasafe.aio.threads import call_in_thread
+
+__all__ = ["Looking"]
+
+T = TypeVar("T")
+
+
+class Looking(ABC):
+    """Part of `SafeConsumer`."""
+
+    @property
+    @abstractmethod
+    def _opened(self) -> Any: ...
+
+    @abstractmethod
+    async def _do(self, job: Callable[[], T]) -> T: ...
+
+    async def topics(self) -> set[str]:
+        """All topics that the client may see."""
+        consumer = self._opened
+        return set(await self._do(consumer.topics))
+
+    async def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Partitions of a topic, None if there is none. (aiokafka's is no coroutine, and asks nobody.)"""
+        consumer = self._opened
+        found = await self._do(lambda: consumer.partitions_for_topic(topic))
+        return None if found is None else set(found)
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], **options: Any
+    ) -> dict[TopicPartition, int]:
+        """As of `kafkasafe.SafeConsumer`: never back without a proof."""
+        consumer, asked = self._opened, list(partitions)
+        return dict(await self._beside(lambda: consumer.end_offsets(asked, **options)))
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], **options: Any
+    ) -> dict[TopicPartition, int]:
+        """As of `kafkasafe.SafeConsumer`."""
+        consumer, asked = self._opened, list(partitions)
+        return dict(await self._beside(lambda: consumer.beginning_offsets(asked, **options)))
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], **options: Any
+    ) -> dict[TopicPartition, Any]:
+        """As of `kafkasafe.SafeConsumer`."""
+        consumer, asked = self._opened, dict(timestamps)
+        return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
+
+    async def _beside(self, look: Callable[[], T]) -> T:
+        """Look-ups, which are thread-safe: they hold up no poll."""
+        return await call_in_thread("kafkasafe-aio-look", look)
