@@ -17,6 +17,7 @@ from kafkasafe import consumer as threads
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import Fetched, Handed, as_offset
 from kafkasafe.aio.looking import Looking
+from kafkasafe.aio.moving import Moving
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError
@@ -31,7 +32,7 @@ _SLICE_MS: Final = 50
 """How long the thread waits for records before it looks for other work."""
 
 
-class SafeConsumer(Looking, OfOneProcess):
+class SafeConsumer(Moving, Looking, OfOneProcess):
     """`kafkasafe.SafeConsumer` for a program with an event loop; the methods are named as AIOKafkaConsumer's.
 
     `async with SafeConsumer("orders", ...) as consumer: async for record in consumer: ...`
@@ -317,12 +318,6 @@ class SafeConsumer(Looking, OfOneProcess):
         given = {tp: as_offset(offset) for tp, offset in offsets.items()}
         await self._do(lambda: consumer.commit(given))
 
-    async def committed(self, partition: TopicPartition) -> int | None:
-        """The last committed offset, None if there is none."""
-        consumer = self._opened
-        found = await self._do(lambda: consumer.committed(partition))
-        return None if found is None else int(found)
-
     async def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that will be handed out.
 
@@ -364,40 +359,6 @@ class SafeConsumer(Looking, OfOneProcess):
 
     # -- positions and partitions ----------------------------------------------------------------------------------
 
-    def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
-        """Go on from an offset. Takes effect before the next record; may be awaited, for its error.
-
-        Raises:
-            ValueError: Awaited: the partition is not assigned.
-        """
-        return self._later(lambda consumer: consumer.seek(partition, offset), [partition])
-
-    async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
-        """Go on from the first offset of these, or of all that are assigned."""
-        moved = partitions or self._assigned
-        await self._later(lambda consumer: consumer.seek_to_beginning(*partitions), moved)
-        return True
-
-    async def seek_to_end(self, *partitions: TopicPartition) -> bool:
-        """Go on with what comes from now on."""
-        moved = partitions or self._assigned
-        await self._later(lambda consumer: consumer.seek_to_end(*partitions), moved)
-        return True
-
-    async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
-        """Go on from the committed offsets of these, or of all that are assigned; where there is none it stays."""
-        moved = partitions or tuple(self._assigned)
-
-        def seek(consumer: Any) -> dict[TopicPartition, int | None]:
-            found: dict[TopicPartition, int | None] = {}
-            for tp in moved:
-                found[tp] = consumer.committed(tp)
-                if found[tp] is not None:
-                    consumer.seek(tp, found[tp])
-            return found
-
-        return await self._later(seek, moved)
-
     def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
         """Read these partitions, without a group's assignment."""
         wanted = frozenset(partitions)
@@ -417,20 +378,6 @@ class SafeConsumer(Looking, OfOneProcess):
         moved, self._assigned = self._all(), frozenset[TopicPartition]()
         return self._later(lambda consumer: consumer.unsubscribe(), moved)
 
-    def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Hand out nothing of these until `resume`."""
-        self._paused.update(partitions)
-        return self._later(lambda consumer: consumer.pause(*partitions))
-
-    def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Hand out records of these again."""
-        self._paused.difference_update(partitions)
-        return self._later(lambda consumer: consumer.resume(*partitions))
-
-    def paused(self) -> set[TopicPartition]:
-        """Those that are paused."""
-        return set(self._paused)
-
     def assignment(self) -> set[TopicPartition]:
         """Partitions that are assigned, as of the last request for records."""
         return set(self._assigned)
@@ -438,11 +385,6 @@ class SafeConsumer(Looking, OfOneProcess):
     def subscription(self) -> set[str]:
         """Topics that are subscribed to."""
         return set(self._opened.subscription() or ())
-
-    def highwater(self, partition: TopicPartition) -> int | None:
-        """Of the last fetch; None before there was one."""
-        found = self._opened.highwater(partition)
-        return None if found is None else int(found)
 
     def last_poll_timestamp(self) -> int:
         """When records were asked for the last time, ms since the epoch."""

@@ -25,6 +25,17 @@ class Looking(ABC):
     @abstractmethod
     async def _do(self, job: Callable[[], T]) -> T: ...
 
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """The last committed offset, None if there is none."""
+        consumer = self._opened
+        found = await self._do(lambda: consumer.committed(partition))
+        return None if found is None else int(found)
+
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """Of the last fetch; None before there was one."""
+        found = self._opened.highwater(partition)
+        return None if found is None else int(found)
+
     async def topics(self) -> set[str]:
         """All topics that the client may see."""
         consumer = self._opened

@@ -1,0 +1,72 @@
+"""How a program moves a consumer, and has it leave partitions out."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from kafka.structs import TopicPartition
+
+__all__ = ["Moving"]
+
+T = TypeVar("T")
+
+
+class Moving(ABC):
+    """Part of `SafeConsumer`."""
+
+    _assigned: frozenset[TopicPartition]
+    _paused: set[TopicPartition]
+
+    @abstractmethod
+    def _later(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]: ...
+
+    def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
+        """Go on from an offset. Takes effect before the next record; may be awaited, for its error.
+
+        Raises:
+            ValueError: Awaited: the partition is not assigned.
+        """
+        return self._later(lambda consumer: consumer.seek(partition, offset), [partition])
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
+        """Go on from the first offset of these, or of all that are assigned."""
+        moved = partitions or self._assigned
+        await self._later(lambda consumer: consumer.seek_to_beginning(*partitions), moved)
+        return True
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> bool:
+        """Go on with what comes from now on."""
+        moved = partitions or self._assigned
+        await self._later(lambda consumer: consumer.seek_to_end(*partitions), moved)
+        return True
+
+    async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
+        """Go on from the committed offsets of these, or of all that are assigned; where there is none it stays."""
+        moved = partitions or tuple(self._assigned)
+
+        def seek(consumer: Any) -> dict[TopicPartition, int | None]:
+            found: dict[TopicPartition, int | None] = {}
+            for tp in moved:
+                found[tp] = consumer.committed(tp)
+                if found[tp] is not None:
+                    consumer.seek(tp, found[tp])
+            return found
+
+        return await self._later(seek, moved)
+
+    def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
+        """Hand out nothing of these until `resume`."""
+        self._paused.update(partitions)
+        return self._later(lambda consumer: consumer.pause(*partitions))
+
+    def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
+        """Hand out records of these again."""
+        self._paused.difference_update(partitions)
+        return self._later(lambda consumer: consumer.resume(*partitions))
+
+    def paused(self) -> set[TopicPartition]:
+        """Those that are paused."""
+        return set(self._paused)
