@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 DESIGN = HERE.parent / "docs" / "design.md"
 
 TESTS = {
+    "What a rebalance listener asks of its consumer": "test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out",
     "An answer may come between two polls": "test_members_that_are_polled_in_turns_come_to_an_end",
     "A wish for metadata may come": "test_metadata_that_are_asked_for_while_a_request_is_under_way",
     "A crash leaves bytes out": "test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe import consumer as threads
 from kafkasafe._io.one_process import OfOneProcess
-from kafkasafe.aio.fetched import Fetched, Handed, as_offset
+from kafkasafe.aio.fetched import Fetched, Handed, as_offset, as_partition, as_partitions
+from kafkasafe.aio.listening import Listener, Listening, as_listener
 from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.moving import Moving
 from kafkasafe.aio.threads import Worker, call_in_thread
@@ -30,6 +32,8 @@ Records = Mapping[TopicPartition, list[Any]]
 
 _SLICE_MS: Final = 50
 """How long the thread waits for records before it looks for other work."""
+_SETTLE_S: Final = 5.0
+"""How long `start` waits for the group at most: its other members may have to ask for records first."""
 
 
 class SafeConsumer(Moving, Looking, OfOneProcess):
@@ -41,8 +45,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     at the end, go up to the record that the program has in hand, and not past it before it asks for the next one (or
     leaves the consumer's block without an error). `commit()` commits all that was handed over.
 
-    One thread owns the consumer underneath, and does what is asked for in order. Deserializers, `on_event`,
-    `on_divergence` and a rebalance listener run there, or on the network thread.
+    One thread owns the consumer underneath, and does what is asked for in order. Deserializers, `on_event` and
+    `on_divergence` run there, or on the network thread; a rebalance listener on the loop.
 
     Args:
         topics: To subscribe to.
@@ -61,6 +65,11 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
+        self._listening: Listening | None = None
+        self._early: list[Callable[[Any], object]] = []
+        """Asked for before `start`."""
+        self._failed: Exception | None = None
+        """What the polls of `start` raised; for the next request."""
         self._asking = asyncio.Lock()
         self._fetched: collections.deque[Fetched] = collections.deque()
         self._in_hand: dict[TopicPartition, int] = {}
@@ -84,7 +93,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect. Cancelled, it leaves nothing open. Again, it does nothing.
+        """Connect, and join the group, for which it waits 5 s at most. Cancelled, it leaves nothing open.
+        Again, it does nothing.
 
         Raises:
             KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`.
@@ -99,15 +109,55 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         async with self._once:
             if self._consumer is not None:
                 return
-            consumer = await call_in_thread(
-                "kafkasafe-aio-start",
-                lambda: threads.SafeConsumer(*self._topics, **self._options),
-                undo=lambda made: made.close(),
-            )
+            consumer = await call_in_thread("kafkasafe-aio-start", self._made, undo=lambda made: made.close())
             # Not what was fetched: what was handed out. Commits of all kinds ask here.
             consumer._subscription.all_consumed_offsets = Handed(self, consumer._subscription)
             self._consumer = consumer
             self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
+            try:
+                await self._settle()
+            except asyncio.CancelledError:
+                self._consumer = None
+                self._worker.put(consumer.close)
+                self._worker.stop()
+                raise
+
+    def _made(self) -> threads.SafeConsumer:
+        consumer = threads.SafeConsumer(*self._topics, **self._options)
+        try:
+            for job in self._early:
+                job(consumer)
+        except BaseException:
+            consumer.close()
+            raise
+        return consumer
+
+    async def _settle(self) -> None:
+        """Join the group, and find out where to begin, so that nothing that comes after `start` is skipped."""
+        known: Any = self._opened._subscription
+        coordinator: Any = self._opened._coordinator
+
+        def settled() -> bool:
+            states = list(known.assignment.values())
+            if known.partitions_auto_assigned() and not states:
+                # Others may have all; but kafka-python also assigns nothing of a topic that it does not know yet.
+                topics = known.subscription
+                if coordinator.group_id is None or not all(
+                    map(coordinator._cluster.partitions_for_topic, topics)
+                ):
+                    return False
+            joined = coordinator.group_id is None or not known.partitions_auto_assigned()
+            return (joined or not coordinator.need_rejoin()) and all(
+                state.has_valid_position for state in states
+            )
+
+        end = time.monotonic() + _SETTLE_S
+        while not settled() and not self._fetched and time.monotonic() < end:
+            try:
+                await self._ask(frozenset(), _SLICE_MS)
+            except Exception as error:
+                self._failed = error
+                return
 
     async def stop(self) -> None:
         """As `close()`; aiokafka's name."""
@@ -124,6 +174,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         await self._end(commit=True)
 
     async def _end(self, *, commit: bool) -> None:
+        self._check_not_listening("close the consumer")
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close(commit=commit))
             self._closing.add_done_callback(_retrieve)
@@ -190,8 +241,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             LogDivergedError: See `on_divergence`.
             Exception: As of `kafkasafe.SafeConsumer.poll`.
         """
-        wanted = frozenset(partitions)
-        self._check_open()
+        wanted = as_partitions(partitions)
+        self._check_asks()
         self._in_hand = {}
         while (fetched := self._next(wanted)) is None:
             await self._ask(wanted, _SLICE_MS)
@@ -212,8 +263,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         Raises:
             Exception: As of `getone`.
         """
-        wanted = frozenset(partitions)
-        self._check_open()
+        wanted = as_partitions(partitions)
+        self._check_asks()
         if max_records is not None and max_records < 1:
             raise ValueError("max_records must be positive")
         self._in_hand = {}
@@ -253,6 +304,9 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 return  # another task asked
             consumer = self._opened
             self._check_open()
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
             asked = self._seeks
 
             def poll() -> None:
@@ -315,7 +369,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             self._in_hand = {}
             await self._do(consumer.commit)
             return
-        given = {tp: as_offset(offset) for tp, offset in offsets.items()}
+        given = {as_partition(tp): as_offset(offset) for tp, offset in offsets.items()}
         await self._do(lambda: consumer.commit(given))
 
     async def position(self, partition: TopicPartition) -> int:
@@ -324,10 +378,10 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         Raises:
             ValueError: The partition is not assigned.
         """
+        consumer, partition = self._opened, as_partition(partition)
         for fetched in self._fetched:
             if fetched.tp == partition:
                 return fetched.next_offset
-        consumer = self._opened
         return int(await self._do(lambda: consumer.position(partition)))
 
     async def _positions(self) -> tuple[dict[TopicPartition, Any], Any]:
@@ -360,18 +414,43 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     # -- positions and partitions ----------------------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
-        """Read these partitions, without a group's assignment."""
-        wanted = frozenset(partitions)
+        """Read these partitions, without a group's assignment. May come before `start`."""
+        wanted = as_partitions(partitions)
         # The others keep their positions, and what was fetched of them.
         moved, self._assigned = self._all() - wanted, wanted
-        return self._later(lambda consumer: consumer.assign(list(wanted)), moved)
+        return self._later(lambda consumer: consumer.assign(list(wanted)), moved, early=True)
 
     def subscribe(
         self, topics: Iterable[str] = (), pattern: str | None = None, listener: Any = None
     ) -> asyncio.Future[None]:
-        """Read topics, as one of the group. A listener's methods are no coroutines: another thread calls them."""
+        """Read topics, as one of the group. May come before `start`.
+
+        Args:
+            topics: Names.
+            pattern: Instead of names: a regular expression that they begin with.
+            listener: Its methods `on_partitions_revoked` and `on_partitions_assigned` are called on the loop, and
+                awaited where they are coroutines. They may use this consumer, but not ask it for records.
+
+        Raises:
+            TypeError: Neither topics nor a pattern, or both; a listener without these methods.
+            ValueError: No regular expression.
+        """
+        if isinstance(topics, str):
+            raise TypeError(f"topics: a list, as [{topics!r}]")
         names = list(topics)
-        return self._later(lambda consumer: consumer.subscribe(names, pattern, listener))
+        if bool(names) is bool(pattern):
+            raise TypeError("subscribe: either topics or a pattern")
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"pattern: {pattern!r} is no regular expression: {error}") from error
+        given = as_listener(listener)
+
+        def subscribe(consumer: Any) -> None:
+            heard = given and Listener(self, given, self._loop_of(), consumer._coordinator._net)
+            consumer.subscribe(names, pattern, heard)
+
+        return self._later(subscribe, early=True)
 
     def unsubscribe(self) -> asyncio.Future[None]:
         """Read nothing any more, and leave the group."""
@@ -414,8 +493,31 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         return self._consumer
 
     def _check_open(self) -> None:
-        if self._closing is not None:
+        # A listener hears of the end as well, and may commit.
+        if self._closing is not None and self._listening is None:
             raise kafka_errors.IllegalStateError("The consumer is closed")
+
+    def _check_asks(self) -> None:
+        self._check_open()
+        self._check_not_listening("ask for records")
+
+    def _check_not_listening(self, what: str) -> None:
+        if self._listening is not None and self._listening.is_own():
+            raise UsageError(f"A rebalance listener cannot {what}: that would wait for the listener itself")
+
+    async def _hear(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
+        """A listener's call. The thread waits for it within a poll, or when it closes the consumer."""
+        states = dict(self._opened._subscription.assignment)
+        self._drop(tp for tp, state in self._states.items() if states.get(tp) is not state)
+        self._assigned = frozenset(states)
+        self._listening = listening = Listening(f"kafkasafe-aio-{self._opened.client_id}-listener")
+        try:
+            await listening.call(method, partitions)
+        finally:
+            self._listening = None
+
+    def _submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        return (self._listening or self._worker).submit(job)
 
     def _loop_of(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -425,7 +527,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     async def _do(self, job: Callable[[], T]) -> T:
         """On the thread, after what was asked for before."""
         self._check_open()
-        return await self._worker.run(self._known_to(job))
+        return await self._submit(self._known_to(job))
 
     def _known_to(self, job: Callable[[], T]) -> Callable[[], T]:
         """The job, which knows what was handed out when it was asked for."""
@@ -443,18 +545,26 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
         return work
 
-    def _later(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]:
+    def _later(
+        self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = (), *, early: bool = False
+    ) -> asyncio.Future[T]:
         """On the thread as well; the positions of partitions may be moved by it.
 
         What was fetched of those is not handed out from here on. What was handed out is forgotten only after the job:
         kafka-python commits within `assign` and `unsubscribe`.
         """
-        consumer = self._opened
         self._check_open()
+        if early and self._consumer is None:
+            self._early.append(job)
+            at_start: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            at_start.set_result(None)
+            return at_start
+        consumer = self._opened
         gone = set(moved)
         if gone:
-            self._seeks += 1
-            self._moved.update(dict.fromkeys(gone, self._seeks))
+            if self._listening is None:  # the poll that waits for a listener fetches after it
+                self._seeks += 1
+                self._moved.update(dict.fromkeys(gone, self._seeks))
             self._drop(gone)
 
         def work() -> T:
@@ -463,7 +573,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             finally:
                 self._forget(gone)
 
-        return self._worker.submit(work)
+        return self._submit(work)
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         """On the thread: what was fetched of these is not handed out any more."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import kafka.errors as kafka_errors
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from kafkasafe.aio.consumer import SafeConsumer
 
-__all__ = ["Fetched", "Handed", "as_offset"]
+__all__ = ["Fetched", "Handed", "UnassignedError", "as_offset", "as_partition", "as_partitions"]
+
+
+class UnassignedError(kafka_errors.IllegalStateError, ValueError):
+    """What aiokafka raises for a partition that is not assigned, and what kafka-python does."""
 
 
 class Fetched:
@@ -51,3 +57,25 @@ def as_offset(given: Any) -> Any:
     if isinstance(given, tuple):
         return OffsetAndMetadata(given[0], given[1], -1)
     return OffsetAndMetadata(given, "", -1)
+
+
+def as_partition(given: Any) -> TopicPartition:
+    """A TopicPartition, also of aiokafka's class.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if isinstance(given, TopicPartition):
+        return given
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and type(given[1]) is int:
+        return TopicPartition(*given)
+    raise TypeError(f"{given!r} is not a TopicPartition: TopicPartition(topic, partition)")
+
+
+def as_partitions(given: Iterable[Any]) -> frozenset[TopicPartition]:
+    """Some of them.
+
+    Raises:
+        TypeError: One is something else.
+    """
+    return frozenset(map(as_partition, given))

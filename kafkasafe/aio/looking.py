@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
 
+from kafkasafe.aio.fetched import as_partition, as_partitions
 from kafkasafe.aio.threads import call_in_thread
 
 __all__ = ["Looking"]
@@ -27,13 +28,13 @@ class Looking(ABC):
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """The last committed offset, None if there is none."""
-        consumer = self._opened
+        consumer, partition = self._opened, as_partition(partition)
         found = await self._do(lambda: consumer.committed(partition))
         return None if found is None else int(found)
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """Of the last fetch; None before there was one."""
-        found = self._opened.highwater(partition)
+        found = self._opened.highwater(as_partition(partition))
         return None if found is None else int(found)
 
     async def topics(self) -> set[str]:
@@ -51,21 +52,22 @@ class Looking(ABC):
         self, partitions: Iterable[TopicPartition], **options: Any
     ) -> dict[TopicPartition, int]:
         """As of `kafkasafe.SafeConsumer`: never back without a proof."""
-        consumer, asked = self._opened, list(partitions)
+        consumer, asked = self._opened, list(as_partitions(partitions))
         return dict(await self._beside(lambda: consumer.end_offsets(asked, **options)))
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], **options: Any
     ) -> dict[TopicPartition, int]:
         """As of `kafkasafe.SafeConsumer`."""
-        consumer, asked = self._opened, list(partitions)
+        consumer, asked = self._opened, list(as_partitions(partitions))
         return dict(await self._beside(lambda: consumer.beginning_offsets(asked, **options)))
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], **options: Any
     ) -> dict[TopicPartition, Any]:
         """As of `kafkasafe.SafeConsumer`."""
-        consumer, asked = self._opened, dict(timestamps)
+        consumer = self._opened
+        asked = {as_partition(tp): timestamp for tp, timestamp in timestamps.items()}
         return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
 
     async def _beside(self, look: Callable[[], T]) -> T:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
 
+from kafkasafe.aio.fetched import UnassignedError, as_partition, as_partitions
+
 __all__ = ["Moving"]
 
 T = TypeVar("T")
@@ -17,35 +19,47 @@ T = TypeVar("T")
 class Moving(ABC):
     """Part of `SafeConsumer`."""
 
+    _consumer: Any
     _assigned: frozenset[TopicPartition]
     _paused: set[TopicPartition]
 
     @abstractmethod
-    def _later(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]: ...
+    def _later(
+        self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = (), *, early: bool = False
+    ) -> asyncio.Future[T]: ...
 
     def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
         """Go on from an offset. Takes effect before the next record; may be awaited, for its error.
 
         Raises:
-            ValueError: Awaited: the partition is not assigned.
+            ValueError: The partition is not assigned (which is an IllegalStateError, too); the offset is no number from
+                0 on.
         """
+        partition = as_partition(partition)
+        if type(offset) is not int or offset < 0:
+            raise ValueError(f"Not an offset: {offset!r}")
+        if self._consumer is not None and partition not in self._assigned:
+            raise UnassignedError(
+                f"Unassigned partition {partition}. Assigned are, as of the last request for records:"
+                f" {sorted(self._assigned)}"
+            )
         return self._later(lambda consumer: consumer.seek(partition, offset), [partition])
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
         """Go on from the first offset of these, or of all that are assigned."""
-        moved = partitions or self._assigned
-        await self._later(lambda consumer: consumer.seek_to_beginning(*partitions), moved)
+        moved = as_partitions(partitions) or self._assigned
+        await self._later(lambda consumer: consumer.seek_to_beginning(*moved), moved)
         return True
 
     async def seek_to_end(self, *partitions: TopicPartition) -> bool:
         """Go on with what comes from now on."""
-        moved = partitions or self._assigned
-        await self._later(lambda consumer: consumer.seek_to_end(*partitions), moved)
+        moved = as_partitions(partitions) or self._assigned
+        await self._later(lambda consumer: consumer.seek_to_end(*moved), moved)
         return True
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
         """Go on from the committed offsets of these, or of all that are assigned; where there is none it stays."""
-        moved = partitions or tuple(self._assigned)
+        moved = as_partitions(partitions) or self._assigned
 
         def seek(consumer: Any) -> dict[TopicPartition, int | None]:
             found: dict[TopicPartition, int | None] = {}
@@ -59,13 +73,15 @@ class Moving(ABC):
 
     def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
         """Hand out nothing of these until `resume`."""
-        self._paused.update(partitions)
-        return self._later(lambda consumer: consumer.pause(*partitions))
+        given = as_partitions(partitions)
+        self._paused.update(given)
+        return self._later(lambda consumer: consumer.pause(*given))
 
     def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
         """Hand out records of these again."""
-        self._paused.difference_update(partitions)
-        return self._later(lambda consumer: consumer.resume(*partitions))
+        given = as_partitions(partitions)
+        self._paused.difference_update(given)
+        return self._later(lambda consumer: consumer.resume(*given))
 
     def paused(self) -> set[TopicPartition]:
         """Those that are paused."""

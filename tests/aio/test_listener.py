@@ -1,0 +1,182 @@
+"""What aiokafka's documentation does with a consumer: listeners that are coroutines, `subscribe` before `start`, `seek`
+right after it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiokafka
+import kafka.errors
+import pytest
+from helpers import run
+from kafka import TopicPartition
+
+from kafkasafe import SafeProducer as ThreadProducer
+from kafkasafe.aio import SafeConsumer
+from kafkasafe.errors import UsageError
+
+TP = TopicPartition("orders", 0)
+COUNT = 20
+
+
+@pytest.fixture
+def produce(fake_kafka, tmp_path):
+    def produce():
+        with ThreadProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
+            for number in range(COUNT):
+                producer.send("orders", b"%d" % number, partition=0)
+
+    fake_kafka.create_topic("orders", partitions=1)
+    produce()
+    return produce
+
+
+@pytest.fixture
+def options(fake_kafka, produce):
+    return {
+        "bootstrap_servers": fake_kafka.bootstrap_servers,
+        "auto_offset_reset": "earliest",
+        "group_id": "readers",
+        "enable_auto_commit": False,
+    }
+
+
+class Listener(aiokafka.ConsumerRebalanceListener):
+    """As in aiokafka's example of local state, and it waits for the consumer."""
+
+    def __init__(self, consumer):
+        self.consumer, self.heard = consumer, []
+        self.loop = asyncio.get_running_loop()
+
+    async def on_partitions_revoked(self, revoked):
+        assert asyncio.get_running_loop() is self.loop
+        if revoked:
+            await self.consumer.commit()
+            self.heard.append(await self.consumer.committed(TP))
+
+    async def on_partitions_assigned(self, assigned):
+        assert self.consumer.assignment() == assigned
+        for tp in assigned:
+            await self.consumer.seek_to_beginning(tp)
+            self.consumer.seek(tp, 5)  # nobody waits for it
+            self.heard.append(await self.consumer.position(tp))
+
+
+def test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out(options):
+    async def main():
+        consumer = SafeConsumer(**options)
+        listener = Listener(consumer)
+        consumer.subscribe(["orders"], listener=listener)
+        async with consumer:
+            assert listener.heard == [5]
+            assert [(await consumer.getone()).offset for _ in range(3)] == [5, 6, 7]
+            other = SafeConsumer("orders", **options)
+            starting = asyncio.create_task(other.start())
+            while not starting.done():
+                await consumer.getmany(timeout_ms=50, max_records=1)
+            await starting
+            # Given anew: committed before, and what is fetched already is not handed out any more.
+            assert listener.heard[1] >= 8
+            await other.stop()
+            before = len(listener.heard)
+        assert len(listener.heard) > before or not consumer.assignment()  # at the end it could commit as well
+
+    run(main())
+
+
+def test_plain_methods_of_a_listener_are_called_on_the_loop_too(options):
+    heard = []
+
+    class Plain:
+        def on_partitions_revoked(self, revoked):
+            pass
+
+        def on_partitions_assigned(self, assigned):
+            heard.append((asyncio.get_running_loop(), assigned))
+            consumer.seek(TP, 11)
+
+    consumer = None
+
+    async def main():
+        nonlocal consumer
+        consumer = SafeConsumer(**options)
+        consumer.subscribe(pattern="^ord", listener=Plain())
+        async with consumer:
+            assert heard == [(asyncio.get_running_loop(), {TP})]
+            assert (await consumer.getone()).offset == 11
+
+    run(main())
+
+
+def test_a_listener_that_fails_or_asks_for_records_or_the_end_is_an_error_of_the_next_request(options):
+    async def main():
+        for asks in ("getone", "getmany", "stop"):
+
+            class Asks(Listener):
+                async def on_partitions_assigned(self, assigned, asks=asks):
+                    await getattr(self.consumer, asks)()
+
+            consumer = SafeConsumer(**options)
+            consumer.subscribe(["orders"], listener=Asks(consumer))
+            await consumer.start()
+            with pytest.raises(kafka.errors.KafkaError) as raised:
+                await consumer.getone()
+            assert isinstance(raised.value.__cause__, UsageError)
+            await consumer.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize("group_id", [None, "late"])
+def test_what_comes_after_start_is_read_from_latest(options, produce, group_id):
+    async def main():
+        options.update(auto_offset_reset="latest", group_id=group_id)
+        async with SafeConsumer("orders", **options) as consumer:
+            assert consumer.assignment() == {TP}
+            await asyncio.to_thread(produce)
+            assert (await consumer.getone()).offset == COUNT
+            consumer.seek(aiokafka.TopicPartition("orders", 0), 3)
+            assert (await consumer.getone(aiokafka.TopicPartition("orders", 0))).offset == 3
+
+    run(main())
+
+
+def test_assigned_before_start(options):
+    async def main():
+        consumer = SafeConsumer(**options)
+        await consumer.assign([aiokafka.TopicPartition("orders", 0)])
+        await consumer.start()
+        assert consumer.assignment() == {TP}
+        assert (await consumer.getone()).offset == 0
+        await consumer.stop()
+        with pytest.raises(kafka.errors.IllegalStateError):
+            consumer.assign([TP])
+
+    run(main())
+
+
+def test_what_cannot_be_meant_is_said_at_once(options):
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            for wrong in (
+                {"topics": "orders"},
+                {},
+                {"topics": ["orders"], "pattern": "o"},
+                {"topics": ["orders"], "listener": object()},
+            ):
+                with pytest.raises(TypeError):
+                    consumer.subscribe(**wrong)
+            with pytest.raises(ValueError, match="regular"):
+                consumer.subscribe(pattern="(")
+            with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
+                consumer.seek(TP, 5)
+            consumer.assign([TP])
+            for offset in (-1, "5", None):
+                with pytest.raises(ValueError, match="offset"):
+                    consumer.seek(TP, offset)
+            for call in (consumer.position, consumer.committed, consumer.getone, consumer.getmany):
+                with pytest.raises(TypeError, match="TopicPartition"):
+                    await call("orders")
+            assert (await consumer.getone()).offset == 0
+
+    run(main())
