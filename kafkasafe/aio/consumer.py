@@ -465,8 +465,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         """Topics that are subscribed to."""
         return set(self._opened.subscription() or ())
 
-    def last_poll_timestamp(self) -> int:
-        """When records were asked for the last time, ms since the epoch."""
+    def last_poll_timestamp(self, partition: TopicPartition | None = None) -> int:  # noqa: ARG002  # aiokafka's
+        """When records were asked for the last time, ms since the epoch: of all partitions at once."""
         return int(self._polled_at * 1000)
 
     def metrics(self, raw: bool = False) -> Any:

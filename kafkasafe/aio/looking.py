@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafka.structs import TopicPartition
 
 from kafkasafe.aio.fetched import as_partition, as_partitions
+from kafkasafe.aio.instead import OF_CONSUMER, missing
 from kafkasafe.aio.threads import call_in_thread
 
 __all__ = ["Looking"]
@@ -36,6 +37,11 @@ class Looking(ABC):
         """Of the last fetch; None before there was one."""
         found = self._opened.highwater(as_partition(partition))
         return None if found is None else int(found)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(self, name, OF_CONSUMER)
 
     async def topics(self) -> set[str]:
         """All topics that the client may see."""

@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from kafka.producer.future import RecordMetadata
 
@@ -18,6 +18,7 @@ from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
+from kafkasafe.aio.instead import OF_PRODUCER, FunctionPartitioner, missing
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
@@ -45,18 +46,22 @@ class SafeProducer(OfOneProcess):
 
     Args:
         loop: Ignored; aiokafka's.
-        configs: The options of `kafkasafe.SafeProducer`.
+        configs: The options of `kafkasafe.SafeProducer`. `partitioner` may be a function, as aiokafka's:
+            `partitioner(key_bytes, all_partitions, available_partitions)`.
 
     Raises:
         ConfigError: An option is unknown or cannot work.
     """
 
     def __init__(self, *, loop: Any = None, **configs: Unpack[ProducerOptions]) -> None:  # noqa: ARG002
+        partitioner = configs.get("partitioner")
+        if callable(partitioner) and not hasattr(partitioner, "partition"):
+            configs["partitioner"] = FunctionPartitioner(partitioner)
         # So that what is wrong is said here.
         if validate(dict(configs)).transactional_id is not None:
             raise ConfigError(
-                "transactional_id: this SafeProducer has no begin_transaction(); use"
-                " `async with producer.batch(transactional_id=...)`"
+                "transactional_id: this SafeProducer has no transaction() or begin_transaction(); leave the option"
+                " out, and use `async with producer.batch(transactional_id=...) as batch` (docs/staged.md)"
             )
         self._configs = configs
         self._producer: threads.SafeProducer | None = None
@@ -373,6 +378,11 @@ class SafeProducer(OfOneProcess):
     def client(self) -> threads.SafeProducer:
         """The producer underneath, once it is started: for what is not here. Its calls may wait; the loop would."""
         return self._opened
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(self, name, OF_PRODUCER)
 
     def __repr__(self) -> str:
         return f"<aio.SafeProducer {self._producer or 'not started'}>"

@@ -9,9 +9,10 @@ from typing import get_type_hints
 
 import aiokafka
 import pytest
+from helpers import run
 
 from kafkasafe import options
-from kafkasafe.aio import SafeConsumer, SafeProducer
+from kafkasafe.aio import SafeConsumer, SafeProducer, instead
 
 DOCS = re.sub(
     r"^```.*?^```",
@@ -60,3 +61,34 @@ def test_every_option_is_here_or_in_the_table(kind):
     known = {*get_type_hints(ours), "topics", "loop", "self"}
     missing = set(inspect.signature(theirs.__init__).parameters) - known - NAMED
     assert not missing
+
+
+def test_what_is_not_there_says_what_to_use_instead():
+    producer, consumer = SafeProducer(bootstrap_servers="127.0.0.1:9"), SafeConsumer()
+    for owner, names in ((producer, instead.OF_PRODUCER), (consumer, instead.OF_CONSUMER)):
+        for name, hint in names.items():
+            assert not hasattr(owner, name)
+            with pytest.raises(AttributeError, match=re.escape(hint)):
+                getattr(owner, name)
+        with pytest.raises(AttributeError, match="no_such_thing"):
+            owner.no_such_thing  # noqa: B018
+
+
+def test_a_function_as_partitioner(fake_kafka, tmp_path):
+    """aiokafka's documentation: the example of a custom partitioner."""
+    fake_kafka.create_topic("foobar", partitions=10)
+    asked = []
+
+    def partitioner(key, all_partitions, available_partitions):
+        asked.append((key, all_partitions, available_partitions))
+        return all_partitions[0] if key == b"first" else all_partitions[-1]
+
+    async def main():
+        async with SafeProducer(
+            bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path, partitioner=partitioner
+        ) as producer:
+            for key, partition in ((b"last", 9), (b"first", 0), (None, 9)):
+                assert (await producer.send_and_wait("foobar", b"", key=key)).partition == partition
+
+    run(main())
+    assert asked[-1] == (None, list(range(10)), list(range(10)))
