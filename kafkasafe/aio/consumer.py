@@ -469,10 +469,6 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         """When records were asked for the last time, ms since the epoch: of all partitions at once."""
         return int(self._polled_at * 1000)
 
-    def metrics(self, raw: bool = False) -> Any:
-        """As of `kafkasafe.SafeConsumer`."""
-        return self._opened.metrics(raw)
-
     @property
     def client(self) -> threads.SafeConsumer:
         """The consumer underneath, which belongs to another thread: only look at it."""

@@ -43,6 +43,10 @@ class Looking(ABC):
         def __getattr__(self, name: str) -> Any:
             raise missing(self, name, OF_CONSUMER)
 
+    def metrics(self, raw: bool = False) -> Any:
+        """As of `kafkasafe.SafeConsumer`."""
+        return self._opened.metrics(raw)
+
     async def topics(self) -> set[str]:
         """All topics that the client may see."""
         consumer = self._opened
