@@ -16,7 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe import consumer as threads
 from kafkasafe._io.one_process import OfOneProcess
-from kafkasafe.aio.fetched import Fetched, Handed, as_offset, as_partition, as_partitions
+from kafkasafe.aio.fetched import Fetched, Handed, as_offset, as_partition, as_partitions, polled_without
 from kafkasafe.aio.listening import Listener, Listening, as_listener
 from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.moving import Moving
@@ -308,9 +308,11 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             if failed is not None:
                 raise failed
             asked = self._seeks
+            # Of others there is enough.
+            left_out = {each.tp for each in self._fetched} - self._paused
 
             def poll() -> None:
-                records = consumer.poll(timeout_ms)
+                records = polled_without(consumer, left_out, self._paused, timeout_ms)
                 self._polls += 1
                 states = dict(consumer._subscription.assignment)
                 # Given to another member, or given anew: their positions are those that were committed.
@@ -340,6 +342,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._assigned = assigned
         if gone:
             self._drop(gone)
+            self._paused.difference_update(gone)
         for tp, found in records.items():
             # Not what was fetched before a seek that came meanwhile.
             if found and tp in assigned and self._moved.get(tp, 0) <= asked:

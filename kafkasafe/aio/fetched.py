@@ -12,7 +12,15 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from kafkasafe.aio.consumer import SafeConsumer
 
-__all__ = ["Fetched", "Handed", "UnassignedError", "as_offset", "as_partition", "as_partitions"]
+__all__ = [
+    "Fetched",
+    "Handed",
+    "UnassignedError",
+    "as_offset",
+    "as_partition",
+    "as_partitions",
+    "polled_without",
+]
 
 
 class UnassignedError(kafka_errors.IllegalStateError, ValueError):
@@ -54,9 +62,10 @@ def as_offset(given: Any) -> Any:
     """What may be given to `commit`: a number, (number, metadata) or OffsetAndMetadata."""
     if isinstance(given, OffsetAndMetadata):
         return given
-    if isinstance(given, tuple):
-        return OffsetAndMetadata(given[0], given[1], -1)
-    return OffsetAndMetadata(given, "", -1)
+    offset, metadata = given if isinstance(given, tuple) else (given, "")
+    if type(offset) is not int or offset < 0:
+        raise ValueError(f"Not an offset: {offset!r}")
+    return OffsetAndMetadata(offset, metadata, -1)
 
 
 def as_partition(given: Any) -> TopicPartition:
@@ -79,3 +88,16 @@ def as_partitions(given: Iterable[Any]) -> frozenset[TopicPartition]:
         TypeError: One is something else.
     """
     return frozenset(map(as_partition, given))
+
+
+def polled_without(
+    consumer: Any, left_out: Iterable[TopicPartition], kept: set[TopicPartition], timeout_ms: float
+) -> Any:
+    """`poll`, on the consumer's thread, of all partitions but these. What is paused meanwhile (`kept`) stays so."""
+    paused = [tp for tp in left_out if tp in consumer._subscription.assignment]
+    consumer.pause(*paused)
+    try:
+        return consumer.poll(timeout_ms)
+    finally:
+        known = consumer._subscription.assignment
+        consumer.resume(*(tp for tp in paused if tp in known and tp not in kept))

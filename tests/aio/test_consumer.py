@@ -173,6 +173,26 @@ def test_seek_pause_and_position(options):
     run(main())
 
 
+def test_who_waits_for_one_partition_does_not_fetch_all_of_the_others(options):
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            other = TopicPartition("orders", 1)
+            await consumer.assign([TP, other])
+            await consumer.seek_to_end(TP)
+            polls = consumer._polls
+            waiting = asyncio.create_task(consumer.getone(TP))
+            await until(lambda: consumer._fetched)
+            await until(lambda: consumer._polls > polls + 40)
+            assert sum(len(each.records) for each in consumer._fetched) <= 2 * options["max_poll_records"]
+            consumer.seek(TP, COUNT - 1)
+            assert (await waiting).offset == COUNT - 1
+            assert [(await consumer.getone(other)).offset for _ in range(COUNT)] == list(range(COUNT))
+            with pytest.raises(ValueError, match="offset"):
+                await consumer.commit({TP: -5})
+
+    run(main())
+
+
 def test_a_cancelled_request_takes_no_record(options):
     """At each of its awaits, again and again: all are handed out once, in order."""
 
