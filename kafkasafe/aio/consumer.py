@@ -58,6 +58,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     """
 
     def __init__(self, *topics: str, loop: Any = None, **options: Unpack[ConsumerOptions]) -> None:  # noqa: ARG002
+        if not all(isinstance(topic, str) for topic in topics):
+            raise TypeError(f"Topics are names: SafeConsumer('orders', 'audit'), not {topics!r}")
         validate_consumer(dict(options))
         self._topics = topics
         self._options = options

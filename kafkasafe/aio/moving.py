@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
@@ -38,11 +38,8 @@ class Moving(ABC):
         partition = as_partition(partition)
         if type(offset) is not int or offset < 0:
             raise ValueError(f"Not an offset: {offset!r}")
-        if self._consumer is not None and partition not in self._assigned:
-            raise UnassignedError(
-                f"Unassigned partition {partition}. Assigned are, as of the last request for records:"
-                f" {sorted(self._assigned)}"
-            )
+        if self._consumer is not None:
+            self._check_assigned([partition])
         return self._later(lambda consumer: consumer.seek(partition, offset), [partition])
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
@@ -72,17 +69,34 @@ class Moving(ABC):
         return await self._later(seek, moved)
 
     def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Hand out nothing of these until `resume`."""
-        given = as_partitions(partitions)
+        """Hand out nothing of these until `resume`, or until they are given to this consumer anew.
+
+        Raises:
+            ValueError: One is not assigned (which is an IllegalStateError, too).
+        """
+        given = self._check_assigned(as_partitions(partitions))
         self._paused.update(given)
         return self._later(lambda consumer: consumer.pause(*given))
 
     def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Hand out records of these again."""
-        given = as_partitions(partitions)
+        """Hand out records of these again.
+
+        Raises:
+            ValueError: As of `pause`.
+        """
+        given = self._check_assigned(as_partitions(partitions))
         self._paused.difference_update(given)
         return self._later(lambda consumer: consumer.resume(*given))
 
     def paused(self) -> set[TopicPartition]:
         """Those that are paused."""
         return set(self._paused)
+
+    def _check_assigned(self, partitions: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        for partition in partitions:
+            if partition not in self._assigned:
+                raise UnassignedError(
+                    f"Unassigned partition {partition}. Assigned are, as of the last request for records:"
+                    f" {sorted(self._assigned)}"
+                )
+        return partitions

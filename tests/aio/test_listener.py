@@ -170,6 +170,11 @@ def test_what_cannot_be_meant_is_said_at_once(options):
                 consumer.subscribe(pattern="(")
             with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
                 consumer.seek(TP, 5)
+            with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
+                consumer.pause(TP)
+            assert consumer.paused() == set()
+            with pytest.raises(TypeError, match="names"):
+                SafeConsumer(["orders"])
             consumer.assign([TP])
             for offset in (-1, "5", None):
                 with pytest.raises(ValueError, match="offset"):
