@@ -122,15 +122,23 @@ class Units(Recovery):
             slot.unit = None
         self._dirty = True
 
-    def aborted(self, action: Fence, code: int) -> bool:
-        """EndTxn, before InitProducerId with `keep`, was answered. Whether that is to be asked as well.
+    def aborted(self, action: Fence, code: int) -> bool | None:
+        """EndTxn, before InitProducerId with `keep`, was answered. Whether that is to be asked as well; None: not yet.
 
         It ends what is open whoever opened it: the epoch is looked at only where nothing is open. So who is refused
         here goes no further, unless an earlier answer was lost: then the new epoch may be the own one.
+
+        After a time-out it is asked twice. A successor's first InitProducerId is answered 51 and leaves the epoch
+        that a time-out leaves; it comes again within a second, and then that epoch is refused.
         """
         if not self._valid(action) or (code in FENCED and not action.slot.unsure):
             return False
-        action.slot.opened = action.slot.opened and action.timed_out
+        slot = action.slot
+        if action.timed_out and code not in FENCED and not slot.alone:
+            slot.alone = True
+            self._actions.append(Again(action, 1, None, "it may be another's soon", slow=True))
+            return None
+        slot.opened = slot.opened and action.timed_out
         return True
 
     def unanswered(self, action: Fence, *, ended: bool) -> None:
@@ -206,9 +214,16 @@ class Units(Recovery):
         else:
             self._outcome(action.unit, committed=committed)
 
-    def told(self, action: Ask, *, committed: bool) -> None:
-        """The outcome of a unit, asked for after a fence: nothing can change it any more."""
-        if self._valid(action):
+    def told(self, action: Ask, *, committed: bool | None) -> None:
+        """The outcome of a unit: nothing can change it any more. None: the log does not reach back that far."""
+        if not self._valid(action):
+            return
+        if committed is None:
+            # The marker says it, once nothing of anybody is open under the id.
+            action.unit.lapsed = False
+            action.slot.fresh = True
+            self._fence(action.slot)
+        else:
             self._outcome(action.unit, committed=committed)
 
     def _outcome(self, unit: Unit, *, committed: bool) -> None:

@@ -185,16 +185,21 @@ class Moves(Order):
         """Was it committed before its end was refused? Who took over has ended it, and is not to be fenced in turn.
 
         If it was not, with protocol 1 it may also have timed out: `_late` tells, once it is known that it was open.
+        There a marker that is late is taken into a successor's transaction, so only the log can be believed.
         """
+        second = slot.grant is not None and slot.grant.protocol >= 2
+        if not second and all(place < 0 for place in unit.places.values()):
+            self._doubt(unit)
+            return
         unit.move(Phase.ASKING)
         unit.reason = reason
-        if slot.grant is not None and slot.grant.protocol >= 2:
+        if second:
             unit.code, unit.dropped = EPOCH_REFUSED, bool(unit.offsets)
             slot.grant = slot.former = None
         else:
             unit.lapsed = True
         slot.next_turn()
-        self._actions.append(Ask(slot, slot.turn, unit))
+        self._actions.append(Ask(slot, slot.turn, unit, by_log=not second))
 
     # -- transactional ids -----------------------------------------------------------------------------------------
 

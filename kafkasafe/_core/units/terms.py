@@ -191,6 +191,7 @@ class Slot:
         opened: Of a transaction under that grant something was acknowledged, so the coordinator had it open; EndTxn was
             never sent for it.
         unsure: An InitProducerId of this turn was not answered, and may have been carried out.
+        alone: In this turn, nobody had taken it over a while ago.
         aborting: Destinations of the transaction that is being aborted: it may be open as long as that is not answered.
         attempts: Of this turn's requests, how often each has failed.
     """
@@ -205,13 +206,14 @@ class Slot:
     former: Grant | None = None
     opened: bool = False
     unsure: bool = False
+    alone: bool = False
     aborting: frozenset[int] = frozenset()
     attempts: dict[Request, int] = field(default_factory=dict)
 
     def next_turn(self) -> None:
         """Whatever is under way is void."""
         self.turn += 1
-        self.unsure = False
+        self.unsure = self.alone = False
         self.attempts.clear()
 
 
@@ -281,11 +283,15 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Does the marker, or the log, say that it was committed? `told`."""
+    """Does the marker, or the log, say that it was committed? `told`.
+
+    With `by_log` the log alone: who has taken the id over may have the marker of ours in a transaction of his own.
+    """
 
     slot: Slot
     turn: int
     unit: Unit
+    by_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)

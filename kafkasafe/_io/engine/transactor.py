@@ -34,6 +34,8 @@ _SOON_S: Final = 0.01
 """The coordinator, or a partition's leader, still completes the transaction before: a matter of milliseconds."""
 _SOON: Final = frozenset({19, 51, 88})
 _OVER: Final = frozenset({0, 47, 48, 49, 90})
+_NOT_THERE: Final = frozenset({1, 3, 100})
+"""The place where a batch was is no more."""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 _PLACE: Final = frozenset({3, 17, 29, 100})
 
@@ -119,7 +121,10 @@ class Transactor:
     def _aborted(self, lane: Lane, action: u.Fence, answer: x.TransactionEnded) -> None:
         """The own transaction is ended, or there was none, or the id is another's by now, as InitProducerId tells."""
         kept, after, code = action.keep, answer.identity, answer.error_code
-        if kept is None or code not in _OVER or not lane.journal.units.aborted(action, code):
+        goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
+        if goes_on is None:
+            return
+        if kept is None or not goes_on:
             self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
         elif after is not None and after.protocol >= 2:
             # It has a new epoch by that.
@@ -228,6 +233,9 @@ class Transactor:
     # -- the outcome -----------------------------------------------------------------------------------------------
 
     def _ask(self, lane: Lane, action: u.Ask) -> None:
+        if action.by_log:
+            self._look_into_log(lane, action)
+            return
         place = self._marker_place(lane, action.unit)
         if place is None:
             # All of it is damaged on disk: whether it was committed nobody can tell any more, and it is given up.
@@ -267,15 +275,26 @@ class Transactor:
         unit, grant = action.unit, action.unit.grant
         batch = next(each for each in unit.batches if unit.places.get(each.handle, -1) >= 0)
         place = unit.places[batch.handle]
-        committed = False
+        ours = aborted = False
         found = next(codec.iter_headers(bytes(answer.records)), None)
         if found is not None and grant is not None:
             header = found[1]
-            ours = (grant.producer_id, grant.epoch, unit.sequences.get(batch.handle, -1))
-            named = (header.producer_id, header.producer_epoch, header.base_sequence)
+            it = (grant.producer_id, grant.epoch, unit.sequences.get(batch.handle, -1), place)
+            ours = it == (
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.base_offset,
+            )
             aborted = any(number == grant.producer_id and first <= place for number, first in answer.aborted)
-            committed = header.base_offset == place and named == ours and not aborted
-        if committed:
+        committed = ours and not aborted
+        if action.by_log and not ours:
+            if found is None and answer.log_start_offset <= place:
+                self._failed(lane, action, None, "a transaction in front of it is open")
+            else:
+                lane.journal.units.told(action, committed=None)
+            return
+        if committed and not action.by_log:
             self._log.warning(
                 "A staged batch is committed, as the log of its partition shows; its marker is gone",
                 lane=lane.name,
@@ -335,8 +354,15 @@ class Transactor:
                 ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()
                 if ours or not self._look_into_log(lane, action):
                     units.told(action, committed=ours)
-            case u.Ask(), _:
+            case u.Ask(by_log=True), _ if code not in _NOT_THERE:
                 if code:
+                    self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
+                else:
+                    self._judge_log(lane, action, answer)
+            case u.Ask(), _:
+                if action.by_log:
+                    units.told(action, committed=None)
+                elif code:
                     # It cannot say anything; the marker, which is not there, has said it.
                     units.told(action, committed=False)
                 else:
