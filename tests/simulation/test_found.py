@@ -241,3 +241,25 @@ def test_rejected_holds_what_it_may_hold_with_what_is_written_about_each_batch()
             heals=True,
         )
     )
+
+
+def test_a_window_of_batches_that_fail_is_counted_before_the_log_is_read_again():
+    """Eleven requests at once, and a second later the next ones: more than ten a second."""
+    play(
+        history(
+            ("send", 54253, 58597, 45022),
+            ("wait", 8537, 58577, 19547),
+            ("send", 14584, 56534, 46985),
+            ("code", 21724, 9489, 1309),
+            ("wait", 45376, 23816, 23650),
+            ("send", 27116, 10164, 28941),
+            ("code", 65445, 12836, 41056),
+            ("code", 2400, 63434, 834),
+            ("lead", 39204, 8335, 32872),
+            ("wait", 62368, 65013, 28448),
+            seed=71073,
+            kind="pipeline",
+            partitions=1,
+            brokers=1,
+        )
+    )

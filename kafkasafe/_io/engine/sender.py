@@ -37,10 +37,13 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 __all__ = ["Sender"]
 
-_CALM: Final = 4
-"""A partition in trouble goes on when no more than so many of its requests of the last second failed or were questions.
-What it does before it looks at that again takes five at most (epoch, log start, log end, log, send). So it is less than
-ten a second, whatever is answered."""
+_CALM: Final = 8
+"""A partition in trouble goes on when no more than so many of its requests of the last `_CALM_S` failed or were
+questions. What it does before it looks at that again takes eleven at most: state, log start, log end and log, then five
+batches that fail, and the end of a leader epoch with the log start. So it is less than ten a second,
+whatever is answered.
+"""
+_CALM_S: Final = 2.0
 
 _TURN_S: Final = 0.01
 """Between two inquiries of the producer, on average: each takes four requests, or five."""
@@ -241,9 +244,9 @@ class Sender:
 
     def _calm_in_s(self, topic: str, partition: int) -> float:
         times = self._troubles.get((topic, partition))
-        return (
-            0.0 if times is None or len(times) <= _CALM else times[0] + 1.0 - self._ground.clock.monotonic()
-        )
+        if times is None or len(times) <= _CALM:
+            return 0.0
+        return times[0] + _CALM_S - self._ground.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
         """Begin it now, or when the partition has calmed down."""
