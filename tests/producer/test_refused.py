@@ -213,7 +213,7 @@ def test_records_wait_for_a_topic_that_somebody_creates(some_wire, producers, mo
     monkeypatch.setattr(lane_keeper, "_MISSING_GRACE_S", 2.0)
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
-    producer = producers(proxy.bootstrap_servers)
+    producer = producers(proxy.bootstrap_servers, acked_loss_check_ms=1000)
     if known:
         harness.send(producer, topic, 1000).get(60)
     cluster.delete_topic(topic)

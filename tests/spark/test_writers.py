@@ -30,6 +30,9 @@ from kafkasafe.spark.writers import batch_writer, parts_of_rows, stream_writer
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 STAGED = pytest.mark.parametrize("inline", ["1048576", "0"], ids=["inline", "staged"])
+STAGED_IN_FULL = pytest.mark.parametrize(
+    "inline", ["1048576", pytest.param("0", marks=pytest.mark.full)], ids=["inline", "staged"]
+)
 
 
 @pytest.fixture
@@ -203,7 +206,7 @@ class Query:
             (self.checkpoint / "commits" / name).unlink()
 
 
-@STAGED
+@STAGED_IN_FULL
 def test_a_stream_writes_each_batch_once_however_it_is_repeated(spark, kafka, topic, tmp_path, inline):
     query = Query(spark, kafka, topic, tmp_path)
     for number in range(3):
