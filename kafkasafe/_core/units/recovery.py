@@ -78,7 +78,7 @@ class Recovery(Moves):
             self._units[unit_id].reason = "given up by kafkasafe spool abort"
 
     def recovered(self) -> None:
-        """The log is read. Whatever an earlier life may have left open is ended before anything new is begun."""
+        """The log is read. What an earlier life left open under an id is ended before that id is used again."""
         for slot in self._slots.values():
             # A new life takes names over, whatever epochs earlier ones came to.
             slot.former = None
