@@ -15,3 +15,8 @@ def test_a_late_request_with_what_was_never_durable_is_behind_nothing():
     """A seed in which such a record came after those of the next life: no order was promised to it."""
     storm = weather(20291)
     assert any(name not in storm.durable for log in storm.sent.values() for name in log)
+
+
+def test_an_end_whose_marker_only_a_lost_leader_had_is_written_again():
+    """A seed in which the cluster took a transaction for ended before the marker was on every replica in sync."""
+    weather(84863)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kafkasafe.testing.fake.asking import Ask, Fields
     from kafkasafe.testing.fake.centre import Centre
     from kafkasafe.testing.fake.groups import Groups
+    from kafkasafe.testing.fake.log import ReplicaLog
 
 __all__ = ["Transactions", "TxnState"]
 
@@ -69,6 +70,8 @@ class _Transaction:
     """The open transaction was begun with protocol 2."""
     complete_ms: int = -1
     """When the markers of an end that is decided are written."""
+    markers: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """Of that end: leader epoch and end offset of those that were written. They count once they are replicated."""
 
     @property
     def ending(self) -> bool:
@@ -390,6 +393,7 @@ class Transactions:
     def _complete(self, known: _Transaction, now_ms: int) -> None:
         commit = known.state is TxnState.COMMITTING
         left: set[tuple[str, int]] = set()
+        logs: dict[tuple[str, int], ReplicaLog] = {}
         for place in sorted(known.partitions):
             try:
                 partition = self._centre.partition(*place)
@@ -398,21 +402,26 @@ class Transactions:
             if partition.leader < 0 or not self._centre.serves(partition.leader):
                 left.add(place)  # tried again until it has a leader, as long as that takes
                 continue
-            partition.log.append_marker(
-                known.producer_id,
-                known.epoch,
-                commit=commit,
-                leader_epoch=partition.leader_epoch,
-                coordinator_epoch=0,
-                now_ms=now_ms,
-            )
+            logs[place] = partition.log
+            if place not in known.markers or known.markers[place][0] != partition.leader_epoch:
+                # Also where another leader came meanwhile, which may not have it.
+                marker = partition.log.append_marker(
+                    known.producer_id,
+                    known.epoch,
+                    commit=commit,
+                    leader_epoch=partition.leader_epoch,
+                    coordinator_epoch=0,
+                    now_ms=now_ms,
+                )
+                known.markers[place] = partition.leader_epoch, marker.end_offset
         self._centre.replicate()
+        left |= {place for place, log in logs.items() if log.high_watermark < known.markers[place][1]}
         known.partitions = left
         if left:
             known.complete_ms = now_ms + max(self.markers_take_ms, _MARKERS_AGAIN_MS)
             return
         self._groups.end_transaction(known.producer_id, commit=commit)
-        known.groups = set()
+        known.markers, known.groups = {}, set()
         known.state = TxnState.COMMITTED if commit else TxnState.ABORTED
 
 
