@@ -42,7 +42,8 @@ WAITS_S = (0.0005, 0.0015, 0.01, 0.1, 0.6, 2.0, 7.0)
 PAUSES_S = (0.01, 0.3, 1.0, 2.5, 4.9, 7.0)
 _DISK_CALLS = ("writev", "sync_data", "sync_directory", "create", "unlink", "rename", "read", "truncate")
 _END_S = 400.0
-_MARKS_BYTES = 12_288
+_MARKS_BYTES = 20_480
+"""Of 80 small batches, a group each at worst, in segments of which the snapshot is more than half."""
 
 
 def play(plan: Plan, *, trace: bool = False) -> Storm:
