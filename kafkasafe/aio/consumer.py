@@ -329,7 +329,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                     self._keep, self._polls, records, frozenset(states), gone, asked
                 )
 
-            await self._do(poll)
+            # Also while a listener is called: records are asked for once that is done, and by this thread alone.
+            await self._worker.submit(self._known_to(poll))
 
     def _keep(
         self,

@@ -4,6 +4,7 @@ right after it."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import aiokafka
 import kafka.errors
@@ -80,6 +81,43 @@ def test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_ou
             await other.stop()
             before = len(listener.heard)
         assert len(listener.heard) > before or not consumer.assignment()  # at the end it could commit as well
+
+    run(main())
+
+
+def test_who_asks_again_while_a_listener_is_waited_for_does_not_have_it_called_again(options):
+    """A loop that gives up after a moment and asks anew: aiokafka's `getmany` is used so, and `wait_for`."""
+    running, heard, done = 0, [], asyncio.Event()
+
+    class Slow:
+        async def on_partitions_revoked(self, revoked):
+            nonlocal running
+            if not revoked:
+                return
+            heard.append(revoked)
+            running += 1
+            assert running == 1
+            await done.wait()
+            running -= 1
+
+        async def on_partitions_assigned(self, assigned):
+            pass
+
+    async def main():
+        consumer, other = SafeConsumer(**options), SafeConsumer("orders", **options)
+        consumer.subscribe(["orders"], listener=Slow())
+        async with consumer, asyncio.timeout(120):
+            starting = asyncio.create_task(other.start())
+            gave_up = 0
+            while not starting.done() or not done.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        await consumer.getmany(timeout_ms=1000)
+                gave_up += bool(heard)
+                if gave_up >= 10:
+                    done.set()
+            await starting
+            await other.stop()
 
     run(main())
 
