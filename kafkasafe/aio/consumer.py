@@ -104,10 +104,9 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         """
         if self._closing is not None:
             raise kafka_errors.IllegalStateError("The consumer is closed; make a new one")
-        loop = asyncio.get_running_loop()
-        if self._loop is not None and self._loop is not loop:
-            raise UsageError("The consumer belongs to another event loop: make one for each")
-        self._loop = loop
+        self._loop = self._check_loop()
+        if self._listening is not None and self._listening.is_own():
+            return  # it is waited for
         async with self._once:
             if self._consumer is not None:
                 return
@@ -501,6 +500,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
     def _check_asks(self) -> None:
         self._check_open()
+        self._check_loop()
         self._check_not_listening("ask for records")
 
     def _check_not_listening(self, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from kafka.structs import TopicPartition
 from kafkasafe.aio.fetched import as_partition, as_partitions
 from kafkasafe.aio.instead import OF_CONSUMER, missing
 from kafkasafe.aio.threads import call_in_thread
+from kafkasafe.errors import UsageError
 
 __all__ = ["Looking"]
 
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 class Looking(ABC):
     """Part of `SafeConsumer`."""
+
+    _loop: asyncio.AbstractEventLoop | None
 
     @property
     @abstractmethod
@@ -79,6 +83,13 @@ class Looking(ABC):
         consumer = self._opened
         asked = {as_partition(tp): timestamp for tp, timestamp in timestamps.items()}
         return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
+
+    def _check_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which has to be the consumer's: not that of a forked child, either."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise UsageError("The consumer belongs to another event loop: make one for each")
+        return loop
 
     async def _beside(self, look: Callable[[], T]) -> T:
         """Look-ups, which are thread-safe: they hold up no poll."""

@@ -223,3 +223,35 @@ def test_what_cannot_be_meant_is_said_at_once(options):
             assert (await consumer.getone()).offset == 0
 
     run(main())
+
+
+def test_a_listener_may_start_the_consumer_that_waits_for_it(options):
+    async def main():
+        consumer = SafeConsumer(**options)
+
+        class Starts(Listener):
+            async def on_partitions_assigned(self, assigned):
+                await consumer.start()
+                self.heard.append(assigned)
+
+        listener = Starts(consumer)
+        consumer.subscribe(["orders"], listener=listener)
+        async with asyncio.timeout(60), consumer:
+            assert listener.heard[-1] == {TP}
+            assert (await consumer.getone()).offset == 0
+
+    run(main())
+
+
+def test_what_was_fetched_is_not_handed_out_on_another_loop(options):
+    """Which is that of a forked child as well."""
+
+    async def main():
+        async with SafeConsumer("orders", **options) as consumer:
+            first = await consumer.getone()
+            for call in (consumer.getone, consumer.getmany):
+                with pytest.raises(UsageError, match="another event loop"):
+                    await asyncio.to_thread(asyncio.run, call())
+            assert (first.offset, (await consumer.getone()).offset) == (0, 1)
+
+    run(main())
