@@ -54,6 +54,7 @@ def values_of(servers, topic) -> list[int]:
     return [int(record.value) for records in harness.read_log(servers, topic).values() for record in records]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
     """It left the producer's lock taken for ever, or forgot up to 8,192 accepted records."""
     topic = harness.new_topic(kafka, 1)
@@ -63,7 +64,8 @@ def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
     number, interrupts, chance = 0, 0, random.Random(7)
     end = time.monotonic() + 2
     while time.monotonic() < end:
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02))
+        # Again after a second: what is raised in a callback of the garbage collector (hypothesis has one) is not seen.
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02), 1.0)
         try:
             while True:
                 number += 1

@@ -417,7 +417,7 @@ _FOUND: dict[str, tuple[str, int]] = {
     "RejectsFromMemory": ("refused", 3),
     "RejectsMissingTopic": ("denied", 0),
     "ContinuesSequence": ("refused", 3),
-    "RevivesWithoutMark": ("lossy", 8),
+    "RevivesWithoutMark": ("lossy", 160),
     "ForgetsSurvey": ("lossy", 0),
     "IgnoresTopicId": ("recreated", 10),
 }
