@@ -41,7 +41,6 @@ __all__ = ["print_unit", "spool_abort", "spool_commit", "times_row", "unit_rows"
 
 _POLL_S: Final = 0.05
 _OVER: Final = "its transaction is over, it timed out or was fenced: the next producer prepares it again"
-_STAGED_STEPS: Final = frozenset({Step.PREPARE_ACKNOWLEDGED.number, Step.COMMITTED.number})
 _BEHIND: Final = (
     "it stands behind an atomic batch of the same partitions that is left: their order would be lost"
 )
@@ -236,7 +235,11 @@ def _decide(
                 at = phases.get(row["batch_id"])
                 if at is not None and at[1]:
                     row = {**row, "reason": _BEHIND}
-                elif at is not None and at[0] is u.Phase.WAITING and row["step"] in _STAGED_STEPS:
+                elif (
+                    at is not None
+                    and at[0] is u.Phase.WAITING
+                    and row["step"] == Step.PREPARE_ACKNOWLEDGED.number
+                ):
                     row = {**row, "reason": _OVER}
                 rows.append(row)
     return rows, unreachable

@@ -593,9 +593,8 @@ _KEY_VERSION: Final = 0
 _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
-_AROUND: Final = (
-    20  # what a record has beside key and value, at most: five numbers, attributes, the count of headers
-)
+_AROUND: Final = 20
+"""What a record has beside key and value, at most, in bytes: five numbers, attributes, the count of headers."""
 _SHORT: Final = struct.Struct(">h")
 _TOPIC: Final = struct.Struct(">16si")
 _NUMBER: Final = struct.Struct(">i")

@@ -19,6 +19,7 @@ __all__ = [
     "Waits",
     "decode",
     "encode",
+    "is_full",
     "marks_to_set_aside",
     "most_bytes",
     "still_rejected",
@@ -94,6 +95,14 @@ class Content:
     cluster_id: str = ""
     lane_id: bytes = b""
     rejected_ms: int = -1
+
+
+def is_full(used_bytes: int, limit_bytes: int) -> str:
+    """Why nothing more is put there, for people."""
+    return (
+        f"rejected/ is full ({used_bytes:,} bytes of rejected_max_bytes={limit_bytes:,}):"
+        " resend or remove what is there, or raise the limit"
+    )
 
 
 def most_bytes(batch: Batch) -> int:

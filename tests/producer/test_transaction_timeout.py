@@ -62,10 +62,24 @@ def read(cluster, isolation):
     return found
 
 
+def committing(producer) -> tuple[threading.Thread, list[BaseException]]:
+    """The thread that commits, and what that raises."""
+    failed: list[BaseException] = []
+
+    def commit() -> None:
+        try:
+            producer.commit_transaction()
+        except BaseException as error:  # for the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    return thread, failed
+
+
 def test_it_is_prepared_again_and_seen_once(cluster_and_proxy, tmp_path):
     cluster, proxy = cluster_and_proxy
     ends = proxy.on("EndTxn").drop(forward=False)
-    failed: list[BaseException] = []
     with SafeProducer(
         bootstrap_servers=proxy.bootstrap_servers,
         spool_dir=tmp_path / "spool",
@@ -77,14 +91,7 @@ def test_it_is_prepared_again_and_seen_once(cluster_and_proxy, tmp_path):
         producer.begin_transaction()
         futures = [producer.send(TOPIC, value) for value in VALUES]
 
-        def commit() -> None:
-            try:
-                producer.commit_transaction()
-            except BaseException as error:  # for the thread that waits
-                failed.append(error)
-
-        thread = threading.Thread(target=commit)
-        thread.start()
+        thread, failed = committing(producer)
         ends.wait(timeout_s=60)
         # The coordinator aborts it: what readers have to step over is in the log, and nothing is seen.
         until(lambda: read(cluster, "read_uncommitted") and end_of(cluster) > len(VALUES))
@@ -112,7 +119,6 @@ def test_after_a_takeover_it_is_not(cluster_and_proxy, tmp_path):
     """Another producer of the name came meanwhile: its transactions are not aborted for ours."""
     cluster, proxy = cluster_and_proxy
     ends = proxy.on("EndTxn").drop(forward=False)
-    failed: list[BaseException] = []
     producer = SafeProducer(
         bootstrap_servers=proxy.bootstrap_servers,
         spool_dir=tmp_path / "spool",
@@ -124,14 +130,7 @@ def test_after_a_takeover_it_is_not(cluster_and_proxy, tmp_path):
     for value in VALUES:
         producer.send(TOPIC, value)
 
-    def commit() -> None:
-        try:
-            producer.commit_transaction()
-        except BaseException as error:  # for the thread that waits
-            failed.append(error)
-
-    thread = threading.Thread(target=commit)
-    thread.start()
+    thread, failed = committing(producer)
     ends.wait(timeout_s=60)
     with KafkaProducer(bootstrap_servers=cluster.bootstrap_servers, transactional_id="payments") as other:
         other.init_transactions()

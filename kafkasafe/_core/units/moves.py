@@ -33,6 +33,7 @@ PLACE: Final = frozenset({3, 17, 29, 100})
 FENCED: Final = frozenset({47, 90})
 """The epoch is refused: a newer one was granted, or made by a time-out."""
 EPOCH_REFUSED: Final = 90
+"""The one of them that a unit has which is refused for that."""
 LAST_EPOCH: Final = 0x7FFF - 1
 """The one after it is never granted: a new producer id is."""
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})

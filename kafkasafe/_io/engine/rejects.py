@@ -6,7 +6,7 @@ import logging
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
-from kafkasafe._core.rejected import Refused, most_bytes
+from kafkasafe._core.rejected import Refused, is_full, most_bytes
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
@@ -62,10 +62,7 @@ class Rejects:
                     kept += damaged
                     continue
                 if not portion:
-                    reason = (
-                        f"rejected/ is full ({used:,} bytes of rejected_max_bytes="
-                        f"{self._config.rejected_max_bytes:,}): resend or remove what is there, or raise the limit"
-                    )
+                    reason = is_full(used, self._config.rejected_max_bytes)
                     break
                 path = lane.rejected.keep(
                     portion,

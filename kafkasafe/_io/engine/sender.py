@@ -40,9 +40,8 @@ __all__ = ["Sender"]
 _CALM: Final = 8
 """A partition in trouble goes on when no more than so many of its requests of the last `_CALM_S` failed or were
 questions. What it does before it looks at that again takes eleven at most: state, log start, log end and log, then five
-batches that fail, and the end of a leader epoch with the log start. So it is less than ten a second,
-whatever is answered.
-"""
+batches that fail, and the end of a leader epoch with the log start. So it is less than ten a second, whatever is
+answered."""
 _CALM_S: Final = 2.0
 
 _TURN_S: Final = 0.01

@@ -14,7 +14,7 @@ from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import Scope, classify_code, classify_produce
-from kafkasafe._core.rejected import Refused, most_bytes
+from kafkasafe._core.rejected import Refused, is_full, most_bytes
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
@@ -354,15 +354,15 @@ class Transactor:
                 ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()
                 if ours or not self._look_into_log(lane, action):
                     units.told(action, committed=ours)
-            case u.Ask(by_log=True), _ if code not in _NOT_THERE:
-                if code:
-                    self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
-                else:
+            case u.Ask(by_log=True), _:
+                if not code:
                     self._judge_log(lane, action, answer)
-            case u.Ask(), _:
-                if action.by_log:
+                elif code in _NOT_THERE:
                     units.told(action, committed=None)
-                elif code:
+                else:
+                    self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
+            case u.Ask(), _:
+                if code:
                     # It cannot say anything; the marker, which is not there, has said it.
                     units.told(action, committed=False)
                 else:
@@ -442,10 +442,7 @@ class Transactor:
             mine = [batch for batch in left if batch.destination == destination]
             used = lane.rejected.size_bytes
             if used + sum(map(most_bytes, mine)) > self._config.rejected_max_bytes:
-                reason = (
-                    f"rejected/ is full ({used:,} bytes of rejected_max_bytes="
-                    f"{self._config.rejected_max_bytes:,}): resend or remove what is there, or raise the limit"
-                )
+                reason = is_full(used, self._config.rejected_max_bytes)
                 lane.journal.units.put_aside(unit, kept=False, reason=reason)
                 return
             try:
