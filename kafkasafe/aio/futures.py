@@ -52,11 +52,12 @@ class RecordFuture:
             SpoolError: The producer ended by an error.
         """
         chunk = self._chunk
+        acked = chunk.acked
+        if acked is not None:
+            topic, partition, place, base, stamp, keys, values = acked
+            fields = topic, partition, place, base + self._index, stamp, None, keys, values, -1
+            return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
         if chunk.parcels is not None:
-            if chunk.acked is not None:
-                topic, partition, place, base, stamp, keys, values = chunk.acked
-                fields = topic, partition, place, base + self._index, stamp, None, keys, values, -1
-                return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
             parcel, _ = chunk.locate(self._index)
             if parcel.done and parcel.error is None:
                 metadata: RecordMetadata = chunk.metadata(self._index)

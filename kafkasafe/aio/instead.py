@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-__all__ = ["OF_CONSUMER", "OF_PRODUCER", "FunctionPartitioner", "missing"]
+__all__ = ["FunctionPartitioner", "NotOfConsumer", "NotOfProducer"]
 
 _UNIT: Final = (
     "records and offsets are delivered together or not at all by `async with producer.batch() as batch:"
@@ -15,25 +15,45 @@ _BATCHES: Final = (
     "batches are made by time and size (linger_ms, batch_size): use `await producer.send(topic, value,"
     " partition=...)` for each record, then `await producer.flush()`"
 )
-OF_PRODUCER: Final = {
-    "create_batch": _BATCHES,
-    "send_batch": _BATCHES,
-    "transaction": _UNIT,
-    "begin_transaction": _UNIT,
-    "commit_transaction": _UNIT,
-    "abort_transaction": _UNIT,
-    "send_offsets_to_transaction": _UNIT,
-}
-OF_CONSUMER: Final = {
-    "last_stable_offset": 'with isolation_level="read_committed", `await consumer.end_offsets([partition])` is it'
-}
 
 
-def missing(owner: object, name: str, instead: dict[str, str]) -> AttributeError:
-    """The error for an attribute that is not there."""
-    said = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    hint = instead.get(name)
-    return AttributeError(said if hint is None else f"{said}: {hint}", name=name, obj=owner)
+class _Instead:
+    """An attribute that is not there, and says what is.
+
+    Not by `__getattr__`: a class that has one is slow at all its other attributes, `send` among them.
+    """
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        said = f"{owner.__name__!r} object has no attribute {self._name!r}: {self.hint}"
+        raise AttributeError(said, name=self._name, obj=instance)
+
+
+class NotOfProducer:
+    """aiokafka's producer has these."""
+
+    if not TYPE_CHECKING:
+        create_batch = _Instead(_BATCHES)
+        send_batch = _Instead(_BATCHES)
+        transaction = _Instead(_UNIT)
+        begin_transaction = _Instead(_UNIT)
+        commit_transaction = _Instead(_UNIT)
+        abort_transaction = _Instead(_UNIT)
+        send_offsets_to_transaction = _Instead(_UNIT)
+
+
+class NotOfConsumer:
+    """aiokafka's consumer has these."""
+
+    if not TYPE_CHECKING:
+        last_stable_offset = _Instead(
+            'with isolation_level="read_committed", `await consumer.end_offsets([partition])` is it'
+        )
 
 
 class FunctionPartitioner:

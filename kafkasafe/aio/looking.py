@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
 
 from kafkasafe.aio.fetched import as_partition, as_partitions
-from kafkasafe.aio.instead import OF_CONSUMER, missing
+from kafkasafe.aio.instead import NotOfConsumer
 from kafkasafe.aio.threads import call_in_thread
 from kafkasafe.errors import UsageError
 
@@ -19,7 +19,7 @@ __all__ = ["Looking"]
 T = TypeVar("T")
 
 
-class Looking(ABC):
+class Looking(NotOfConsumer, ABC):
     """Part of `SafeConsumer`."""
 
     _loop: asyncio.AbstractEventLoop | None
@@ -41,11 +41,6 @@ class Looking(ABC):
         """Of the last fetch; None before there was one."""
         found = self._opened.highwater(as_partition(partition))
         return None if found is None else int(found)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise missing(self, name, OF_CONSUMER)
 
     def metrics(self, raw: bool = False) -> Any:
         """As of `kafkasafe.SafeConsumer`."""

@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from kafka.producer.future import RecordMetadata
 
@@ -18,7 +18,7 @@ from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
-from kafkasafe.aio.instead import OF_PRODUCER, FunctionPartitioner, missing
+from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
@@ -35,7 +35,7 @@ _OTHER_LOOP = (
 Call = tuple[Callable[[RecordFuture], object], contextvars.Context | None]
 
 
-class SafeProducer(OfOneProcess):
+class SafeProducer(NotOfProducer, OfOneProcess):
     """`kafkasafe.SafeProducer` for a program with an event loop; the methods are named as AIOKafkaProducer's.
 
     `async with SafeProducer(bootstrap_servers=...) as producer:` starts and closes it, or `start()` and `stop()` do. It
@@ -378,11 +378,6 @@ class SafeProducer(OfOneProcess):
     def client(self) -> threads.SafeProducer:
         """The producer underneath, once it is started: for what is not here. Its calls may wait; the loop would."""
         return self._opened
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise missing(self, name, OF_PRODUCER)
 
     def __repr__(self) -> str:
         return f"<aio.SafeProducer {self._producer or 'not started'}>"

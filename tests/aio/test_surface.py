@@ -65,13 +65,16 @@ def test_every_option_is_here_or_in_the_table(kind):
 
 def test_what_is_not_there_says_what_to_use_instead():
     producer, consumer = SafeProducer(bootstrap_servers="127.0.0.1:9"), SafeConsumer()
-    for owner, names in ((producer, instead.OF_PRODUCER), (consumer, instead.OF_CONSUMER)):
-        for name, hint in names.items():
+    for owner, names in ((producer, instead.NotOfProducer), (consumer, instead.NotOfConsumer)):
+        hints = {name: there.hint for name, there in vars(names).items() if hasattr(there, "hint")}
+        assert hints
+        for name, hint in hints.items():
             assert not hasattr(owner, name)
             with pytest.raises(AttributeError, match=re.escape(hint)):
                 getattr(owner, name)
         with pytest.raises(AttributeError, match="no_such_thing"):
             owner.no_such_thing  # noqa: B018
+        assert not hasattr(type(owner), "__getattr__"), "all attributes would be slow"
 
 
 def test_a_function_as_partitioner(fake_kafka, tmp_path):
