@@ -20,7 +20,7 @@ from kafkasafe.aio.fetched import Fetched, Handed, as_offset, as_partition, as_p
 from kafkasafe.aio.listening import Listener, Listening, as_listener
 from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.moving import Moving
-from kafkasafe.aio.threads import Worker, call_in_thread
+from kafkasafe.aio.threads import Worker, call_in_thread, end_of, retrieve
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError
 from kafkasafe.options import ConsumerOptions
@@ -178,7 +178,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._check_not_listening("close the consumer")
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close(commit=commit))
-            self._closing.add_done_callback(_retrieve)
+            self._closing.add_done_callback(retrieve)
         await asyncio.shield(self._closing)
 
     async def _close(self, *, commit: bool) -> None:
@@ -268,8 +268,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._check_asks()
         if max_records is not None and max_records < 1:
             raise ValueError("max_records must be positive")
+        end = end_of(timeout_ms)
         self._in_hand = {}
-        end = time.monotonic() + timeout_ms / 1000
         while self._next(wanted) is None:
             left_ms = (end - time.monotonic()) * 1000
             await self._ask(wanted, max(0.0, min(left_ms, _SLICE_MS)))
@@ -593,8 +593,3 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         for fetched in self._fetched:
             first[fetched.tp] = min(first.get(fetched.tp, fetched.next_offset), fetched.next_offset)
         return first
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()

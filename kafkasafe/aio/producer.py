@@ -19,7 +19,7 @@ from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
 from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer
-from kafkasafe.aio.threads import Worker, call_in_thread
+from kafkasafe.aio.threads import Worker, call_in_thread, retrieve
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.logs import EventLog
@@ -122,7 +122,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             raise ValueError(f"Invalid timeout: {timeout}")
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close(timeout))
-            self._closing.add_done_callback(_retrieve)
+            self._closing.add_done_callback(retrieve)
         await asyncio.shield(self._closing)
 
     async def _close(self, timeout: float | None) -> None:  # noqa: ASYNC109
@@ -480,9 +480,3 @@ class _Last:
 def _let_be(producer: threads.SafeProducer) -> None:
     """A start that was cancelled: nothing was accepted."""
     producer.close(0.0)
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Somebody may have been cancelled who would have seen the error."""
-    if not task.cancelled():
-        task.exception()

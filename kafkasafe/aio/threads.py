@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kafkasafe.logs import apart
 
-__all__ = ["Worker", "call_in_thread"]
+__all__ = ["Worker", "call_in_thread", "end_of", "retrieve"]
 
 T = TypeVar("T")
 
@@ -69,6 +71,23 @@ def _resolve(waiter: asyncio.Future[Any], result: Any, error: BaseException | No
         waiter.set_result(result)
     else:
         waiter.set_exception(error)
+
+
+def retrieve(task: asyncio.Task[None]) -> None:
+    """When a task is done that nobody may be waiting for any more: who was to see its error may have been cancelled."""
+    if not task.cancelled():
+        task.exception()
+
+
+def end_of(timeout_ms: float) -> float:
+    """When a wait of so long ends, that begins now: monotonic seconds.
+
+    Raises:
+        ValueError: It is not a number.
+    """
+    if math.isnan(timeout_ms):
+        raise ValueError(f"timeout_ms must be a number, not {timeout_ms}")
+    return time.monotonic() + timeout_ms / 1000
 
 
 class Worker:

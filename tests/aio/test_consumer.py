@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import threading
 
 import kafka.errors
@@ -113,6 +114,17 @@ def test_a_commit_is_of_what_was_handed_out_also_while_more_is_fetched(options):
             await consumer.commit({TP: (8, "note")})
             assert await consumer.seek_to_committed(TP) == {TP: 8}
             assert (await consumer.getone()).offset == 8
+
+    run(main())
+
+
+def test_a_wait_that_is_not_a_number_is_refused(options):
+    """It would never end."""
+
+    async def main():
+        async with SafeConsumer("orders", **options) as consumer:
+            with pytest.raises(ValueError, match="timeout_ms"):
+                await consumer.getmany(timeout_ms=math.nan)
 
     run(main())
 
