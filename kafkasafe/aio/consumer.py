@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafkasafe import consumer as threads
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import Fetched, Handed, as_offset, as_partition, as_partitions, polled_without
-from kafkasafe.aio.listening import Listener, Listening, as_listener
+from kafkasafe.aio.listening import Listening
 from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.moving import Moving
 from kafkasafe.aio.threads import Worker, call_in_thread, end_of, retrieve
@@ -416,59 +415,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 consumed[tp] = fetched
             return consumed
 
-    # -- positions and partitions ----------------------------------------------------------------------------------
-
-    def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
-        """Read these partitions, without a group's assignment. May come before `start`."""
-        wanted = as_partitions(partitions)
-        # The others keep their positions, and what was fetched of them.
-        moved, self._assigned = self._all() - wanted, wanted
-        return self._later(lambda consumer: consumer.assign(list(wanted)), moved, early=True)
-
-    def subscribe(
-        self, topics: Iterable[str] = (), pattern: str | None = None, listener: Any = None
-    ) -> asyncio.Future[None]:
-        """Read topics, as one of the group. May come before `start`.
-
-        Args:
-            topics: Names.
-            pattern: Instead of names: a regular expression that they begin with.
-            listener: Its methods `on_partitions_revoked` and `on_partitions_assigned` are called on the loop, and
-                awaited where they are coroutines. They may use this consumer, but not ask it for records.
-
-        Raises:
-            TypeError: Neither topics nor a pattern, or both; a listener without these methods.
-            ValueError: No regular expression.
-        """
-        if isinstance(topics, str):
-            raise TypeError(f"topics: a list, as [{topics!r}]")
-        names = list(topics)
-        if bool(names) is bool(pattern):
-            raise TypeError("subscribe: either topics or a pattern")
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"pattern: {pattern!r} is no regular expression: {error}") from error
-        given = as_listener(listener)
-
-        def subscribe(consumer: Any) -> None:
-            heard = given and Listener(self, given, self._loop_of(), consumer._coordinator._net)
-            consumer.subscribe(names, pattern, heard)
-
-        return self._later(subscribe, early=True)
-
-    def unsubscribe(self) -> asyncio.Future[None]:
-        """Read nothing any more, and leave the group."""
-        moved, self._assigned = self._all(), frozenset[TopicPartition]()
-        return self._later(lambda consumer: consumer.unsubscribe(), moved)
-
-    def assignment(self) -> set[TopicPartition]:
-        """Partitions that are assigned, as of the last request for records."""
-        return set(self._assigned)
-
-    def subscription(self) -> set[str]:
-        """Topics that are subscribed to."""
-        return set(self._opened.subscription() or ())
+    # -- looking ---------------------------------------------------------------------------------------------------
 
     def last_poll_timestamp(self, partition: TopicPartition | None = None) -> int:  # noqa: ARG002  # aiokafka's
         """When records were asked for the last time, ms since the epoch: of all partitions at once."""

@@ -1,15 +1,20 @@
-"""How a program moves a consumer, and has it leave partitions out."""
+"""What a program has a consumer read, from where, and what not for the moment."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kafka.structs import TopicPartition
 
 from kafkasafe.aio.fetched import UnassignedError, as_partition, as_partitions
+from kafkasafe.aio.listening import Listener, as_listener
+
+if TYPE_CHECKING:
+    from kafkasafe.aio.consumer import SafeConsumer
 
 __all__ = ["Moving"]
 
@@ -27,6 +32,70 @@ class Moving(ABC):
     def _later(
         self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = (), *, early: bool = False
     ) -> asyncio.Future[T]: ...
+
+    @abstractmethod
+    def _all(self) -> set[TopicPartition]: ...
+
+    @abstractmethod
+    def _loop_of(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    @abstractmethod
+    def _opened(self) -> Any: ...
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
+        """Read these partitions, without a group's assignment. May come before `start`."""
+        wanted = as_partitions(partitions)
+        # The others keep their positions, and what was fetched of them.
+        moved, self._assigned = self._all() - wanted, wanted
+        return self._later(lambda consumer: consumer.assign(list(wanted)), moved, early=True)
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: Any = None
+    ) -> asyncio.Future[None]:
+        """Read topics, as one of the group. May come before `start`.
+
+        Args:
+            topics: Names.
+            pattern: Instead of names: a regular expression that they begin with.
+            listener: Its methods `on_partitions_revoked` and `on_partitions_assigned` are called on the loop, and
+                awaited where they are coroutines. They may use this consumer, but not ask it for records.
+
+        Raises:
+            TypeError: Neither topics nor a pattern, or both; a listener without these methods.
+            ValueError: No regular expression.
+        """
+        if isinstance(topics, str):
+            raise TypeError(f"topics: a list, as [{topics!r}]")
+        names = list(topics)
+        if bool(names) is bool(pattern):
+            raise TypeError("subscribe: either topics or a pattern")
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"pattern: {pattern!r} is no regular expression: {error}") from error
+        given = as_listener(listener)
+
+        def subscribe(consumer: Any) -> None:
+            heard = given and Listener(
+                cast("SafeConsumer", self), given, self._loop_of(), consumer._coordinator._net
+            )
+            consumer.subscribe(names, pattern, heard)
+
+        return self._later(subscribe, early=True)
+
+    def unsubscribe(self) -> asyncio.Future[None]:
+        """Read nothing any more, and leave the group."""
+        moved, self._assigned = self._all(), frozenset[TopicPartition]()
+        return self._later(lambda consumer: consumer.unsubscribe(), moved)
+
+    def assignment(self) -> set[TopicPartition]:
+        """Partitions that are assigned, as of the last request for records."""
+        return set(self._assigned)
+
+    def subscription(self) -> set[str]:
+        """Topics that are subscribed to."""
+        return set(self._opened.subscription() or ())
 
     def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
         """Go on from an offset. Takes effect before the next record; may be awaited, for its error.
