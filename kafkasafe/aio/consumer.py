@@ -15,7 +15,15 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe import consumer as threads
 from kafkasafe._io.one_process import OfOneProcess
-from kafkasafe.aio.fetched import Fetched, Handed, as_offset, as_partition, as_partitions, polled_without
+from kafkasafe.aio.fetched import (
+    Fetched,
+    Handed,
+    as_offset,
+    as_partition,
+    as_partitions,
+    fetch_again,
+    polled_without,
+)
 from kafkasafe.aio.listening import Listening
 from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.moving import Moving
@@ -509,16 +517,25 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             at_start.set_result(None)
             return at_start
         consumer = self._opened
-        gone = set(moved)
+        gone, kept = set(moved), self._kept
+        dropped: dict[TopicPartition, int] = {}
         if gone:
             if self._listening is None:  # the poll that waits for a listener fetches after it
                 self._seeks += 1
                 self._moved.update(dict.fromkeys(gone, self._seeks))
+            for fetched in self._fetched:
+                if fetched.tp in gone:
+                    dropped.setdefault(fetched.tp, fetched.next_offset)
             self._drop(gone)
 
         def work() -> T:
             try:
                 return job(consumer)
+            except BaseException:
+                # They are where they were: what was dropped is fetched again.
+                ways = [first for number, first in self._sent if number > kept]
+                fetch_again(consumer, gone, dropped, *ways)
+                raise
             finally:
                 self._forget(gone)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
+from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "as_offset",
     "as_partition",
     "as_partitions",
+    "fetch_again",
     "polled_without",
 ]
 
@@ -101,3 +103,19 @@ def polled_without(
     finally:
         known = consumer._subscription.assignment
         consumer.resume(*(tp for tp in paused if tp in known and tp not in kept))
+
+
+def fetch_again(
+    consumer: Any, partitions: Iterable[TopicPartition], *firsts: Mapping[TopicPartition, int]
+) -> None:
+    """On the consumer's thread: go back to what was fetched of these partitions and will not be handed out.
+
+    Args:
+        consumer: The one underneath.
+        partitions: Which, as far as they are assigned.
+        firsts: First offsets by partition, of earlier fetches before those of later ones.
+    """
+    for tp in partitions:
+        found = [first[tp] for first in firsts if tp in first]
+        if found and tp in consumer._subscription.assignment:
+            KafkaConsumer.seek(consumer, tp, found[0])

@@ -34,6 +34,9 @@ class Moving(ABC):
     ) -> asyncio.Future[T]: ...
 
     @abstractmethod
+    async def _do(self, job: Callable[[], T]) -> T: ...
+
+    @abstractmethod
     def _all(self) -> set[TopicPartition]: ...
 
     @abstractmethod
@@ -112,30 +115,43 @@ class Moving(ABC):
         return self._later(lambda consumer: consumer.seek(partition, offset), [partition])
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
-        """Go on from the first offset of these, or of all that are assigned."""
-        moved = as_partitions(partitions) or self._assigned
+        """Go on from the first offset of these, or of all that are assigned.
+
+        Raises:
+            ValueError: As of `seek`; then none of them is moved.
+        """
+        moved = self._check_assigned(as_partitions(partitions)) or self._assigned
         await self._later(lambda consumer: consumer.seek_to_beginning(*moved), moved)
         return True
 
     async def seek_to_end(self, *partitions: TopicPartition) -> bool:
-        """Go on with what comes from now on."""
-        moved = as_partitions(partitions) or self._assigned
+        """Go on with what comes from now on.
+
+        Raises:
+            ValueError: As of `seek_to_beginning`.
+        """
+        moved = self._check_assigned(as_partitions(partitions)) or self._assigned
         await self._later(lambda consumer: consumer.seek_to_end(*moved), moved)
         return True
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
-        """Go on from the committed offsets of these, or of all that are assigned; where there is none it stays."""
-        moved = as_partitions(partitions) or self._assigned
+        """Go on from the committed offsets of these, or of all that are assigned; where there is none it stays.
 
-        def seek(consumer: Any) -> dict[TopicPartition, int | None]:
-            found: dict[TopicPartition, int | None] = {}
-            for tp in moved:
-                found[tp] = consumer.committed(tp)
-                if found[tp] is not None:
-                    consumer.seek(tp, found[tp])
-            return found
+        Raises:
+            ValueError: As of `seek_to_beginning`.
+        """
+        consumer = self._opened
+        asked = self._check_assigned(as_partitions(partitions)) or self._assigned
+        found = await self._do(lambda: {tp: consumer.committed(tp) for tp in asked})
+        sought = {tp: offset for tp, offset in found.items() if offset is not None}
 
-        return await self._later(seek, moved)
+        def seek(consumer: Any) -> None:
+            for tp, offset in sought.items():
+                consumer.seek(tp, offset)
+
+        # What was fetched of the others is still to be handed out.
+        await self._later(seek, sought)
+        return found
 
     def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
         """Hand out nothing of these until `resume`, or until they are given to this consumer anew.

@@ -1,0 +1,95 @@
+"""Where a program of asyncio has its consumer read: nothing is skipped, nothing of before is handed out, and a wrong
+move is refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import kafka.errors
+import pytest
+from helpers import run
+from kafka import TopicPartition
+
+from kafkasafe import SafeProducer as ThreadProducer
+from kafkasafe.aio import SafeConsumer
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+UNASSIGNED = TopicPartition("orders", 7)
+COUNT = 20
+
+
+@pytest.fixture
+def options(fake_kafka, tmp_path):
+    for topic in ("orders", "audit"):
+        fake_kafka.create_topic(topic, partitions=2)
+    with ThreadProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
+        for topic in ("orders", "audit"):
+            for number in range(2 * COUNT):
+                producer.send(topic, b"%d" % (number // 2), partition=number % 2)
+    return {
+        "bootstrap_servers": fake_kafka.bootstrap_servers,
+        "auto_offset_reset": "earliest",
+        "group_id": "readers",
+        "enable_auto_commit": False,
+    }
+
+
+async def offsets(consumer, most):
+    """So many offsets, by partition."""
+    found: dict[TopicPartition, list[int]] = {A: [], B: []}
+    async with asyncio.timeout(60):
+        for _ in range(most):
+            record = await consumer.getone()
+            found[TopicPartition(record.topic, record.partition)].append(record.offset)
+    return found
+
+
+def test_where_nothing_is_committed_seek_to_committed_skips_nothing(options):
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            consumer.assign([A, B])
+            await consumer.getone(A)
+            await consumer.getone(B)
+            await consumer.commit({A: 1})
+            assert await consumer.seek_to_committed() == {A: 1, B: None}
+            assert await consumer.position(B) == 1
+            rest = list(range(1, COUNT))
+            assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
+
+    run(main())
+
+
+@pytest.mark.parametrize("move", ["seek_to_beginning", "seek_to_end", "seek_to_committed"])
+def test_a_move_of_a_partition_that_is_not_assigned_moves_none(options, move):
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            consumer.assign([A, B])
+            await consumer.getone(A)
+            await consumer.getone(B)
+            with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
+                await getattr(consumer, move)(A, UNASSIGNED)
+            rest = list(range(1, COUNT))
+            assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
+
+    run(main())
+
+
+def test_a_move_that_fails_skips_nothing(options, monkeypatch):
+    """As one of a partition that another member was given in the same moment."""
+
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            consumer.assign([A, B])
+            await consumer.getone(A)
+            await consumer.getone(B)
+
+            def fails(*partitions):
+                raise ValueError(partitions)
+
+            monkeypatch.setattr(consumer.client, "seek_to_end", fails)
+            with pytest.raises(ValueError, match="orders"):
+                await consumer.seek_to_end(A, B)
+            rest = list(range(1, COUNT))
+            assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
+
+    run(main())
