@@ -423,18 +423,6 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 consumed[tp] = fetched
             return consumed
 
-    # -- looking ---------------------------------------------------------------------------------------------------
-
-    def last_poll_timestamp(self, partition: TopicPartition | None = None) -> int:  # noqa: ARG002  # aiokafka's
-        """When records were asked for the last time, ms since the epoch: of all partitions at once."""
-        return int(self._polled_at * 1000)
-
-    @property
-    def client(self) -> threads.SafeConsumer:
-        """The consumer underneath, which belongs to another thread: only look at it."""
-        found: threads.SafeConsumer = self._opened
-        return found
-
     def __repr__(self) -> str:
         return f"<aio.SafeConsumer {self._consumer or 'not started'}>"
 

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 from kafkasafe.aio.fetched import as_partition, as_partitions
 from kafkasafe.aio.instead import NotOfConsumer
 from kafkasafe.aio.threads import call_in_thread
+from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import UsageError
 
 __all__ = ["Looking"]
@@ -23,6 +24,7 @@ class Looking(NotOfConsumer, ABC):
     """Part of `SafeConsumer`."""
 
     _loop: asyncio.AbstractEventLoop | None
+    _polled_at: float
 
     @property
     @abstractmethod
@@ -78,6 +80,16 @@ class Looking(NotOfConsumer, ABC):
         consumer = self._opened
         asked = {as_partition(tp): timestamp for tp, timestamp in timestamps.items()}
         return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
+
+    def last_poll_timestamp(self, partition: TopicPartition | None = None) -> int:  # noqa: ARG002  # aiokafka's
+        """When records were asked for the last time, ms since the epoch: of all partitions at once."""
+        return int(self._polled_at * 1000)
+
+    @property
+    def client(self) -> SafeConsumer:
+        """The consumer underneath, which belongs to another thread: only look at it."""
+        found: SafeConsumer = self._opened
+        return found
 
     def _check_loop(self) -> asyncio.AbstractEventLoop:
         """The running loop, which has to be the consumer's: not that of a forked child, either."""
