@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from kafkasafe.aio.fetched import (
     as_partition,
     as_partitions,
     fetch_again,
+    has_joined,
     polled_without,
 )
 from kafkasafe.aio.listening import Listening
@@ -39,6 +41,8 @@ Records = Mapping[TopicPartition, list[Any]]
 
 _SLICE_MS: Final = 50
 """How long the thread waits for records before it looks for other work."""
+_ATTEND_S: Final = 0.25
+"""How long a program may work through what was fetched before the group is looked after again."""
 _SETTLE_S: Final = 5.0
 """How long `start` waits for the group at most: its other members may have to ask for records first."""
 
@@ -80,6 +84,10 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._failed: Exception | None = None
         """What the polls of `start` raised; for the next request."""
         self._asking = asyncio.Lock()
+        self._polling: asyncio.Future[None] | None = None
+        """One at a time: who gives up waiting leaves it to the next."""
+        self._attend_at = 0.0
+        self._subscribed_at = 0
         self._fetched: collections.deque[Fetched] = collections.deque()
         self._in_hand: dict[TopicPartition, int] = {}
         """First offset of what the program got at its last request."""
@@ -252,6 +260,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         wanted = as_partitions(partitions)
         self._check_asks()
         self._in_hand = {}
+        if self._fetched:
+            await self._attend()
         while (fetched := self._next(wanted)) is None:
             await self._ask(wanted, _SLICE_MS)
         record = fetched.records[fetched.at]
@@ -277,6 +287,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             raise ValueError("max_records must be positive")
         end = end_of(timeout_ms)
         self._in_hand = {}
+        if self._fetched and not await self._attend(end):
+            return {}
         while self._next(wanted) is None:
             left_ms = (end - time.monotonic()) * 1000
             await self._ask(wanted, max(0.0, min(left_ms, _SLICE_MS)))
@@ -305,38 +317,65 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         if fetched.at == len(fetched.records):
             self._fetched.remove(fetched)
 
-    async def _ask(self, wanted: frozenset[TopicPartition], timeout_ms: float) -> None:
+    async def _attend(self, end: float = math.inf) -> bool:
+        """Before what was fetched is handed out: the program may take long with it, and the group hears of it by then.
+
+        Returns:
+            Whether it may be handed out. Not while the partitions are being distributed: they may be another member's.
+        """
+        wait_ms = 0.0
+        while self._fetched and time.monotonic() >= self._attend_at:
+            if wait_ms and time.monotonic() >= end:
+                return False
+            await self._ask(frozenset(), wait_ms, fetch=False)
+            wait_ms = _SLICE_MS
+        return True
+
+    async def _ask(self, wanted: frozenset[TopicPartition], timeout_ms: float, *, fetch: bool = True) -> None:
         """Have the thread poll for a moment. What it finds is kept, whoever is cancelled meanwhile."""
         async with self._asking:
-            if self._next(wanted) is not None:
+            if self._next(wanted) is not None if fetch else time.monotonic() < self._attend_at:
                 return  # another task asked
             consumer = self._opened
             self._check_open()
             failed, self._failed = self._failed, None
             if failed is not None:
                 raise failed
-            asked = self._seeks
-            # Of others there is enough.
-            left_out = {each.tp for each in self._fetched} - self._paused
+            if self._polling is None:
+                # Also while a listener is called: records are asked for once that is done, and by this thread alone.
+                self._polling = self._worker.submit(self._known_to(self._poll(consumer, timeout_ms, fetch)))
+                self._polling.add_done_callback(retrieve)
+            await asyncio.wait([polling := self._polling])
+            self._polling = None
+            polling.result()
 
-            def poll() -> None:
+    def _poll(self, consumer: Any, timeout_ms: float, fetch: bool) -> Callable[[], None]:
+        asked = self._seeks
+        # Of others there is enough.
+        left_out = {each.tp for each in self._fetched} - self._paused
+
+        def poll() -> None:
+            records: Records = {}
+            if fetch:
                 records = polled_without(consumer, left_out, self._paused, timeout_ms)
-                self._polls += 1
-                states = dict(consumer._subscription.assignment)
-                # Given to another member, or given anew: their positions are those that were committed.
-                gone = [tp for tp, state in self._states.items() if states.get(tp) is not state]
-                self._forget(gone)
-                self._states = states
-                if records:
-                    first = {tp: found[0].offset for tp, found in records.items()}
-                    self._sent.append((self._polls, first))
-                    self._unhanded = {**first, **self._unhanded}
-                self._loop_of().call_soon_threadsafe(
-                    self._keep, self._polls, records, frozenset(states), gone, asked
-                )
+            else:
+                consumer._coordinator.poll(timeout_ms=timeout_ms)
+            self._polls += 1
+            states = dict(consumer._subscription.assignment)
+            # Given to another member, or given anew: their positions are those that were committed.
+            gone = [tp for tp, state in self._states.items() if states.get(tp) is not state]
+            self._forget(gone)
+            self._states = states
+            if records:
+                first = {tp: found[0].offset for tp, found in records.items()}
+                self._sent.append((self._polls, first))
+                self._unhanded = {**first, **self._unhanded}
+            assigned, settled = frozenset(states), has_joined(consumer)
+            self._loop_of().call_soon_threadsafe(
+                self._keep, self._polls, records, assigned, gone, asked, settled
+            )
 
-            # Also while a listener is called: records are asked for once that is done, and by this thread alone.
-            await self._worker.submit(self._known_to(poll))
+        return poll
 
     def _keep(
         self,
@@ -345,8 +384,11 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         assigned: frozenset[TopicPartition],
         gone: list[TopicPartition],
         asked: int,
+        settled: bool,
     ) -> None:
         self._kept = number
+        settled = settled and self._subscribed_at <= asked
+        self._attend_at = time.monotonic() + _ATTEND_S if settled else 0.0
         self._polled_at = time.time()
         self._assigned = assigned
         if gone:
@@ -534,6 +576,11 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         for tp in partitions:
             for first in (self._unhanded, *(first for _, first in self._sent)):
                 first.pop(tp, None)
+
+    def _resubscribed(self) -> None:
+        """What was fetched before may not be read any more: it waits for a poll that comes after this."""
+        self._seeks += 1
+        self._subscribed_at, self._attend_at = self._seeks, 0.0
 
     def _all(self) -> set[TopicPartition]:
         """Partitions of which something may be fetched."""

@@ -21,6 +21,7 @@ __all__ = [
     "as_partition",
     "as_partitions",
     "fetch_again",
+    "has_joined",
     "polled_without",
 ]
 
@@ -119,3 +120,14 @@ def fetch_again(
         found = [first[tp] for first in firsts if tp in first]
         if found and tp in consumer._subscription.assignment:
             KafkaConsumer.seek(consumer, tp, found[0])
+
+
+def has_joined(consumer: Any) -> bool:
+    """On the consumer's thread: whether what is assigned is what it subscribed to, and it need not join its group."""
+    known, coordinator = consumer._subscription, consumer._coordinator
+    if not known.partitions_auto_assigned():
+        return True
+    if coordinator.group_id is not None:
+        return not coordinator.need_rejoin()
+    with known._lock:
+        return {tp.topic for tp in known.assignment} <= set(known.subscription or ())

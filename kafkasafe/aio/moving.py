@@ -37,6 +37,9 @@ class Moving(ABC):
     async def _do(self, job: Callable[[], T]) -> T: ...
 
     @abstractmethod
+    def _resubscribed(self) -> None: ...
+
+    @abstractmethod
     def _all(self) -> set[TopicPartition]: ...
 
     @abstractmethod
@@ -84,8 +87,14 @@ class Moving(ABC):
                 cast("SafeConsumer", self), given, self._loop_of(), consumer._coordinator._net
             )
             consumer.subscribe(names, pattern, heard)
+            if consumer.config["group_id"] is None:
+                # kafka-python would assign other partitions once they change in the cluster, and not before.
+                consumer._coordinator._metadata_snapshot = {}
+                consumer._cluster.request_update()
 
-        return self._later(subscribe, early=True)
+        later = self._later(subscribe, early=True)
+        self._resubscribed()
+        return later
 
     def unsubscribe(self) -> asyncio.Future[None]:
         """Read nothing any more, and leave the group."""

@@ -73,7 +73,7 @@ def _resolve(waiter: asyncio.Future[Any], result: Any, error: BaseException | No
         waiter.set_exception(error)
 
 
-def retrieve(task: asyncio.Task[None]) -> None:
+def retrieve(task: asyncio.Future[None]) -> None:
     """When a task is done that nobody may be waiting for any more: who was to see its error may have been cancelled."""
     if not task.cancelled():
         task.exception()

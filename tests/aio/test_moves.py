@@ -93,3 +93,19 @@ def test_a_move_that_fails_skips_nothing(options, monkeypatch):
             assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
 
     run(main())
+
+
+@pytest.mark.parametrize("group", ["readers", None])
+def test_after_subscribe_nothing_of_the_topics_before_is_handed_out(options, group):
+    async def main():
+        async with SafeConsumer("orders", **{**options, "group_id": group}) as consumer:
+            assert (await consumer.getone()).topic == "orders"
+            consumer.subscribe(["audit"])
+            assert {(await consumer.getone()).topic for _ in range(5)} == {"audit"}
+            consumer.subscribe(["orders", "audit"])
+            seen = set()
+            while len(seen) < 4 * COUNT - 6:  # without a group it goes on where it was
+                record = await consumer.getone()
+                seen.add((record.topic, record.partition, record.offset))
+
+    run(main())
