@@ -281,7 +281,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     remote = merged["remote_storage_timeout_ms"]
     _check_memories(merged)
     return ConsumerConfig(
-        kafka={name: value for name, value in options.items() if name not in _CONSUMER},
+        kafka={name: value for name, value in options.items() if not _is_default(name, value)},
         on_divergence=merged["on_divergence"],
         on_event=merged["on_event"],
         offsets_path=_path(merged, "offsets_path"),
@@ -291,6 +291,15 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
         remote_storage_timeout_s=None
         if remote is None
         else _number(merged, "remote_storage_timeout_ms", least=1) / 1000,
+    )
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Of a consumer's options: whether kafka-python is not to see it. It has no such word for its own default."""
+    return (
+        name in _CONSUMER
+        or (name == "api_version" and value == "auto")
+        or (name == "max_poll_records" and value is None)
     )
 
 

@@ -73,6 +73,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             raise TypeError(f"Topics are names: SafeConsumer('orders', 'audit'), not {topics!r}")
         validate_consumer(dict(options))
         self._topics = topics
+        self._reads, self._named = ("topics" if topics else None), frozenset(topics)
         self._options = options
         self._consumer: threads.SafeConsumer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -283,8 +284,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         """
         wanted = as_partitions(partitions)
         self._check_asks()
-        if max_records is not None and max_records < 1:
-            raise ValueError("max_records must be positive")
+        if max_records is not None and (type(max_records) is not int or max_records < 1):
+            raise ValueError(f"max_records must be a positive int, not {max_records!r}")
         end = end_of(timeout_ms)
         self._in_hand = {}
         if self._fetched and not await self._attend(end):
@@ -416,6 +417,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
         Raises:
             CommitFailedError: The partitions are another member's by now.
+            ValueError: One of those given is not assigned (which is an IllegalStateError, too); or it is no offset.
             Exception: As of `kafkasafe.SafeConsumer.commit`.
         """
         consumer = self._opened
@@ -423,7 +425,10 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             self._in_hand = {}
             await self._do(consumer.commit)
             return
+        if not isinstance(offsets, Mapping):
+            raise TypeError(f"offsets: a dict, as {{TopicPartition('orders', 0): 7}}, not {offsets!r}")
         given = {as_partition(tp): as_offset(offset) for tp, offset in offsets.items()}
+        self._check_assigned(given)
         await self._do(lambda: consumer.commit(given))
 
     async def position(self, partition: TopicPartition) -> int:

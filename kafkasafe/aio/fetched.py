@@ -62,12 +62,20 @@ class Handed:
 
 
 def as_offset(given: Any) -> Any:
-    """What may be given to `commit`: a number, (number, metadata) or OffsetAndMetadata."""
+    """What may be given to `commit`: a number, (number, metadata) or OffsetAndMetadata.
+
+    Raises:
+        ValueError: It is something else.
+        TypeError: The metadata is no text.
+    """
     if isinstance(given, OffsetAndMetadata):
         return given
-    offset, metadata = given if isinstance(given, tuple) else (given, "")
-    if type(offset) is not int or offset < 0:
-        raise ValueError(f"Not an offset: {offset!r}")
+    pair = given if isinstance(given, tuple) else (given, "")
+    if len(pair) != 2 or type(pair[0]) is not int or pair[0] < 0:
+        raise ValueError(f"Not an offset: {given!r}. It is a number from 0 on, or (number, metadata)")
+    offset, metadata = pair
+    if not isinstance(metadata, str):
+        raise TypeError(f"The metadata of an offset is a text, not {metadata!r}")
     return OffsetAndMetadata(offset, metadata, -1)
 
 

@@ -116,6 +116,15 @@ class RecordFuture:
         return record.exception
 
     @staticmethod
+    def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
+        """What was accepted is delivered: nothing is cancelled. Cancel the task that waits, or let it give up.
+
+        Returns:
+            False, as of a future that can no longer be cancelled.
+        """
+        return False
+
+    @staticmethod
     def cancelled() -> bool:
         """Never: what was accepted is delivered."""
         return False

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe.aio.fetched import UnassignedError, as_partition, as_partitions
@@ -26,6 +27,9 @@ class Moving(ABC):
 
     _consumer: Any
     _assigned: frozenset[TopicPartition]
+    _reads: str | None
+    """topics, pattern or partitions."""
+    _named: frozenset[str]
     _paused: set[TopicPartition]
 
     @abstractmethod
@@ -50,8 +54,15 @@ class Moving(ABC):
     def _opened(self) -> Any: ...
 
     def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
-        """Read these partitions, without a group's assignment. May come before `start`."""
+        """Read these partitions, without a group's assignment. May come before `start`.
+
+        Raises:
+            IllegalStateError: It is subscribed to topics: `unsubscribe` first.
+        """
         wanted = as_partitions(partitions)
+        self._choose("partitions")
+        if not wanted:
+            self._reads = None
         # The others keep their positions, and what was fetched of them.
         moved, self._assigned = self._all() - wanted, wanted
         return self._later(lambda consumer: consumer.assign(list(wanted)), moved, early=True)
@@ -70,6 +81,7 @@ class Moving(ABC):
         Raises:
             TypeError: Neither topics nor a pattern, or both; a listener without these methods.
             ValueError: No regular expression.
+            IllegalStateError: It reads what `assign` gave it, or subscribed in the other way: `unsubscribe` first.
         """
         if isinstance(topics, str):
             raise TypeError(f"topics: a list, as [{topics!r}]")
@@ -81,13 +93,19 @@ class Moving(ABC):
         except re.error as error:
             raise ValueError(f"pattern: {pattern!r} is no regular expression: {error}") from error
         given = as_listener(listener)
+        self._choose("topics" if names else "pattern")
+        self._named = frozenset(names)
 
         def subscribe(consumer: Any) -> None:
-            heard = given and Listener(
-                cast("SafeConsumer", self), given, self._loop_of(), consumer._coordinator._net
-            )
+            alone = consumer.config["group_id"] is None
+            heard = None
+            if (
+                given is not None and not alone
+            ):  # nobody takes partitions away from a consumer without a group
+                network = consumer._coordinator._net
+                heard = Listener(cast("SafeConsumer", self), given, self._loop_of(), network)
             consumer.subscribe(names, pattern, heard)
-            if consumer.config["group_id"] is None:
+            if alone:
                 # kafka-python would assign other partitions once they change in the cluster, and not before.
                 consumer._coordinator._metadata_snapshot = {}
                 consumer._cluster.request_update()
@@ -97,17 +115,28 @@ class Moving(ABC):
         return later
 
     def unsubscribe(self) -> asyncio.Future[None]:
-        """Read nothing any more, and leave the group."""
+        """Read nothing any more, and leave the group. May come before `start`."""
+        self._reads, self._named = None, frozenset()
         moved, self._assigned = self._all(), frozenset[TopicPartition]()
-        return self._later(lambda consumer: consumer.unsubscribe(), moved)
+        return self._later(lambda consumer: consumer.unsubscribe(), moved, early=True)
 
     def assignment(self) -> set[TopicPartition]:
         """Partitions that are assigned, as of the last request for records."""
         return set(self._assigned)
 
     def subscription(self) -> set[str]:
-        """Topics that are subscribed to."""
-        return set(self._opened.subscription() or ())
+        """Topics that are subscribed to; with a pattern, those that were found."""
+        if self._reads == "pattern" and self._consumer is not None:
+            return set(self._consumer.subscription() or ())
+        return set(self._named)
+
+    def _choose(self, how: str) -> None:
+        if self._reads not in {None, how}:
+            raise kafka_errors.IllegalStateError(
+                f"The consumer reads {self._reads}: topics, a pattern and partitions exclude each other; call"
+                " unsubscribe() first"
+            )
+        self._reads = how
 
     def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
         """Go on from an offset. Takes effect before the next record; may be awaited, for its error.

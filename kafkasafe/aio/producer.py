@@ -310,7 +310,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         producer = self._opened
         producer._check_fork()
         ledger = producer._pump.ledger
-        await self._worker.run(producer._seal_all)
+        await self._seal(producer)
         producer._pump.adopt_now()
         number = ledger.last_number()
         finished = await self._waits_here().wait(
@@ -331,7 +331,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         producer = self._opened
         producer._check_fork()
         ledger = producer._pump.ledger
-        await self._worker.run(producer._seal_all)
+        await self._seal(producer)
         number = ledger.last_undurable()
         if producer._config.spool == "on_error":
             producer._pump.spill_all()
@@ -345,6 +345,12 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         )
         producer._raise_unspooled(number, timeout)
 
+    async def _seal(self, producer: threads.SafeProducer) -> None:
+        if self._closing is None:
+            await self._worker.run(producer._seal_all)
+        else:  # the worker may have ended
+            await call_in_thread("kafkasafe-aio-seal", producer._seal_all)
+
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def partitions_for(self, topic: str) -> set[int]:
@@ -353,8 +359,11 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         Raises:
             ProducerClosedError: After `close`.
             KafkaTimeoutError: Not known within `max_block_ms`.
+            TypeError: It is no string.
+            ValueError: A topic of this name cannot exist.
         """
         producer = self._opened
+        producer._check_topic(topic)
         return await call_in_thread("kafkasafe-aio-look", lambda: producer.partitions_for(topic))
 
     def resume_parked(self, *, resend: bool) -> None:

@@ -83,8 +83,11 @@ def end_of(timeout_ms: float) -> float:
     """When a wait of so long ends, that begins now: monotonic seconds.
 
     Raises:
+        TypeError: It is no number.
         ValueError: It is not a number.
     """
+    if not isinstance(timeout_ms, (int, float)):
+        raise TypeError(f"timeout_ms must be a number, not {timeout_ms!r}")
     if math.isnan(timeout_ms):
         raise ValueError(f"timeout_ms must be a number, not {timeout_ms}")
     return time.monotonic() + timeout_ms / 1000

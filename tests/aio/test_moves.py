@@ -109,3 +109,101 @@ def test_after_subscribe_nothing_of_the_topics_before_is_handed_out(options, gro
                 seen.add((record.topic, record.partition, record.offset))
 
     run(main())
+
+
+def test_topics_a_pattern_and_partitions_exclude_each_other_and_that_is_said_at_once(options):
+    """`assign` and `subscribe` are not awaited in aiokafka's programs: an error of their future is seen by nobody."""
+
+    async def main():
+        consumer = SafeConsumer("orders", **options)
+        assert consumer.subscription() == {"orders"}
+        for started in (False, True):
+            with pytest.raises(kafka.errors.IllegalStateError, match="unsubscribe"):
+                consumer.assign([A])
+            with pytest.raises(kafka.errors.IllegalStateError, match="unsubscribe"):
+                consumer.subscribe(pattern="orders")
+            if not started:
+                await consumer.start()
+        assert (await consumer.getone()).topic == "orders"
+        consumer.unsubscribe()
+        assert consumer.subscription() == set()
+        consumer.assign([A])
+        with pytest.raises(kafka.errors.IllegalStateError, match="unsubscribe"):
+            consumer.subscribe(["audit"])
+        assert (await consumer.getone()).offset == 0
+        consumer.unsubscribe()
+        consumer.subscribe(["audit"])
+        assert consumer.subscription() == {"audit"}
+        assert (await consumer.getone()).topic == "audit"
+        await consumer.stop()
+
+        early = SafeConsumer("orders", **options)
+        early.unsubscribe()
+        early.assign([B])
+        async with early:
+            assert (await early.getone()).partition == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("offsets", "error"),
+    [
+        ({UNASSIGNED: 1}, kafka.errors.IllegalStateError),
+        ({TopicPartition("none", 0): 1}, kafka.errors.IllegalStateError),
+        ([A], TypeError),
+        ({"orders": 1}, TypeError),
+        ({A: (1, 2)}, TypeError),
+        ({A: (1, b"")}, TypeError),
+        ({A: (1, "", 2)}, ValueError),
+        ({A: (1,)}, ValueError),
+        ({A: None}, ValueError),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_committed_is_refused_at_once(options, offsets, error):
+    """An unknown partition was asked for again for ever, and all other calls of the consumer waited for that."""
+
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            consumer.assign([A])
+            with pytest.raises(error, match=r"offset|TopicPartition|Unassigned"):
+                await consumer.commit(offsets)
+            await consumer.commit({A: (3, "note")})
+            assert await consumer.committed(A) == 3
+
+    run(main())
+
+
+def test_a_listener_without_a_group_is_not_called(options):
+    """Neither with what it has from the beginning, nor (as it was) with what it has at the end."""
+    heard = []
+
+    class Listener:
+        def on_partitions_revoked(self, revoked):
+            heard.append(revoked)
+
+        def on_partitions_assigned(self, assigned):
+            heard.append(assigned)
+
+    async def main():
+        async with SafeConsumer(**{**options, "group_id": None}) as consumer:
+            consumer.subscribe(["orders"], listener=Listener())
+            await consumer.getone()
+        assert heard == []
+
+    run(main())
+
+
+def test_words_of_aiokafka_for_defaults(options):
+    async def main():
+        async with SafeConsumer("orders", **options, api_version="auto", max_poll_records=None) as consumer:
+            assert (await consumer.getone()).topic == "orders"
+            for wrong in ({"max_records": "5"}, {"max_records": 1.5}, {"max_records": 0}):
+                with pytest.raises(ValueError, match="positive int"):
+                    await consumer.getmany(**wrong)
+            for timeout_ms in (None, "x"):
+                with pytest.raises(TypeError, match="timeout_ms"):
+                    await consumer.getmany(timeout_ms=timeout_ms)
+
+    run(main())

@@ -511,3 +511,49 @@ def test_dropped_without_close_everything_is_delivered_and_the_loop_does_not_wai
         warnings.simplefilter("ignore")
         run(main())
     assert fake_kafka.values("orders") == [b"0", b"1"]
+
+
+def test_after_close_nothing_is_waited_for(options, fake_kafka):
+    """`flush` after `close` waited for ever; whatever is left is for the next life."""
+
+    async def main():
+        producer = SafeProducer(**options)
+        await producer.start()
+        future = await producer.send("orders", b"")
+        await producer.close(0.0)
+        for _ in range(2):
+            await producer.flush()
+            await producer.flush_spool(timeout=60)
+        await future.durable()
+        with pytest.raises(ProducerClosedError):
+            await producer.send("orders", b"")
+
+    run(main())
+
+
+def test_a_future_that_somebody_cancels_is_delivered(options):
+    """aiokafka: "Cancelling this future will not cancel the send"."""
+
+    async def main():
+        async with SafeProducer(**options) as producer:
+            futures = [await producer.send("orders", b"%d" % number) for number in range(5)]
+            _, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            for future in [*pending, futures[0]]:
+                assert future.cancel() is False
+                assert not future.cancelled()
+            assert len({(await future).offset for future in futures}) == 5
+
+    run(main())
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "..", None, 5, b"orders"])
+def test_partitions_of_a_topic_that_cannot_exist(options, topic):
+    """They were waited for, for `max_block_ms`."""
+
+    async def main():
+        async with SafeProducer(**options) as producer:
+            with pytest.raises((TypeError, ValueError), match=r"[Tt]opic"):
+                await producer.partitions_for(topic)
+            assert await producer.partitions_for("orders")
+
+    run(main())
