@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
+_TEXT_BYTES: Final = 0x7FFF
+"""Of a text in Kafka's protocol."""
+_INT32: Final = 0x7FFF_FFFF
+_INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 _FATE: Final = "fate"
 
 
@@ -201,7 +205,7 @@ class AtomicBatch:
     def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
         self._producer = producer
         self._new_future = producer._new_future
-        self._transactional_id = transactional_id
+        self._transactional_id = _text("transactional_id", transactional_id)
         self._chunks: list[Any] = []
         self._open: dict[str, Any] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
@@ -327,6 +331,8 @@ class AtomicBatch:
 
         Raises:
             UsageError: The batch was committed or dropped; or the consumer is in no group.
+            TypeError: Something else is given for a partition, an offset or the group.
+            ValueError: It is none that can be: a negative offset, a text that is too long.
         """
         self._check_open()
         given = _positions(offsets, group)
@@ -399,6 +405,13 @@ def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
             raise UsageError(
                 "send_offsets({...}) needs the group: consumer.group_metadata(), or a group's name"
             )
+        for at, given in offsets.items():
+            if not (hasattr(at, "topic") and hasattr(at, "partition")):
+                raise TypeError(f"send_offsets: {at!r} is not a TopicPartition")
+            if not (isinstance(given, int) or (hasattr(given, "offset") and hasattr(given, "metadata"))):
+                raise TypeError(f"send_offsets: {given!r} is not an OffsetAndMetadata, and no number")
+        if not (isinstance(group, str) or hasattr(group, "group_id")):
+            raise TypeError(f"send_offsets: {group!r} is neither group_metadata() nor the name of a group")
         found = {
             at: (given, "", -1)
             if isinstance(given, int)
@@ -418,11 +431,42 @@ def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
         group = consumer.group_metadata()
         found = {at: (consumer.position(at), "", -1) for at in consumer.assignment()}
     positions = tuple(
-        m.Position(at.topic, at.partition, offset, epoch, metadata)
+        m.Position(
+            _text("a topic", at.topic),
+            _number("a partition", at.partition, most=_INT32),
+            _number("an offset", offset, most=_INT64),
+            _number("a leader epoch", epoch, most=_INT32, least=-1),
+            _text("the metadata of an offset", metadata),
+        )
         for at, (offset, metadata, epoch) in sorted(found.items())
     )
     if isinstance(group, str):
-        return m.GroupOffsets(group, "", -1, None, positions)
+        return m.GroupOffsets(_text("group", group), "", -1, None, positions)
     return m.GroupOffsets(
-        group.group_id, group.member_id or "", group.generation_id, group.group_instance_id, positions
+        _text("group_id", group.group_id),
+        _text("member_id", group.member_id or ""),
+        _number("generation_id", group.generation_id, most=_INT32, least=-1),
+        None if group.group_instance_id is None else _text("group_instance_id", group.group_instance_id),
+        positions,
     )
+
+
+def _text(what: str, given: Any) -> str:
+    """What cannot be written into the spool is refused here: there it would be the end of the producer."""
+    if not isinstance(given, str):
+        raise TypeError(f"{what}: must be a text, not {given!r}")
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: {given!r} cannot be written as UTF-8") from error
+    if size > _TEXT_BYTES:
+        raise ValueError(f"{what}: {size} bytes are too long, {_TEXT_BYTES} may be")
+    return given
+
+
+def _number(what: str, given: Any, *, most: int, least: int = 0) -> int:
+    if type(given) is not int:
+        raise TypeError(f"{what}: must be an int, not {given!r}")
+    if not least <= given <= most:
+        raise ValueError(f"{what}: must be from {least} to {most}, not {given}")
+    return given

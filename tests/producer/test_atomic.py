@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
 from kafkasafe.errors import ConfigError
@@ -262,3 +263,46 @@ def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(prod
     outcome._watch()
     producer.flush(60)
     assert called == [outcome.get(60)]
+
+
+ORDERS = TopicPartition("orders", 0)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "group"),
+    [
+        ({ORDERS: -1}, "g"),
+        ({ORDERS: 2**63}, "g"),
+        ({ORDERS: None}, "g"),
+        ({ORDERS: "5"}, "g"),
+        ({ORDERS: OffsetAndMetadata("5", "", -1)}, "g"),
+        ({ORDERS: OffsetAndMetadata(5, 7, -1)}, "g"),
+        ({ORDERS: OffsetAndMetadata(5, "\ud800", -1)}, "g"),
+        ({ORDERS: OffsetAndMetadata(5, "", 2**31)}, "g"),
+        ({TopicPartition("orders", "0"): 5}, "g"),
+        ({TopicPartition(None, 0): 5}, "g"),
+        ({("orders", 0): 5}, "g"),
+        ({ORDERS: 5}, 7),
+        ({ORDERS: 5}, "\ud800"),
+        ({ORDERS: 5}, "g" * 40_000),
+    ],
+    ids=str,
+)
+def test_offsets_that_cannot_be_written_are_refused_and_the_producer_goes_on(producer, offsets, group):
+    """They ended it: nothing of the process was delivered any more."""
+    with producer.batch() as batch:
+        with pytest.raises((TypeError, ValueError)):
+            batch.send_offsets(offsets, group)
+        batch.send("orders", b"", partition=0)
+    assert batch.outcome.get(60)
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 5, b"id", "\ud800", "i" * 40_000], ids=lambda wrong: repr(wrong)[:10]
+)
+def test_a_transactional_id_that_cannot_be_written_is_refused(producer, wrong):
+    with pytest.raises((TypeError, ValueError), match="transactional_id"):
+        producer.batch(transactional_id=wrong)
+    with producer.batch() as batch:
+        batch.send("orders", b"", partition=0)
+    assert batch.outcome.get(60)
