@@ -487,10 +487,10 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         # A listener hears of the end as well, and may commit.
         if self._closing is not None and self._listening is None:
             raise kafka_errors.IllegalStateError("The consumer is closed")
+        self._check_loop()
 
     def _check_asks(self) -> None:
         self._check_open()
-        self._check_loop()
         self._check_not_listening("ask for records")
 
     def _check_not_listening(self, what: str) -> None:

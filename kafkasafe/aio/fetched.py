@@ -96,8 +96,10 @@ def as_partitions(given: Iterable[Any]) -> frozenset[TopicPartition]:
     """Some of them.
 
     Raises:
-        TypeError: One is something else.
+        TypeError: One is something else, or they are not some.
     """
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{given!r} is not a list of TopicPartitions")
     return frozenset(map(as_partition, given))
 
 

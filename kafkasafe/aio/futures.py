@@ -11,6 +11,7 @@ from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._io.awaiting import LoopWaits
+from kafkasafe.aio.threads import check_timeout
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -82,6 +83,7 @@ class RecordFuture:
             KafkaTimeoutError: Not durable in time. It may still become so.
             SpoolError: The spool failed for good.
         """
+        check_timeout(timeout)
         record = self._record()
         if not record._durable_or_never():
             self._owner._seal_soon(self._chunk)

@@ -54,10 +54,16 @@ class Looking(NotOfConsumer, ABC):
         return set(await self._do(consumer.topics))
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Partitions of a topic, None if there is none. (aiokafka's is no coroutine, and asks nobody.)"""
+        """Partitions of a topic, None if there is no such topic. (aiokafka's is no coroutine, and asks nobody.)
+
+        Raises:
+            TypeError: It is no topic's name.
+        """
+        if not isinstance(topic, str):
+            raise TypeError(f"topic must be a string, not {topic!r}")
         consumer = self._opened
         found = await self._do(lambda: consumer.partitions_for_topic(topic))
-        return None if found is None else set(found)
+        return set(found) if found else None
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], **options: Any
@@ -78,6 +84,10 @@ class Looking(NotOfConsumer, ABC):
     ) -> dict[TopicPartition, Any]:
         """As of `kafkasafe.SafeConsumer`."""
         consumer = self._opened
+        if not isinstance(timestamps, Mapping):
+            raise TypeError(
+                f"timestamps: a dict, as {{TopicPartition('orders', 0): 1700000000000}}, not {timestamps!r}"
+            )
         asked = {as_partition(tp): timestamp for tp, timestamp in timestamps.items()}
         return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
 

@@ -41,6 +41,9 @@ class Moving(ABC):
     async def _do(self, job: Callable[[], T]) -> T: ...
 
     @abstractmethod
+    def _check_open(self) -> None: ...
+
+    @abstractmethod
     def _resubscribed(self) -> None: ...
 
     @abstractmethod
@@ -60,6 +63,7 @@ class Moving(ABC):
             IllegalStateError: It is subscribed to topics: `unsubscribe` first.
         """
         wanted = as_partitions(partitions)
+        self._check_open()
         self._choose("partitions")
         if not wanted:
             self._reads = None
@@ -83,8 +87,8 @@ class Moving(ABC):
             ValueError: No regular expression.
             IllegalStateError: It reads what `assign` gave it, or subscribed in the other way: `unsubscribe` first.
         """
-        if isinstance(topics, str):
-            raise TypeError(f"topics: a list, as [{topics!r}]")
+        if isinstance(topics, str) or not isinstance(topics, Iterable):
+            raise TypeError(f"topics: a list of names, as ['orders'], not {topics!r}")
         names = list(topics)
         if bool(names) is bool(pattern):
             raise TypeError("subscribe: either topics or a pattern")
@@ -93,6 +97,7 @@ class Moving(ABC):
         except re.error as error:
             raise ValueError(f"pattern: {pattern!r} is no regular expression: {error}") from error
         given = as_listener(listener)
+        self._check_open()
         self._choose("topics" if names else "pattern")
         self._named = frozenset(names)
 
@@ -116,6 +121,7 @@ class Moving(ABC):
 
     def unsubscribe(self) -> asyncio.Future[None]:
         """Read nothing any more, and leave the group. May come before `start`."""
+        self._check_open()
         self._reads, self._named = None, frozenset()
         moved, self._assigned = self._all(), frozenset[TopicPartition]()
         return self._later(lambda consumer: consumer.unsubscribe(), moved, early=True)
@@ -198,6 +204,7 @@ class Moving(ABC):
             ValueError: One is not assigned (which is an IllegalStateError, too).
         """
         given = self._check_assigned(as_partitions(partitions))
+        self._check_open()
         self._paused.update(given)
         return self._later(lambda consumer: consumer.pause(*given))
 
@@ -208,6 +215,7 @@ class Moving(ABC):
             ValueError: As of `pause`.
         """
         given = self._check_assigned(as_partitions(partitions))
+        self._check_open()
         self._paused.difference_update(given)
         return self._later(lambda consumer: consumer.resume(*given))
 

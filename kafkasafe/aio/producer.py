@@ -19,7 +19,7 @@ from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
 from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer
-from kafkasafe.aio.threads import Worker, call_in_thread, retrieve
+from kafkasafe.aio.threads import Worker, call_in_thread, check_timeout, retrieve
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.logs import EventLog
@@ -118,7 +118,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             ValueError: A negative timeout.
             Exception: As of `kafkasafe.SafeProducer.close`.
         """
-        if timeout is not None and not timeout >= 0:
+        check_timeout(timeout)
+        if timeout is not None and timeout < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close(timeout))
@@ -307,6 +308,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
             Exception: As of `kafkasafe.SafeProducer.flush`.
         """
+        check_timeout(timeout)
         producer = self._opened
         producer._check_fork()
         ledger = producer._pump.ledger
@@ -328,6 +330,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             KafkaTimeoutError: Not everything in time.
             SpoolError: The spool failed for good.
         """
+        check_timeout(timeout)
         producer = self._opened
         producer._check_fork()
         ledger = producer._pump.ledger

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kafkasafe.logs import apart
 
-__all__ = ["Worker", "call_in_thread", "end_of", "retrieve"]
+__all__ = ["Worker", "call_in_thread", "check_timeout", "end_of", "retrieve"]
 
 T = TypeVar("T")
 
@@ -91,6 +91,19 @@ def end_of(timeout_ms: float) -> float:
     if math.isnan(timeout_ms):
         raise ValueError(f"timeout_ms must be a number, not {timeout_ms}")
     return time.monotonic() + timeout_ms / 1000
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Of a call that waits: nan would stand in the loop's timers where it is neither before nor after the others.
+
+    Raises:
+        TypeError: It is neither None nor a number.
+        ValueError: It is not a number (nan).
+    """
+    if timeout is not None and not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, or None, not {timeout!r}")
+    if timeout is not None and math.isnan(timeout):
+        raise ValueError(f"Invalid timeout: {timeout}")
 
 
 class Worker:

@@ -12,6 +12,7 @@ from kafka import TopicPartition
 
 from kafkasafe import SafeProducer as ThreadProducer
 from kafkasafe.aio import SafeConsumer
+from kafkasafe.errors import UsageError
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 UNASSIGNED = TopicPartition("orders", 7)
@@ -205,5 +206,54 @@ def test_words_of_aiokafka_for_defaults(options):
             for timeout_ms in (None, "x"):
                 with pytest.raises(TypeError, match="timeout_ms"):
                     await consumer.getmany(timeout_ms=timeout_ms)
+
+    run(main())
+
+
+def test_another_loop_moves_nothing(options):
+    """It changed what the loop of the consumer was looking at."""
+
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            consumer.assign([A])
+            assert (await consumer.getone()).offset == 0
+
+            async def elsewhere():
+                for call in (
+                    lambda: consumer.seek(A, 7),
+                    lambda: consumer.pause(A),
+                    lambda: consumer.resume(A),
+                    lambda: consumer.assign([B]),
+                    consumer.unsubscribe,
+                ):
+                    with pytest.raises(UsageError, match="another event loop"):
+                        call()
+                for wait in (consumer.commit, consumer.seek_to_end, consumer.seek_to_committed):
+                    with pytest.raises(UsageError, match="another event loop"):
+                        await wait()
+
+            await asyncio.to_thread(asyncio.run, elsewhere())
+            assert consumer.assignment() == {A}
+            assert consumer.paused() == set()
+            assert (await consumer.getone()).offset == 1
+
+    run(main())
+
+
+def test_what_is_no_list_of_partitions_is_a_clear_error(options):
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            for call in (consumer.beginning_offsets, consumer.end_offsets):
+                with pytest.raises(TypeError, match="list of TopicPartitions"):
+                    await call(None)
+            with pytest.raises(TypeError, match="list of TopicPartitions"):
+                consumer.assign(5)
+            with pytest.raises(TypeError, match="list of names"):
+                consumer.subscribe(None)
+            with pytest.raises(TypeError, match="a dict"):
+                await consumer.offsets_for_times([A])
+            with pytest.raises(TypeError, match="topic"):
+                await consumer.partitions_for_topic(None)
+            assert await consumer.partitions_for_topic("orders") == {0, 1}
 
     run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import threading
 import warnings
 
@@ -555,5 +556,21 @@ def test_partitions_of_a_topic_that_cannot_exist(options, topic):
             with pytest.raises((TypeError, ValueError), match=r"[Tt]opic"):
                 await producer.partitions_for(topic)
             assert await producer.partitions_for("orders")
+
+    run(main())
+
+
+def test_a_time_that_is_none_is_refused(options, fake_kafka):
+    """Not a number would stand among the loop's timers, and a text failed deep inside, or not, as it came."""
+
+    async def main():
+        async with SafeProducer(**options) as producer:
+            for partition in (0, None):  # before and after the record has its fate
+                future = await producer.send("orders", b"", partition=partition)
+                for wait in (producer.flush, producer.flush_spool, future.durable, producer.close):
+                    for wrong, error in ((math.nan, ValueError), ("5", TypeError), ([], TypeError)):
+                        with pytest.raises(error, match="timeout"):
+                            await wait(wrong)
+                await future
 
     run(main())
