@@ -87,8 +87,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._asking = asyncio.Lock()
         self._polling: asyncio.Future[None] | None = None
         """One at a time: who gives up waiting leaves it to the next."""
-        self._attend_at = 0.0
-        self._subscribed_at = 0
+        self._attend_at, self._subscribed_at = 0.0, 0
         self._fetched: collections.deque[Fetched] = collections.deque()
         self._in_hand: dict[TopicPartition, int] = {}
         """First offset of what the program got at its last request."""
@@ -357,24 +356,26 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
         def poll() -> None:
             records: Records = {}
-            if fetch:
-                records = polled_without(consumer, left_out, self._paused, timeout_ms)
-            else:
-                consumer._coordinator.poll(timeout_ms=timeout_ms)
-            self._polls += 1
-            states = dict(consumer._subscription.assignment)
-            # Given to another member, or given anew: their positions are those that were committed.
-            gone = [tp for tp, state in self._states.items() if states.get(tp) is not state]
-            self._forget(gone)
-            self._states = states
-            if records:
-                first = {tp: found[0].offset for tp, found in records.items()}
-                self._sent.append((self._polls, first))
-                self._unhanded = {**first, **self._unhanded}
-            assigned, settled = frozenset(states), has_joined(consumer)
-            self._loop_of().call_soon_threadsafe(
-                self._keep, self._polls, records, assigned, gone, asked, settled
-            )
+            joined = False
+            try:
+                if fetch:
+                    records = polled_without(consumer, left_out, self._paused, timeout_ms)
+                else:
+                    consumer._coordinator.poll(timeout_ms=timeout_ms)
+                joined = has_joined(consumer)
+            finally:  # who hears that there is no position may seek there
+                self._polls += 1
+                states = dict(consumer._subscription.assignment)
+                # Given to another member, or given anew: their positions are those that were committed.
+                gone = [tp for tp, state in self._states.items() if states.get(tp) is not state]
+                self._forget(gone)
+                self._states = states
+                if records:
+                    first = {tp: found[0].offset for tp, found in records.items()}
+                    self._sent.append((self._polls, first))
+                    self._unhanded = {**first, **self._unhanded}
+                seen = self._polls, records, frozenset(states), gone, asked, joined
+                self._loop_of().call_soon_threadsafe(self._keep, *seen)
 
         return poll
 

@@ -257,3 +257,19 @@ def test_what_is_no_list_of_partitions_is_a_clear_error(options):
             assert await consumer.partitions_for_topic("orders") == {0, 1}
 
     run(main())
+
+
+def test_who_hears_that_there_is_no_position_may_seek(options):
+    """aiokafka's example of local state. What was assigned in a poll that raised was not known to be."""
+
+    async def main():
+        async with SafeConsumer("orders", **{**options, "auto_offset_reset": "none"}) as consumer:
+            with pytest.raises(kafka.errors.NoOffsetForPartitionError):
+                await consumer.getone()
+            assert consumer.assignment() == {A, B}
+            consumer.seek(A, 7)
+            await consumer.seek_to_beginning(B)
+            assert (await consumer.getone(A)).offset == 7
+            assert (await consumer.getone(B)).offset == 0
+
+    run(main())
