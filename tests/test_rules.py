@@ -93,6 +93,7 @@ TESTS = {
     "KafkaHandler's thread alone": "test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own",
     "What was dropped has to be fetched again": "test_a_move_that_fails_skips_nothing",
     "A program that takes long has polled": "test_another_member_joins_while_the_program_works_through_what_was_fetched",
+    "A fetch that was built and not sent": "test_a_leader_that_the_metadata_do_not_have_yet",
     "A fetch may be on its way to the loop": "test_a_fetch_on_its_way_is_not_committed",
     "A start that is held too high": "test_without_epochs_a_lower_start_is_held_for_a_while_only",
     "The leader epoch in an answer about the start": "test_the_start_of_another_log_is_believed_with_the_proof",

@@ -170,6 +170,7 @@ class BatchFetcher(Fetcher):
     _paused_partition_records: Any
     _subscriptions: Any
     _sensors: Any
+    _session_handlers: Any
 
     @contextlib.contextmanager
     def giving(self, columns: frozenset[str]) -> Iterator[None]:
@@ -220,6 +221,38 @@ class BatchFetcher(Fetcher):
             return []
         parent: Any = super()
         return parent.send_fetches()
+
+    def _create_fetch_requests(self) -> Any:
+        """See kafka-python's. Only requests that can be sent.
+
+        Where sending one raises, kafka-python takes that broker for busy for ever, and the brokers after it for asked:
+        nothing of what they lead was read any more, and nothing said so. A leader that a fetch names before the
+        metadata do is such a broker.
+
+        Raises:
+            AuthenticationFailedError: A broker refused the client. Later calls ask it again.
+        """
+        parent: Any = super()
+        requests: Any = parent._create_fetch_requests()
+        for node_id in list(requests):
+            try:
+                self._manager.get_connection(node_id)
+            except kafka_errors.NodeNotReadyError:
+                pass  # the request fails by this, as any other
+            except kafka_errors.UnknownBrokerIdError as error:
+                del requests[node_id]
+                self._forget_session(node_id, error)
+                self._manager.cluster.request_update()
+            except Exception as error:
+                for each in requests:
+                    self._forget_session(each, error)
+                raise
+        return requests
+
+    def _forget_session(self, node_id: int, error: Exception) -> None:
+        """What was to be sent there was not: the next request names every partition."""
+        if node_id in self._session_handlers:
+            self._session_handlers[node_id].handle_error(error)
 
     def _drop_other_kinds(self) -> None:
         if self._next_partition_records and not self._is_wanted(self._next_partition_records):
