@@ -21,6 +21,7 @@ flush ends. The exit code is 0 if all of that holds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -316,21 +317,24 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         topics = {name: (seen, n) for pair, seen in self._seen.items() for n, name in enumerate(pair)}
-        consumer = _reader(self._servers)
-        consumer.assign([place for pair in self._seen for place in _places(pair)])
-        consumer.seek_to_beginning()
+        offsets = dict.fromkeys((place for pair in self._seen for place in _places(pair)), 0)
         while not self.over:
+            # A KafkaConsumer whose poll() has raised may read nothing from some broker any more.
             try:
-                polled = consumer.poll(200)
+                with contextlib.closing(_reader(self._servers)) as consumer:
+                    consumer.assign([*offsets])
+                    for place, offset in offsets.items():
+                        consumer.seek(place, offset)
+                    while not self.over:
+                        for place, records in consumer.poll(200).items():
+                            seen, is_audit = topics[place.topic]
+                            for record in records:
+                                part = AUDIT if is_audit else place.partition
+                                seen.take(part, int(record.value), record.offset)
+                                offsets[place] = record.offset + 1
             except Exception as error:
                 print("reader:", repr(error), flush=True)
                 time.sleep(0.5)
-                continue
-            for place, records in polled.items():
-                seen, is_audit = topics[place.topic]
-                for record in records:
-                    seen.take(AUDIT if is_audit else place.partition, int(record.value), record.offset)
-        consumer.close()
 
 
 def read_all(servers: list[str], topics: tuple[str, str], accepted: dict[int, frozenset[int]]) -> Seen:
