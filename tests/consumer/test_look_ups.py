@@ -38,7 +38,8 @@ def consumers(proxy):
 
 
 def timed(cluster, topic, count=10):
-    """Records at 1000000, 1001000, ... ms."""
+    """Records at 1000000, 1001000, ... ms, which retention would take at its next look."""
+    cluster.alter_topic(topic, {"retention.ms": -1})
     producer = KafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
     for number in range(count):
         producer.send(topic, b"x", partition=0, timestamp_ms=1_000_000 + 1000 * number)

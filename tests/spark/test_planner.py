@@ -349,9 +349,7 @@ def test_limits_and_pieces(brokers: KafkaCluster) -> None:
 
 def test_begin_and_end_by_offset_and_by_time(brokers: KafkaCluster) -> None:
     topic = new_topic(brokers, 2)
-    with sourcing.producing(brokers) as producer:
-        for number in range(10):
-            producer.produce(topic, b"%d" % number, partition=0, timestamp=1_000_000 + 1000 * number)
+    timed(brokers, topic)
     with Source(
         brokers,
         streaming=False,
@@ -445,7 +443,8 @@ def test_brokers_that_do_not_answer_are_named() -> None:
 
 
 def timed(cluster: KafkaCluster, topic: str) -> None:
-    """Ten records, at 1000000, 1001000, ... ms."""
+    """Ten records, at 1000000, 1001000, ... ms, which retention would take at its next look."""
+    cluster.alter_topic(topic, {"retention.ms": -1})
     with sourcing.producing(cluster) as producer:
         for number in range(10):
             producer.produce(topic, b"%d" % number, partition=0, timestamp=1_000_000 + 1000 * number)
