@@ -230,7 +230,7 @@ class BatchFetcher(Fetcher):
         metadata do is such a broker.
 
         Raises:
-            AuthenticationFailedError: A broker refused the client. Later calls ask it again.
+            SaslAuthenticationFailedError: A broker refused the client. Later calls ask it again.
         """
         parent: Any = super()
         requests: Any = parent._create_fetch_requests()

@@ -363,7 +363,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 else:
                     consumer._coordinator.poll(timeout_ms=timeout_ms)
                 joined = has_joined(consumer)
-            finally:  # who hears that there is no position may seek there
+            finally:  # after NoOffsetForPartitionError the program may seek
                 self._polls += 1
                 states = dict(consumer._subscription.assignment)
                 # Given to another member, or given anew: their positions are those that were committed.
@@ -418,7 +418,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
         Raises:
             CommitFailedError: The partitions are another member's by now.
-            ValueError: One of those given is not assigned (which is an IllegalStateError, too); or it is no offset.
+            ValueError: A partition is not assigned (which is an IllegalStateError, too), or an offset is not one.
             Exception: As of `kafkasafe.SafeConsumer.commit`.
         """
         consumer = self._opened

@@ -66,7 +66,7 @@ def as_offset(given: Any) -> Any:
 
     Raises:
         ValueError: It is something else.
-        TypeError: The metadata is no text.
+        TypeError: The metadata is not a string.
     """
     if isinstance(given, OffsetAndMetadata):
         return given
@@ -96,7 +96,7 @@ def as_partitions(given: Iterable[Any]) -> frozenset[TopicPartition]:
     """Some of them.
 
     Raises:
-        TypeError: One is something else, or they are not some.
+        TypeError: One is something else, or it is not an iterable.
     """
     if not isinstance(given, Iterable):
         raise TypeError(f"{given!r} is not a list of TopicPartitions")

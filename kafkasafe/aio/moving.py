@@ -104,9 +104,8 @@ class Moving(ABC):
         def subscribe(consumer: Any) -> None:
             alone = consumer.config["group_id"] is None
             heard = None
-            if (
-                given is not None and not alone
-            ):  # nobody takes partitions away from a consumer without a group
+            # Nobody takes partitions away from a consumer without a group.
+            if given is not None and not alone:
                 network = consumer._coordinator._net
                 heard = Listener(cast("SafeConsumer", self), given, self._loop_of(), network)
             consumer.subscribe(names, pattern, heard)

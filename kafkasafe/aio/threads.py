@@ -80,11 +80,11 @@ def retrieve(task: asyncio.Future[None]) -> None:
 
 
 def end_of(timeout_ms: float) -> float:
-    """When a wait of so long ends, that begins now: monotonic seconds.
+    """When a wait that begins now ends: monotonic seconds.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not a number.
+        TypeError: It is not a number.
+        ValueError: It is nan.
     """
     if not isinstance(timeout_ms, (int, float)):
         raise TypeError(f"timeout_ms must be a number, not {timeout_ms!r}")
@@ -94,11 +94,11 @@ def end_of(timeout_ms: float) -> float:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Of a call that waits: nan would stand in the loop's timers where it is neither before nor after the others.
+    """Of a call that waits: among the loop's timers nan is neither before nor after any other.
 
     Raises:
         TypeError: It is neither None nor a number.
-        ValueError: It is not a number (nan).
+        ValueError: It is nan.
     """
     if timeout is not None and not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, or None, not {timeout!r}")

@@ -4,6 +4,7 @@ move is refused at once."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import kafka.errors
 import pytest
@@ -45,17 +46,24 @@ async def offsets(consumer, most):
     return found
 
 
+@contextlib.asynccontextmanager
+async def one_of_each(options):
+    """A consumer that has handed out the first record of each partition; at the end all others come, and once."""
+    async with SafeConsumer(**options) as consumer:
+        consumer.assign([A, B])
+        await consumer.getone(A)
+        await consumer.getone(B)
+        yield consumer
+        rest = list(range(1, COUNT))
+        assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
+
+
 def test_where_nothing_is_committed_seek_to_committed_skips_nothing(options):
     async def main():
-        async with SafeConsumer(**options) as consumer:
-            consumer.assign([A, B])
-            await consumer.getone(A)
-            await consumer.getone(B)
+        async with one_of_each(options) as consumer:
             await consumer.commit({A: 1})
             assert await consumer.seek_to_committed() == {A: 1, B: None}
             assert await consumer.position(B) == 1
-            rest = list(range(1, COUNT))
-            assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
 
     run(main())
 
@@ -63,14 +71,9 @@ def test_where_nothing_is_committed_seek_to_committed_skips_nothing(options):
 @pytest.mark.parametrize("move", ["seek_to_beginning", "seek_to_end", "seek_to_committed"])
 def test_a_move_of_a_partition_that_is_not_assigned_moves_none(options, move):
     async def main():
-        async with SafeConsumer(**options) as consumer:
-            consumer.assign([A, B])
-            await consumer.getone(A)
-            await consumer.getone(B)
+        async with one_of_each(options) as consumer:
             with pytest.raises(kafka.errors.IllegalStateError, match="Unassigned"):
                 await getattr(consumer, move)(A, UNASSIGNED)
-            rest = list(range(1, COUNT))
-            assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
 
     run(main())
 
@@ -79,10 +82,7 @@ def test_a_move_that_fails_skips_nothing(options, monkeypatch):
     """As one of a partition that another member was given in the same moment."""
 
     async def main():
-        async with SafeConsumer(**options) as consumer:
-            consumer.assign([A, B])
-            await consumer.getone(A)
-            await consumer.getone(B)
+        async with one_of_each(options) as consumer:
 
             def fails(*partitions):
                 raise ValueError(partitions)
@@ -90,8 +90,6 @@ def test_a_move_that_fails_skips_nothing(options, monkeypatch):
             monkeypatch.setattr(consumer.client, "seek_to_end", fails)
             with pytest.raises(ValueError, match="orders"):
                 await consumer.seek_to_end(A, B)
-            rest = list(range(1, COUNT))
-            assert await offsets(consumer, 2 * len(rest)) == {A: rest, B: rest}
 
     run(main())
 
