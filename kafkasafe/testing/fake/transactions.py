@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
     from kafkasafe.testing.fake.groups import Groups
     from kafkasafe.testing.fake.log import ReplicaLog
+    from kafkasafe.testing.fake.partition import Partition
 
 __all__ = ["Transactions", "TxnState"]
 
@@ -70,8 +71,8 @@ class _Transaction:
     """The open transaction was begun with protocol 2."""
     complete_ms: int = -1
     """When the markers of an end that is decided are written."""
-    markers: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """Of that end: leader epoch and end offset of those that were written. They count once they are replicated."""
+    markers: dict[tuple[str, int], tuple[Partition, int, int]] = field(default_factory=dict)
+    """Of that end: where, in which leader epoch, and the end offset of those written. They count once replicated."""
 
     @property
     def ending(self) -> bool:
@@ -403,8 +404,9 @@ class Transactions:
                 left.add(place)  # tried again until it has a leader, as long as that takes
                 continue
             logs[place] = partition.log
-            if place not in known.markers or known.markers[place][0] != partition.leader_epoch:
-                # Also where another leader came meanwhile, which may not have it.
+            written = known.markers.get(place)
+            if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
+                # Also where another leader came meanwhile, which may not have it, or another topic of that name.
                 marker = partition.log.append_marker(
                     known.producer_id,
                     known.epoch,
@@ -413,9 +415,9 @@ class Transactions:
                     coordinator_epoch=0,
                     now_ms=now_ms,
                 )
-                known.markers[place] = partition.leader_epoch, marker.end_offset
+                known.markers[place] = partition, partition.leader_epoch, marker.end_offset
         self._centre.replicate()
-        left |= {place for place, log in logs.items() if log.high_watermark < known.markers[place][1]}
+        left |= {place for place, log in logs.items() if log.high_watermark < known.markers[place][2]}
         known.partitions = left
         if left:
             known.complete_ms = now_ms + max(self.markers_take_ms, _MARKERS_AGAIN_MS)
