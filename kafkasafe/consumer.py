@@ -49,6 +49,7 @@ from kafkasafe._core.epochs import (
     Unknown,
 )
 from kafkasafe._core.memory import Remembered
+from kafkasafe._core.patience import seconds_of
 from kafkasafe._io.at_once import at_once
 from kafkasafe._io.batches import BatchFetcher, BatchPolling
 from kafkasafe._io.connect import connect
@@ -597,6 +598,8 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             RemoteStorageNotReadyError: Time is over, a part of the log is in remote storage, and it may be the reason.
             KafkaTimeoutError: Time is over for another reason, which is its `__cause__`. The two above are kinds of it.
             KafkaError: What no retry helps, as a missing right.
+            TypeError: `timeout_ms` is not a number.
+            ValueError: It is nan.
         """
         try:
             return self._look_up(
@@ -692,7 +695,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         *,
         partial: bool,
     ) -> Offsets:
-        timeout_s = (self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms) / 1000
+        timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
         # A desk of its own: others may look up at the same time.
         desk = Desk()
@@ -763,6 +766,24 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
+    def subscribe(
+        self, topics: Sequence[str] = (), pattern: str | None = None, listener: Any | None = None
+    ) -> None:
+        """KafkaConsumer's. Without a group it takes effect when brokers have answered, in a moment.
+
+        KafkaConsumer then reads what it read before, or after `unsubscribe` nothing, until partitions change in the
+        cluster, if the client knows the topics already.
+
+        Raises:
+            IllegalStateError: `assign` chose the partitions, or it subscribed in the other way: `unsubscribe` first.
+            TypeError: Names are no list, the listener is none.
+        """
+        parent: Any = super()
+        parent.subscribe(topics, pattern, listener)
+        if self.config["group_id"] is None:
+            self._coordinator._metadata_snapshot = {}
+            self._cluster.request_update()
+
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """As KafkaConsumer's. Also the answer to a `LogDivergedError`."""
         parent: Any = super()
@@ -798,7 +819,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             raise TypeError("partition must be a TopicPartition namedtuple")
         if not self._subscription.is_assigned(partition):
             raise kafka_errors.IllegalStateError("Partition is not assigned")
-        timeout_s = (self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms) / 1000
+        timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
         while True:
             self._refresh_committed_offsets(timeout_ms=max(0.0, deadline - time.monotonic()) * 1000)

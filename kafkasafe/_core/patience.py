@@ -1,10 +1,25 @@
-"""How long `close()` waits for deliveries."""
+"""How long `close()` waits for deliveries, and what callers say how long anything may take."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["Patience"]
+__all__ = ["Patience", "seconds_of"]
+
+
+def seconds_of(timeout_ms: float) -> float:
+    """What somebody gave as a time-out in ms, in seconds.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is nan.
+    """
+    if not isinstance(timeout_ms, (int, float)):
+        raise TypeError(f"timeout_ms must be a number of milliseconds, not {timeout_ms!r}")
+    if math.isnan(timeout_ms):
+        raise ValueError("timeout_ms must be a number of milliseconds, not nan")
+    return timeout_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)

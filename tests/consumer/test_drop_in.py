@@ -100,6 +100,41 @@ class TestAssigned:
             consumer.end_offsets([there, missing], timeout_ms=500)
 
 
+class TestWithoutAGroup:
+    """KafkaConsumer goes on with what it read before, or reads nothing, until partitions change in the cluster."""
+
+    @pytest.mark.also_real
+    def test_subscribes_to_other_topics_that_it_knows(self, some_kafka, consumers):
+        one, other = (new_topic(some_kafka, 1) for _ in range(2))
+
+        def write(topic, value):
+            consuming.produce(some_kafka, topic, [value], 0)
+
+        write(one, b"1.0")
+        write(other, b"2.0")
+        consumer = consumers(one, other, auto_offset_reset="earliest", metadata_max_age_ms=300_000)
+        assert {value for *_, value in collected(consumer, 2)} == {b"1.0", b"2.0"}
+        consumer.subscribe([other])
+        until(
+            lambda: not consumer.poll(50) and consumer.assignment() == {TopicPartition(other, 0)},
+            what="the other alone",
+        )
+        write(one, b"1.1")
+        write(other, b"2.1")
+        # It goes on where it was: this was assigned all the time.
+        assert collected(consumer, 1) == [(other, 1, b"2.1")]
+        consumer.subscribe([other, one])
+        assert collected(consumer, 2) == [(one, 0, b"1.0"), (one, 1, b"1.1")]
+        consumer.unsubscribe()
+        assert consumer.assignment() == set()
+        consumer.subscribe([one])
+        assert collected(consumer, 2) == [(one, 0, b"1.0"), (one, 1, b"1.1")]
+
+
+def collected(consumer, count):
+    return [(record.topic, record.offset, record.value) for record in collect(consumer, count)]
+
+
 class TestInAGroup:
     @pytest.mark.also_real
     def test_commits_and_resumes(self, some_kafka, consumers):

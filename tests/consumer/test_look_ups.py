@@ -37,6 +37,26 @@ def consumers(proxy):
         yield opened
 
 
+@pytest.mark.parametrize(
+    ("timeout_ms", "error"), [(float("nan"), ValueError), ("5", TypeError), ([5], TypeError)]
+)
+def test_a_time_out_that_is_none_is_refused(fake_kafka, timeout_ms, error):
+    fake_kafka.create_topic("t")
+    at = TopicPartition("t", 0)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers()
+        consumer.assign([at])
+        for ask in (
+            lambda: consumer.end_offsets([at], timeout_ms),
+            lambda: consumer.beginning_offsets([at], timeout_ms),
+            lambda: consumer.offsets_for_times({at: 1}, timeout_ms),
+            lambda: consumer.position(at, timeout_ms),
+        ):
+            with pytest.raises(error, match="timeout_ms must be a number of milliseconds, not "):
+                ask()
+        assert consumer.end_offsets([at], 60_000) == {at: 0}
+
+
 def timed(cluster, topic, count=10):
     """Records at 1000000, 1001000, ... ms, which retention would take at its next look."""
     cluster.alter_topic(topic, {"retention.ms": -1})
