@@ -35,6 +35,9 @@ Non-obvious:
   the address book only.
 - kafka-python's back-off is reset by a connection that fails while it is being initialised (`initialize` swallows
   the error), and one authentication failure blocks a node for ever. Links keep their own back-off.
+- A task of kafka-python's loop costs some 50 µs, and so does it to register a socket. So what each request needs goes
+  without (`_Loop`, `_WithoutTasks`): sockets stay registered, what a turn has to write goes out at its end, and one
+  timer watches all that is in flight on a link. The consumer and the admin client have kafka-python's loop as it is.
 - kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
   thread and never gives up a TLS handshake: `_Manager._build_transport` replaces that part.
 """
@@ -49,12 +52,13 @@ import ipaddress
 import itertools
 import os
 import random
+import selectors
 import socket
 import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -63,14 +67,13 @@ from kafka.future import Future
 from kafka.net.connection import KafkaConnection
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector, Task
+from kafka.net.selector import NetworkSelector, Task, TaskState
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.protocol.admin import DescribeProducersRequest
-from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest
+from kafka.protocol.producer import InitProducerIdRequest, ProduceResponse
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.util import ensure_valid_topic_name
 
@@ -127,6 +130,12 @@ _MAGIC_AT: Final = 16
 _LAST_DELTA_AT: Final = 23
 
 _INT64: Final = struct.Struct(">q")
+_INT32: Final = struct.Struct(">i")
+_APPENDED: Final = struct.Struct(
+    ">ihqqq"
+)  # of a Produce response: partition, code, offset, time, start of the log
+_NO_MORE: Final = b"\1\0\0"  # no errors of records, no message, no tagged fields
+_ONE_BYTE: Final = 0x7F
 
 _MAX_OFFSET: Final = 2**62  # no log gets there; what is added to an offset still fits into 64 bits
 _UNKNOWN_TOPIC: Final = 3
@@ -149,6 +158,8 @@ _CALM_S: Final = 60.0  # a network thread that lived so long had no lasting reas
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 _LOG_EVERY_S: Final = 30.0
 _NEVER_MS: Final = 1e12
+_NEVER_AT: Final = 1e9  # monotonic seconds; `_NEVER_MS` from now is later
+_LONGEST_SELECT_S: Final = 3600.0
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -209,7 +220,10 @@ class _SocketMixin:
             self._marks = collections.deque()
         self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
 
-    def _wrote(self, size: int) -> None:
+    def _count_written(self, size: int) -> None:
+        sensors = self._protocol._sensors if self._protocol else None
+        if sensors:
+            sensors.bytes_sent.record(size)
         self.last_write = time.monotonic()
         self._written += size
         marks = self._marks
@@ -219,22 +233,26 @@ class _SocketMixin:
     async def _read_from_sock(self) -> None:
         while self._read and not self._closed:
             await self._net.wait_read(self._sock)
-            came, at_its_end = self._fill()
-            data, error = self._sock_recv() if at_its_end else (b"", None)
-            if came or data:
-                self.last_read = time.monotonic()
-                sensors = self._protocol._sensors if self._protocol else None
-                if sensors:
-                    sensors.bytes_received.record(came + len(data))
-            if error is None and data:
-                try:
-                    self._protocol.data_received(data)
-                    _Incoming.become(getattr(self._protocol, "parser", None))
-                except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
-                    error = decoding
-            if error is not None:
-                self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
-                return
+            self._receive()
+
+    def _receive(self) -> None:
+        if self._closed or not self._read:
+            return
+        came, at_its_end = self._fill()
+        data, error = self._sock_recv() if at_its_end else (b"", None)
+        if came or data:
+            self.last_read = time.monotonic()
+            sensors = self._protocol._sensors if self._protocol else None
+            if sensors:
+                sensors.bytes_received.record(came + len(data))
+        if error is None and data:
+            try:
+                self._protocol.data_received(data)
+                _Incoming.become(getattr(self._protocol, "parser", None))
+            except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
+                error = decoding
+        if error is not None:
+            self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
 
     def _fill(self) -> tuple[int, bool]:
         """Receives into the large response that is under way, without a copy.
@@ -299,10 +317,7 @@ class _SocketMixin:
                 if error is not None:
                     self.abort(error=error)  # type: ignore[attr-defined]
                     return
-                self._wrote(sent)
-                sensors = self._protocol._sensors if self._protocol else None
-                if sensors:
-                    sensors.bytes_sent.record(sent)
+                self._count_written(sent)
                 if self._write_buffer:
                     await self._net.wait_write(self._sock)
         finally:
@@ -350,6 +365,64 @@ class _TlsSocket(_SocketMixin, KafkaSSLTransport):
                 return
 
 
+class _WithoutTasks:
+    """On a `_Loop`: what comes is read at once, and what is to be written is at the end of the turn."""
+
+    _sock: Any
+    _net: _Loop
+    _closed: bool
+    _read: bool
+    _write: bool
+    _writing: bool
+    _write_task: Any
+    _write_buffer: collections.deque[Any]
+
+    def resume_reading(self) -> None:
+        """From now on: the socket stays in the selector until it is closed."""
+        if not self._read and not self._closed:
+            self._read = True
+            self._net.read_with(self._sock, self._receive)  # type: ignore[attr-defined]  # the other base class has it
+
+    def write(self, data: Buffer) -> None:
+        """To be written at the end of this turn of the loop, together with what else comes in it."""
+        if not len(data):
+            raise ValueError("Nothing to write")
+        self.writelines((data,))
+
+    def writelines(self, buffers: Iterable[Buffer]) -> None:
+        """To be written at the end of this turn of the loop, together with what else comes in it."""
+        if not self._write or self._closed:
+            raise RuntimeError("The connection is closed for writes")
+        self._write_buffer.extend(buffers)
+        if not self._writing:
+            self._writing = True
+            self._net.unwritten.append(self.write_now)
+
+    def write_now(self) -> None:
+        """The end of the turn. What the socket does not take waits in a task."""
+        if self._write_buffer and not self._closed:
+            sent, error = self._sock_send()  # type: ignore[attr-defined]  # the other base class has it
+            if error is not None:
+                self._writing = False
+                self.abort(error=error)  # type: ignore[attr-defined]
+                return
+            self._count_written(sent)  # type: ignore[attr-defined]
+        if self._write_buffer:
+            self._write_task = self._net.call_soon(self._write_to_sock)  # type: ignore[attr-defined,no-untyped-call]
+            return
+        self._writing = False
+        if self._closed:
+            self._close()  # type: ignore[attr-defined]
+
+
+class _DirectPlainSocket(_WithoutTasks, _PlainSocket):
+    pass
+
+
+class _DirectTlsSocket(_WithoutTasks, _TlsSocket):
+    pass
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -361,10 +434,13 @@ def _is_address(host: str) -> bool:
 class _Manager(KafkaConnectionManager):
     """Makes connections without leaking sockets and without blocking the I/O thread on a name server."""
 
+    plain: type[_PlainSocket] = _PlainSocket
+    tls: type[_TlsSocket] = _TlsSocket
+
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._open_socket(node.host, node.port, timeout_at)
         transport: Any = None
-        kind: Any = _TlsSocket if self.ssl_enabled else _PlainSocket
+        kind: Any = self.tls if self.ssl_enabled else self.plain
         try:
             options = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
             transport = kind(self._net, sock, host=node.host, **(options if self.ssl_enabled else {}))
@@ -447,6 +523,13 @@ class _Manager(KafkaConnectionManager):
         return result
 
 
+class _DirectManager(_Manager):
+    """On a `_Loop`."""
+
+    plain = _DirectPlainSocket
+    tls = _DirectTlsSocket
+
+
 class _suppress_closed:  # noqa: N801  # reads as contextlib.suppress
     """Swallows what a closed or crashed event loop raises."""
 
@@ -457,9 +540,110 @@ class _suppress_closed:  # noqa: N801  # reads as contextlib.suppress
 
 
 class _Loop(NetworkSelector):
-    """kafka-python's event loop, which says when it ends and closes itself on its own thread."""
+    """kafka-python's event loop, which says when it ends and closes itself on its own thread.
+
+    Its tasks cost some 50 µs each. So what is done for each request goes without one: reading, writing, jobs of other
+    threads, and its time limit.
+    """
 
     on_exit: Callable[[], None]
+    on_wake: Callable[[], None]
+    """Called when another thread woke this one."""
+
+    def __init__(self, **configs: Any) -> None:
+        super().__init__(**configs)  # type: ignore[no-untyped-call]
+        self.unwritten: list[Callable[[], None]] = []
+        """To be called at the end of this turn: writes what came in it."""
+        self._never: Any = Task(lambda: None)
+        self._never.close()
+
+    def call_at(self, when: float, task: Any) -> Any:
+        """As kafka-python's; what is never due takes no place."""
+        if when >= _NEVER_AT:
+            return self._never
+        return super().call_at(when, task)  # type: ignore[no-untyped-call]
+
+    def read_with(self, sock: Any, receive: Callable[[], None]) -> None:
+        """Calls `receive` whenever there is something to read, until `unregister_event`."""
+        self._selector.register(sock, selectors.EVENT_READ, (receive, None))
+
+    def _poll_once(self, timeout: float | None = None) -> None:
+        if self._ready:
+            timeout = 0.0
+        elif self._scheduled:
+            due_s = max(0.0, min(self._scheduled[0][0] - time.monotonic(), _LONGEST_SELECT_S))
+            timeout = due_s if timeout is None else min(timeout, due_s)
+        self._process_events(self._selector.select(timeout))
+        self._schedule_tasks()  # type: ignore[no-untyped-call]
+        for _ in range(len(self._ready)):
+            self._run_task(self._ready.popleft())
+        while self.unwritten:
+            unwritten, self.unwritten = self.unwritten, []
+            for write in unwritten:
+                self._do(write)
+
+    def _process_events(self, event_list: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
+        for event in event_list:
+            key, events = event
+            reader, _ = key.data
+            if key.fileobj is self._wakeup_r:
+                super()._process_events((event,))  # type: ignore[no-untyped-call]
+                self._do(self.on_wake)
+            elif reader is None or type(reader) is Task:
+                super()._process_events((event,))  # type: ignore[no-untyped-call]
+            else:
+                if events & ~selectors.EVENT_READ:
+                    others = ((key, events & ~selectors.EVENT_READ),)
+                    super()._process_events(others)  # type: ignore[no-untyped-call]
+                if events & selectors.EVENT_READ:
+                    self._do(reader)
+
+    def _run_task(self, task: Any) -> None:
+        """One step of one of kafka-python's tasks."""
+        if task.state in {TaskState.DONE, TaskState.CANCELLED}:
+            return
+        self._current, task.state = task, TaskState.RUNNING
+        try:
+            awaited = task()
+        except StopIteration:
+            self._task_done(task)  # type: ignore[no-untyped-call]
+            return
+        except BaseException:
+            log.exception("A task of the network thread failed", event="network_step_failed")
+            self._task_done(task)  # type: ignore[no-untyped-call]
+            return
+        finally:
+            self._current = None
+        if task.state is TaskState.CANCELLED:
+            # By itself.
+            self._pending_tasks.discard(task)
+            task.close()
+        elif isinstance(awaited, Future):
+            task.state = TaskState.WAIT_FUTURE
+            awaited.add_both(lambda _: self.call_soon(task))  # type: ignore[no-untyped-call]
+        else:
+            self._begin_wait(task, awaited)
+
+    def _begin_wait(self, task: Any, awaited: Any) -> None:
+        # What begins a wait takes the task for granted that runs.
+        self._current = task
+        try:
+            getattr(self, awaited.method)(*awaited.args)
+        except Exception as error:  # the task's own: it is told
+            task.inject_exc(error)
+            self._add_ready_task(task)  # type: ignore[no-untyped-call]
+        finally:
+            self._current = None
+            if task.state is TaskState.RUNNING:
+                task.state = TaskState.UNSCHEDULED
+
+    @staticmethod
+    def _do(step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            # A bug, but one that must not take the other connections with it.
+            log.exception("A step of the network thread failed", event="network_step_failed")
 
     @apart()
     def run_forever(self) -> None:
@@ -557,6 +741,106 @@ def encode_produce(
     return [part for part in parts if len(part)]
 
 
+@dataclass(frozen=True, slots=True)
+class _ResponseHeader:
+    correlation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    """A Produce response in which every batch was appended, and nothing else is said.
+
+    Attributes:
+        replies: By topic and partition.
+        throttle_time_ms: As in kafka-python's.
+    """
+
+    replies: Mapping[TopicPartition, ProduceReply]
+    throttle_time_ms: int
+
+
+class _ProduceHeader:
+    """Of a Produce request. For kafka-python it is the header, and the class of the response as well.
+
+    What says more than that batches were appended is decoded by kafka-python, and so is what is not as it should be.
+    """
+
+    __slots__ = ("api_key", "api_version", "correlation_id")
+
+    def __init__(self, api_version: int, correlation_id: int) -> None:
+        self.api_key = KafkaProduceRequest.API_KEY
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+
+    def get_response_class(self) -> _ProduceHeader:
+        return self
+
+    def parse_header(self, buffer: Any) -> _ResponseHeader:
+        data = bytes(buffer)
+        if self.api_version < _FLEXIBLE_PRODUCE or data[4:5] != b"\0":
+            header: _ResponseHeader = self._theirs.parse_header(buffer)
+            return header
+        buffer.seek(5)
+        return _ResponseHeader(_INT32.unpack_from(data)[0])
+
+    def decode(self, buffer: Any) -> Any:
+        at = buffer.tell()
+        if self.api_version >= _FLEXIBLE_PRODUCE:
+            appended = decode_appended(bytes(buffer), at)
+            if appended is not None:
+                return appended
+        return self._theirs.decode(buffer)
+
+    @property
+    def _theirs(self) -> Any:
+        return ProduceResponse[self.api_version]
+
+
+def decode_appended(data: bytes, at: int) -> _Appended | None:
+    """A Produce response of version 9 to 12.
+
+    Args:
+        data: With its header.
+        at: Where the header ends.
+
+    Returns:
+        None where it says more than that batches were appended, or is not whole.
+    """
+    replies: dict[TopicPartition, ProduceReply] = {}
+    try:
+        topics = data[at]
+        at += 1
+        for _ in range(topics - 1):
+            size = data[at]
+            name = data[at + 1 : at + size].decode()
+            partitions = data[at + size]
+            at += size + 1
+            if max(topics, size, partitions) > _ONE_BYTE:
+                return None
+            for _ in range(partitions - 1):
+                index, code, base_offset, append_time, start = _APPENDED.unpack_from(data, at)
+                at += _APPENDED.size
+                if code or data[at : at + 3] != _NO_MORE:
+                    return None
+                at += 3
+                replies[name, index] = ProduceReply(
+                    error_code=0,
+                    base_offset=base_offset,
+                    log_append_time=append_time,
+                    log_start_offset=_known(start, _MAX_OFFSET),
+                    record_errors=(),
+                    error_message=None,
+                    leader_hint=None,
+                )
+            if data[at]:
+                return None
+            at += 1
+        (throttled_ms,) = _INT32.unpack_from(data, at)
+    except (IndexError, ValueError, struct.error):
+        return None
+    return _Appended(replies, throttled_ms) if data[at + 4 :] == b"\0" else None
+
+
 class _Frame:
     """What `KafkaConnection.send_request` takes for a request.
 
@@ -593,7 +877,7 @@ class _Frame:
 class _Call:
     """One request to one broker and its single outcome."""
 
-    __slots__ = ("deadline", "done", "targets", "timeout_s", "timer", "written_at")
+    __slots__ = ("deadline", "done", "targets", "timeout_s", "written_at")
 
     identifies = False
     """Its answer says which cluster the broker belongs to."""
@@ -603,7 +887,6 @@ class _Call:
         self.deadline = time.monotonic() + timeout_s
         self.targets = targets
         self.done = False
-        self.timer: Any = None
         self.written_at = 0.0
         """When its last byte was given to the socket; 0 while some of it was not."""
 
@@ -859,7 +1142,7 @@ class _ProduceCall(_Call):
     """A Produce request: at most one batch for each partition, all of one transaction or of none."""
 
     __slots__ = (
-        "acks", "hub", "reply", "requests", "timeout_ms", "transaction", "transactional_id", "views",
+        "acks", "hub", "node_id", "reply", "requests", "timeout_ms", "transaction", "transactional_id", "views",
     )  # fmt: skip
 
     def __init__(
@@ -877,6 +1160,7 @@ class _ProduceCall(_Call):
         super().__init__(max(hub._request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self.hub = hub
+        self.node_id = node_id
         self.requests = [request for request, _ in requests]
         # Views keep a bytearray from being resized, so they are let go of as soon as they can be.
         self.views = [view for _, view in requests]
@@ -891,11 +1175,7 @@ class _ProduceCall(_Call):
             hub._enter(target, node_id)
 
     def frame(self, versions: Any) -> _Frame | None:
-        version = versions.api_version(
-            KafkaProduceRequest,
-            min_version=lowest_produce(self.transaction),
-            max_version=highest_produce(self.transaction, _MAX_PRODUCE),
-        )
+        version = self.hub._produce_version(self.node_id, versions, self.transaction)
         fences = self.hub._fences
         fresh: list[ProduceRequest[Any]] = []
         batches: list[tuple[str, int, Buffer]] = []
@@ -914,12 +1194,7 @@ class _ProduceCall(_Call):
             return None
 
         def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
-            header = RequestHeader(
-                request_api_key=KafkaProduceRequest.API_KEY,
-                request_api_version=version,
-                correlation_id=correlation_id,
-                client_id=client_id,
-            )
+            header = _ProduceHeader(version, correlation_id)
             parts = encode_produce(
                 version,
                 correlation_id,
@@ -965,7 +1240,9 @@ class _ProduceCall(_Call):
         if moved:
             hub._drop_moved()
 
-    def _parse(self, response: Any) -> dict[TopicPartition, ProduceReply]:
+    def _parse(self, response: Any) -> Mapping[TopicPartition, ProduceReply]:
+        if isinstance(response, _Appended):
+            return response.replies
         replies = {}
         for endpoint in response.node_endpoints or ():
             self.hub._learn_broker(endpoint)
@@ -1013,7 +1290,7 @@ class _Link:
 
     __slots__ = (
         "conn", "failures", "gathered", "hub", "identifying", "in_flight", "node_id", "not_before", "ready_once",
-        "suspect_until", "timer", "timer_at", "waiting",
+        "suspect_until", "timer", "timer_at", "waiting", "watch", "watch_at",
     )  # fmt: skip
 
     def __init__(self, hub: Transport, node_id: NodeId) -> None:
@@ -1030,6 +1307,8 @@ class _Link:
         self.suspect_until = 0.0
         self.timer: Any = None
         self.timer_at = 0.0
+        self.watch: Any = None
+        self.watch_at = 0.0
 
     @property
     def ready(self) -> bool:
@@ -1178,18 +1457,12 @@ class _Link:
             call.fail(error, sent=frame is not None and frame.encoded)
             return
         self.in_flight[call] = now
-        call.timer = self.hub._net.call_at(now + call.timeout_s, lambda: self._overdue(conn, call, now))
+        self._watch(now + call.timeout_s)
         self.identifying = self.identifying or call.identifies
         self.hub._watch_silence()
 
-        def ended() -> None:
-            self.in_flight.pop(call, None)
-            if call.timer is not None:
-                self.hub._net.cancel(call.timer)
-                call.timer = None
-
         def done(response: Any) -> None:
-            ended()
+            self.in_flight.pop(call, None)
             if call.identifies:
                 stranger = self.hub._stranger(response.cluster_id)
                 if stranger is not None:
@@ -1201,28 +1474,40 @@ class _Link:
             call.succeed(response, frame)
 
         def failed(error: BaseException) -> None:
-            ended()
+            self.in_flight.pop(call, None)
             if isinstance(error, kafka_errors.Cancelled):
                 error = kafka_errors.KafkaConnectionError("The connection was closed")
             call.fail(error, sent=frame.encoded)
 
         future._add_cb_eb(done, failed)
 
-    def _overdue(self, conn: Any, call: _Call, began: float) -> None:
-        call.timer = None
-        if call not in self.in_flight or conn.closed or conn.transport is None:
+    def _watch(self, due: float) -> None:
+        """One timer for all that is in flight: it stays where it is when what it was for is answered."""
+        if self.watch is not None:
+            if self.watch_at <= due:
+                return
+            self.hub._net.cancel(self.watch)
+        self.watch_at = due
+        self.watch = self.hub._net.call_at(due, self._look_for_overdue)
+
+    def _look_for_overdue(self) -> None:
+        self.watch = None
+        conn = self.conn
+        if not self.in_flight or conn is None or conn.closed or conn.transport is None:
             return
-        now = time.monotonic()
-        due = (call.written_at or max(began, conn.transport.last_write)) + call.timeout_s
-        if due > now:
-            call.timer = self.hub._net.call_at(due, lambda: self._overdue(conn, call, began))
-            return
-        what = "answer" if call.written_at else "take the request"
-        conn.close(
-            kafka_errors.RequestTimedOutError(
-                f"Node {self.node_id} did not {what} within {call.timeout_s:.1f} s"
-            )
-        )
+        now, next_due = time.monotonic(), float("inf")
+        for call, began in self.in_flight.items():
+            due = (call.written_at or max(began, conn.transport.last_write)) + call.timeout_s
+            if due <= now:
+                what = "answer" if call.written_at else "take the request"
+                conn.close(
+                    kafka_errors.RequestTimedOutError(
+                        f"Node {self.node_id} did not {what} within {call.timeout_s:.1f} s"
+                    )
+                )
+                return
+            next_due = min(next_due, due)
+        self._watch(next_due)
 
     def _connect(self) -> None:
         manager = self.hub._manager
@@ -1458,6 +1743,8 @@ class Transport(Coordinated):
         self._fences: dict[TopicPartition, int] = {}
         # Where the unanswered batches of a partition went, and how many. Invariant: all to one node.
         self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
+        self._produce_versions: dict[tuple[NodeId, int, int], tuple[Any, int]] = {}
+        """By node and what will do: what it said it speaks, and which version that makes."""
         self._topics: dict[str, TopicInfo] = {}
         self._watched: set[str] = set()
         self._asked: set[str] = set()  # watched topics that some metadata request has named
@@ -1486,9 +1773,10 @@ class Transport(Coordinated):
 
     def _make_loop(self) -> None:
         make_loop: Any = _Loop
-        make_manager: Any = _Manager
+        make_manager: Any = _DirectManager
         self._net = make_loop(**{k: v for k, v in self._settings.items() if k in _LOOP_OPTIONS})
         self._net.on_exit = self._on_loop_exit
+        self._net.on_wake = self._look
         self._manager = make_manager(self._net, **self._settings)
 
     def __repr__(self) -> str:
@@ -2100,9 +2388,6 @@ class Transport(Coordinated):
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            # call_soon_threadsafe without its entry in `_pending_tasks`: made from another thread after the task
-            # may have run already, that entry would stay for ever.
-            self._net._add_ready_task(Task(self._look))
             self._net.wakeup()
 
     def _look(self) -> None:
@@ -2198,7 +2483,7 @@ class Transport(Coordinated):
             self._woken = False
             self._closing = False
             self._born_at = time.monotonic()
-            self._net._add_ready_task(Task(self._look))
+            self._net.wakeup()
             self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
             self._net.start()
             self._thread = self._net._io_thread
@@ -2419,6 +2704,14 @@ class Transport(Coordinated):
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
         return fence
+
+    def _produce_version(self, node_id: NodeId, versions: Any, transaction: Any) -> int:
+        lowest, highest = lowest_produce(transaction), highest_produce(transaction, _MAX_PRODUCE)
+        known = self._produce_versions.get((node_id, lowest, highest))
+        if known is None or known[0] is not versions:
+            version = versions.api_version(KafkaProduceRequest, min_version=lowest, max_version=highest)
+            known = self._produce_versions[node_id, lowest, highest] = versions, version
+        return known[1]
 
     def _enter(self, target: TopicPartition, node_id: NodeId) -> None:
         self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)

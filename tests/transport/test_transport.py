@@ -20,7 +20,9 @@ from typing import Any
 
 import kafka.errors
 import pytest
+from kafka.net.selector import Task
 from kafka.protocol.admin import AlterClientQuotasRequest
+from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
 from pytest_mock import MockerFixture
@@ -174,6 +176,75 @@ def test_produce_frames_are_what_kafka_python_encodes(version: int) -> None:
     frame = encode_produce(version, 77, "c-ü", -1, 1234, batches)
     assert b"".join(frame) == bytes(request.encode(framed=True, header=True))
     assert any(part is batches[0][2] for part in frame), "the batch was copied"
+
+
+def produce_response(version: int, **changes: Any) -> bytes:
+    kind = ProduceResponse.TopicProduceResponse
+    answer = {
+        "error_code": 0,
+        "log_append_time_ms": -1,
+        "log_start_offset": 3,
+        "record_errors": [],
+        **changes,
+    }
+    throttled = answer.pop("throttle_time_ms", 0)
+    name = answer.pop("name", "orders")
+    topics = [
+        kind(
+            name=each,
+            partition_responses=[
+                kind.PartitionProduceResponse(index=index, base_offset=2**40 + index, **answer)
+                for index in range(count)
+            ],
+        )
+        for each, count in ((name, 1), ("übrig", 20))
+    ]
+    response = ProduceResponse(responses=topics, throttle_time_ms=throttled, version=version)
+    response.with_header(correlation_id=7)
+    return bytes(response.encode(header=True))
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+@pytest.mark.parametrize(
+    ("changes", "plain"),
+    [
+        ({}, True),
+        ({"throttle_time_ms": 250, "log_append_time_ms": 1_700_000_000_000}, True),
+        ({"log_start_offset": -1, "name": "n" * 126}, True),
+        ({"name": "n" * 127}, False),
+        ({"error_code": 6}, False),
+        ({"error_message": "no"}, False),
+    ],
+)
+def test_produce_responses_are_what_kafka_python_decodes(
+    version: int, changes: Any, plain: bool, free_port: int
+) -> None:
+    """What says that all was appended is decoded here, the rest there, and both say the same."""
+    transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
+    call = module._ProduceCall(
+        transport, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
+    )
+    header = module._ProduceHeader(version, 7)
+
+    def decoded(data: bytes) -> Any:
+        buffer = KafkaBytes(len(data))
+        buffer[:] = data
+        assert header.get_response_class().parse_header(buffer).correlation_id == 7
+        return header.get_response_class().decode(buffer)
+
+    data = produce_response(version, **changes)
+    buffer = KafkaBytes(len(data))
+    buffer[:] = data
+    theirs = ProduceResponse[version]
+    theirs.parse_header(buffer)
+    expected = theirs.decode(buffer)
+    response = decoded(data)
+    assert isinstance(response, module._Appended) is (plain and version >= 9)
+    assert response.throttle_time_ms == expected.throttle_time_ms
+    assert call._parse(response) == call._parse(expected)
+    if version >= 9:
+        assert not any(module.decode_appended(data[:size], 5) for size in range(5, len(data)))
+    transport.close(60.0)
 
 
 @pytest.mark.parametrize("acks", [0, 2, "all"])
@@ -434,6 +505,22 @@ def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_c
     assert transport.closed
 
 
+def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture, free_port: int) -> None:
+    with opened(f"127.0.0.1:{free_port}") as transport:
+        until(lambda: transport._failed_refreshes)
+        net, failed = transport._net, transport._failed_refreshes
+        gathered = mocker.patch.object(transport, "_ask_gathered", side_effect=ZeroDivisionError)
+
+        async def waits() -> None:
+            gathered()
+
+        net.call_soon(waits)
+        transport.refresh_metadata(["t"], Replies())
+        until(lambda: gathered.call_count >= 2)
+        until(lambda: transport._failed_refreshes > failed)
+        assert transport._net is net
+
+
 def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     replies = Replies()
@@ -647,6 +734,24 @@ class TestRequests:
             fetched = ask(transport.fetch_headers, topic, 0, 0, 10_000_000)
             assert [header.count for header in fetched.headers] == [1000] * 4
             assert fetched.next_offset == 4000
+
+    def test_a_request_costs_no_task_of_the_loop(self, site: Site, mocker: MockerFixture) -> None:
+        with site.transport(client_id="lean") as transport:
+            producer = Producer(transport, site.topic())
+            producer.deliver([producer.make()])
+            counted = threading.Lock()
+            made: list[str] = []
+            make = Task.__init__
+
+            def count(task: Task, work: Any) -> None:
+                with counted:
+                    if threading.current_thread() in (transport._thread, threading.main_thread()):
+                        made.append(getattr(work, "__qualname__", str(work)))
+                make(task, work)
+
+            mocker.patch.object(Task, "__init__", count)
+            producer.deliver([producer.make() for _ in range(50)])
+            assert len(made) < 25, made
 
     def test_what_the_broker_refuses(self, site: Site) -> None:
         topic = site.topic()
