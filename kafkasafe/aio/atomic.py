@@ -12,6 +12,7 @@ import kafka.errors as kafka_errors
 from kafkasafe import atomic
 from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import RecordFuture, waits_of
+from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class AtomicBatch:
         key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Iterable[tuple[str, bytes]] | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
         """Add a record; no coroutine, since nothing is accepted before `commit`.
 
@@ -132,8 +133,7 @@ class AtomicBatch:
         Raises:
             Exception: As of `kafkasafe.SafeProducer.batch`'s `send`.
         """
-        given = None if headers is None else list(headers)
-        record = self._batch.send(topic, value, key, given, partition, timestamp_ms)
+        record = self._batch.send(topic, value, key, headers_of(headers), partition, timestamp_ms)
         future: RecordFuture = RecordFuture()
         future._owner, future._chunk, future._index = self._owner, record._chunk, record._index
         return future

@@ -8,11 +8,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import kafka.errors as kafka_errors
-from kafka.structs import OffsetAndMetadata, TopicPartition
+from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
 from kafkasafe._io.one_process import OfOneProcess
@@ -24,12 +25,14 @@ from kafkasafe.aio.fetched import (
     as_partitions,
     fetch_again,
     has_joined,
+    has_settled,
+    not_in_children,
     polled_without,
 )
 from kafkasafe.aio.listening import Listening
 from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.moving import Moving
-from kafkasafe.aio.threads import Worker, call_in_thread, end_of, retrieve
+from kafkasafe.aio.threads import Worker, call_in_thread, end_of, place_of, retrieve
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError
 from kafkasafe.options import ConsumerOptions
@@ -38,6 +41,7 @@ __all__ = ["SafeConsumer"]
 
 T = TypeVar("T")
 Records = Mapping[TopicPartition, list[Any]]
+Job = Callable[[], None]
 
 _SLICE_MS: Final = 50
 """How long the thread waits for records before it looks for other work."""
@@ -110,8 +114,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect, and join the group, for which it waits 5 s at most. Cancelled, it leaves nothing open.
-        Again, it does nothing.
+        """Connect, and join the group, for which it waits 5 s at most, and 1 s for topics that are not there.
+        Cancelled, it leaves nothing open. Again, it does nothing.
 
         Raises:
             KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`.
@@ -120,6 +124,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         if self._closing is not None:
             raise kafka_errors.IllegalStateError("The consumer is closed; make a new one")
         self._loop = self._check_loop()
+        self._place = place_of(self._loop)
         if self._listening is not None and self._listening.is_own():
             return  # it is waited for
         async with self._once:
@@ -129,6 +134,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             # Not what was fetched: what was handed out. Commits of all kinds ask here.
             consumer._subscription.all_consumed_offsets = Handed(self, consumer._subscription)
             self._consumer = consumer
+            not_in_children(self)
             self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
             try:
                 await self._settle()
@@ -150,25 +156,10 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
     async def _settle(self) -> None:
         """Join the group, and find out where to begin, so that nothing that comes after `start` is skipped."""
-        known: Any = self._opened._subscription
-        coordinator: Any = self._opened._coordinator
-
-        def settled() -> bool:
-            states = list(known.assignment.values())
-            if known.partitions_auto_assigned() and not states:
-                # Others may have all; but kafka-python also assigns nothing of a topic that it does not know yet.
-                topics = known.subscription
-                if coordinator.group_id is None or not all(
-                    map(coordinator._cluster.partitions_for_topic, topics)
-                ):
-                    return False
-            joined = coordinator.group_id is None or not known.partitions_auto_assigned()
-            return (joined or not coordinator.need_rejoin()) and all(
-                state.has_valid_position for state in states
-            )
-
-        end = time.monotonic() + _SETTLE_S
-        while not settled() and not self._fetched and time.monotonic() < end:
+        consumer = self._opened
+        began = time.monotonic()
+        end = began + _SETTLE_S
+        while not has_settled(consumer, began) and not self._fetched and time.monotonic() < end:
             try:
                 await self._ask(frozenset(), _SLICE_MS)
             except Exception as error:
@@ -257,6 +248,25 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             LogDivergedError: See `on_divergence`.
             Exception: As of `kafkasafe.SafeConsumer.poll`.
         """
+        queue = self._fetched
+        if (
+            queue
+            and not partitions
+            and not self._paused
+            and self._closing is None
+            and self._listening is None
+            and self._place._thread_id == get_ident()
+            and time.monotonic() < self._attend_at
+        ):
+            # What is below, where nothing is to be waited for: once a record.
+            first = queue[0]
+            records, at = first.records, first.at
+            record = records[at]
+            self._in_hand = {first.tp: record.offset}
+            first.at = at = at + 1
+            if at == len(records):
+                queue.popleft()
+            return record
         wanted = as_partitions(partitions)
         self._check_asks()
         self._in_hand = {}
@@ -343,13 +353,15 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 raise failed
             if self._polling is None:
                 # Also while a listener is called: records are asked for once that is done, and by this thread alone.
-                self._polling = self._worker.submit(self._known_to(self._poll(consumer, timeout_ms, fetch)))
+                poll, keep = self._poll(consumer, timeout_ms, fetch)
+                self._polling = self._worker.submit(self._known_to(poll), then=keep)
                 self._polling.add_done_callback(retrieve)
             await asyncio.wait([polling := self._polling])
             self._polling = None
             polling.result()
 
-    def _poll(self, consumer: Any, timeout_ms: float, fetch: bool) -> Callable[[], None]:
+    def _poll(self, consumer: Any, timeout_ms: float, fetch: bool) -> tuple[Job, Job]:
+        seen: list[Any] = []
         asked = self._seeks
         # Of others there is enough.
         left_out = {each.tp for each in self._fetched} - self._paused
@@ -374,10 +386,10 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                     first = {tp: found[0].offset for tp, found in records.items()}
                     self._sent.append((self._polls, first))
                     self._unhanded = {**first, **self._unhanded}
-                seen = self._polls, records, frozenset(states), gone, asked, joined
-                self._loop_of().call_soon_threadsafe(self._keep, *seen)
+                seen.append((self._polls, records, frozenset(states), gone, asked, joined))
 
-        return poll
+        # What is seen is there also after an error.
+        return poll, lambda: self._keep(*seen.pop())
 
     def _keep(
         self,
@@ -439,10 +451,11 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             ValueError: The partition is not assigned.
         """
         consumer, partition = self._opened, as_partition(partition)
-        for fetched in self._fetched:
-            if fetched.tp == partition:
-                return fetched.next_offset
-        return int(await self._do(lambda: consumer.position(partition)))
+        offset = -1
+        if not any(each.tp == partition for each in self._fetched):
+            offset = int(await self._do(lambda: consumer.position(partition)))
+        # Also of what was fetched meanwhile, for a request that was given up.
+        return next((each.next_offset for each in self._fetched if each.tp == partition), offset)
 
     async def _positions(self) -> tuple[dict[TopicPartition, Any], Any]:
         """For an atomic batch: what was handed out, which counts as done, and who the consumer is in its group."""
@@ -456,20 +469,6 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             lambda: (consumer._subscription.all_consumed_offsets(), consumer.group_metadata())
         )
         return handed, group
-
-    def _handed(self, subscription: Any) -> dict[TopicPartition, Any]:
-        """In place of `all_consumed_offsets`, on the thread or the network thread: what may be committed."""
-        with subscription._lock:
-            consumed = {}
-            for tp, state in subscription.assignment.items():
-                if not state.has_valid_position:
-                    continue
-                first = self._unhanded.get(tp)
-                fetched = state.position
-                if first is not None and first < fetched.offset:
-                    fetched = OffsetAndMetadata(first, "", -1)
-                consumed[tp] = fetched
-            return consumed
 
     def __repr__(self) -> str:
         return f"<aio.SafeConsumer {self._consumer or 'not started'}>"

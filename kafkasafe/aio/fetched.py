@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
@@ -22,8 +23,12 @@ __all__ = [
     "as_partitions",
     "fetch_again",
     "has_joined",
+    "has_settled",
+    "not_in_children",
     "polled_without",
 ]
+
+_CREATED_S: Final = 1.0
 
 
 class UnassignedError(kafka_errors.IllegalStateError, ValueError):
@@ -58,7 +63,22 @@ class Handed:
     def __call__(self) -> dict[TopicPartition, Any]:
         """What may be committed; nothing once the consumer is gone."""
         owner = self._owner()
-        return {} if owner is None else owner._handed(self._subscription)
+        return {} if owner is None else _consumed(owner, self._subscription)
+
+
+def _consumed(owner: SafeConsumer, subscription: Any) -> dict[TopicPartition, Any]:
+    """On the thread or the network thread: what may be committed, up to what was not handed out."""
+    with subscription._lock:
+        consumed = {}
+        for tp, state in subscription.assignment.items():
+            if not state.has_valid_position:
+                continue
+            first = owner._unhanded.get(tp)
+            fetched = state.position
+            if first is not None and first < fetched.offset:
+                fetched = OffsetAndMetadata(first, "", -1)
+            consumed[tp] = fetched
+        return consumed
 
 
 def as_offset(given: Any) -> Any:
@@ -141,3 +161,39 @@ def has_joined(consumer: Any) -> bool:
         return not coordinator.need_rejoin()
     with known._lock:
         return {tp.topic for tp in known.assignment} <= set(known.subscription or ())
+
+
+def has_settled(consumer: Any, began: float) -> bool:
+    """Whether it has joined its group, and knows where to begin in all that is assigned.
+
+    Brokers that make topics by themselves know one a moment after they were asked for it. What they do not know
+    `_CREATED_S` after `began` (monotonic seconds) is not there.
+    """
+    known, coordinator = consumer._subscription, consumer._coordinator
+    states = list(known.assignment.values())
+    if known.partitions_auto_assigned() and not states:
+        # Others may have all; but kafka-python also assigns nothing of a topic that it does not know yet.
+        cluster = coordinator._cluster
+        unknown = coordinator.group_id is None or not all(
+            map(cluster.partitions_for_topic, known.subscription)
+        )
+        if unknown and cluster._last_successful_refresh_ms / 1000 < began + _CREATED_S:
+            return False
+    joined = coordinator.group_id is None or not known.partitions_auto_assigned()
+    return (joined or not coordinator.need_rejoin()) and all(state.has_valid_position for state in states)
+
+
+_started: weakref.WeakSet[SafeConsumer] = weakref.WeakSet()
+
+
+def not_in_children(consumer: SafeConsumer) -> None:
+    """What it fetches is not handed out in a forked child."""
+    _started.add(consumer)
+
+
+def _forked() -> None:
+    for consumer in list(_started):
+        consumer._attend_at = 0.0  # it asks for its loop first, which does not run there
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -17,7 +17,6 @@ import asyncio
 import collections
 import enum
 import itertools
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,14 +24,14 @@ import kafka.errors as kafka_errors
 
 from kafkasafe import producer as threads
 from kafkasafe.aio.futures import RecordFuture, waits_of
-from kafkasafe.aio.threads import Worker
+from kafkasafe.aio.threads import Worker, place_of
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
 
 __all__ = ["Gate"]
 
-_QUOTA: Final = 256
+_QUOTA: Final = 512
 _ROOM_S: Final = 0.25
 """Room is looked for this often, should nobody tell."""
 
@@ -95,17 +94,13 @@ class Gate:
         self, producer: threads.SafeProducer, worker: Worker, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.producer = producer
-        self.plain = producer._plain
         self.lines: dict[str, _Line] = {}
         """Those who wait, by topic."""
         self.left = 0
         """How many more records this iteration of the loop takes; 0 as well in front of its first one."""
-        self.thread = 0
-        """The loop's, in this iteration."""
-        self.is_running = loop.is_running
-        """Whether it does: a thread may stop one loop and go on with another."""
-        self._worker = worker
+        self.place = place_of(loop)
         self._loop = loop
+        self._worker = worker
         self._counting = False
         self._iteration = 0
 
@@ -230,7 +225,7 @@ class Gate:
         if not self._counting:
             # In this order: a Ctrl-C in between must not leave nobody who counts anew.
             self._loop.call_soon(self._count_anew)
-            self.thread, self.left = threading.get_ident(), _QUOTA
+            self.left = _QUOTA
             self._counting = True
         self.left -= 1
         future: RecordFuture = RecordFuture()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-__all__ = ["FunctionPartitioner", "NotOfConsumer", "NotOfProducer"]
+__all__ = ["FunctionPartitioner", "NotOfConsumer", "NotOfProducer", "headers_of"]
 
 _UNIT: Final = (
     "records and offsets are delivered together or not at all by `async with producer.batch() as batch:"
@@ -79,3 +79,16 @@ class FunctionPartitioner:
         known = sorted(cluster.partitions_for_topic(topic))
         available = sorted(cluster.available_partitions_for_topic(topic))
         return self._function(key_bytes, known, available)
+
+
+def headers_of(given: Any) -> list[Any] | None:
+    """A list, as `send` takes it, of whatever aiokafka takes.
+
+    Raises:
+        TypeError: Nothing can be listed there, or it is a text.
+    """
+    if given is None or isinstance(given, list):
+        return given
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
+        raise TypeError(f"headers must be a list of (str, bytes) tuples, not {given!r}")
+    return list(given)

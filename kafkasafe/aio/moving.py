@@ -102,17 +102,12 @@ class Moving(ABC):
         self._named = frozenset(names)
 
         def subscribe(consumer: Any) -> None:
-            alone = consumer.config["group_id"] is None
             heard = None
             # Nobody takes partitions away from a consumer without a group.
-            if given is not None and not alone:
+            if given is not None and consumer.config["group_id"] is not None:
                 network = consumer._coordinator._net
                 heard = Listener(cast("SafeConsumer", self), given, self._loop_of(), network)
             consumer.subscribe(names, pattern, heard)
-            if alone:
-                # kafka-python would assign other partitions once they change in the cluster, and not before.
-                consumer._coordinator._metadata_snapshot = {}
-                consumer._cluster.request_update()
 
         later = self._later(subscribe, early=True)
         self._resubscribed()

@@ -18,7 +18,7 @@ from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
-from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer
+from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer, headers_of
 from kafkasafe.aio.threads import Worker, call_in_thread, check_timeout, retrieve
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
@@ -66,6 +66,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._configs = configs
         self._producer: threads.SafeProducer | None = None
         self._gate: Gate | None = None
+        self._plain_gate: Gate | None = None
+        """The same, where bytes are sent as they are."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -101,6 +103,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._waits = waits_of(producer)
         self._worker = Worker(f"kafkasafe-aio-{producer.client_id}")
         self._gate = Gate(producer, self._worker, loop)
+        self._plain_gate = self._gate if producer._plain else None
 
     async def stop(self) -> None:
         """As `close()`; aiokafka's name."""
@@ -179,7 +182,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Iterable[tuple[str, bytes]] | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
         """Accept a record. It is on disk soon after (`await future.durable()`), and delivered from there.
 
@@ -194,7 +197,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             key: Bytes, or what `key_serializer` takes. Decides the partition as KafkaProducer does.
             partition: Partition number, instead of the partitioner's choice.
             timestamp_ms: Ms since the epoch. Default: when the first record of its batch was accepted.
-            headers: (str, bytes) tuples.
+            headers: (str, bytes) tuples; a value may be None.
 
         Returns:
             A future for the record's metadata: `await` it, or keep it, or throw it away.
@@ -205,19 +208,17 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             UsageError: Before `start`, or on another loop.
             Exception: As of `kafkasafe.SafeProducer.send`: nothing that raises was accepted.
         """
-        gate = self._gate
+        gate = self._plain_gate
         if (
             gate is not None
             and gate.left > 0
-            and gate.plain
             and type(value) is bytes
             and partition is None
             and timestamp_ms is None
             and headers is None
             and (key is None or type(key) is bytes)
             and not gate.lines
-            and gate.thread == get_ident()
-            and gate.is_running()
+            and gate.place._thread_id == get_ident()
         ):
             # As `kafkasafe.SafeProducer.send` does it: see `threads._Chunk`. What is rare is for the gate.
             size = RECORD_OVERHEAD + len(value)
@@ -261,7 +262,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         if asyncio.get_running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
         key, value, special, size = producer._checked(
-            topic, value, key, None if headers is None else list(headers), partition, timestamp_ms
+            topic, value, key, headers_of(headers), partition, timestamp_ms
         )
         return value, key, special, size
 
@@ -272,7 +273,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Iterable[tuple[str, bytes]] | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordMetadata:
         """`send`, and wait for the acknowledgement. Cancelled meanwhile the record may have been accepted.
 

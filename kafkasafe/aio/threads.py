@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kafkasafe._core.patience import seconds_of
 from kafkasafe.logs import apart
 
-__all__ = ["Worker", "call_in_thread", "check_timeout", "end_of", "retrieve"]
+__all__ = ["Worker", "call_in_thread", "check_timeout", "end_of", "place_of", "retrieve"]
 
 T = TypeVar("T")
 
@@ -86,11 +87,7 @@ def end_of(timeout_ms: float) -> float:
         TypeError: It is not a number.
         ValueError: It is nan.
     """
-    if not isinstance(timeout_ms, (int, float)):
-        raise TypeError(f"timeout_ms must be a number, not {timeout_ms!r}")
-    if math.isnan(timeout_ms):
-        raise ValueError(f"timeout_ms must be a number, not {timeout_ms}")
-    return time.monotonic() + timeout_ms / 1000
+    return time.monotonic() + seconds_of(timeout_ms)
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -104,6 +101,28 @@ def check_timeout(timeout: float | None) -> None:
         raise TypeError(f"timeout must be a number of seconds, or None, not {timeout!r}")
     if timeout is not None and math.isnan(timeout):
         raise ValueError(f"Invalid timeout: {timeout}")
+
+
+class _Place:
+    """Where a loop runs that does not say so itself."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    @property
+    def _thread_id(self) -> int | None:
+        return threading.get_ident() if asyncio._get_running_loop() is self._loop else None
+
+
+def place_of(loop: asyncio.AbstractEventLoop) -> Any:
+    """What has a `_thread_id`: that of the thread which the loop runs in just now, None while it does not run.
+
+    To be compared for each record; `asyncio.get_running_loop` asks the system for the process each time. In a forked
+    child it is as in the parent.
+    """
+    return loop if hasattr(loop, "_thread_id") else _Place(loop)
 
 
 class Worker:
@@ -125,8 +144,13 @@ class Worker:
         """Do it, and wait for it; who is cancelled meanwhile does not stop it."""
         return await self.submit(job)
 
-    def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Do it; the future of the running loop has the result. Cancelled, it does not stop it."""
+    def submit(self, job: Callable[[], T], *, then: Callable[[], object] | None = None) -> asyncio.Future[T]:
+        """Do it; the future of the running loop has the result. Cancelled, it does not stop it.
+
+        Args:
+            job: What is to be done.
+            then: Called on the loop when it is done, also by an error or for nobody, before the future is.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -138,7 +162,15 @@ class Worker:
             except BaseException as raised:
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_resolve, done, result, error)
+                # At once: each wake-up of the loop takes the interpreter away from this thread.
+                loop.call_soon_threadsafe(give, result, error)
+
+        def give(result: T, error: BaseException | None) -> None:
+            try:
+                if then is not None:
+                    then()
+            finally:
+                _resolve(done, result, error)
 
         self._jobs.put(work)
         return done

@@ -16,6 +16,7 @@ from kafka import TopicPartition
 from kafkasafe import SafeProducer as ThreadProducer
 from kafkasafe.aio import SafeConsumer
 from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.testing import FakeCluster
 
 TP = TopicPartition("orders", 0)
 COUNT = 1000
@@ -46,6 +47,29 @@ async def read(consumer, count):
     for offsets in found.values():
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets))) if offsets else True
     return found
+
+
+def test_a_poll_wakes_the_loop_once(options, monkeypatch):
+    """Each time the thread gives the interpreter away, and waits for it while the loop is busy."""
+
+    async def main():
+        async with SafeConsumer("orders", **options) as consumer:
+            await consumer.getone()
+            loop, woken = asyncio.get_running_loop(), 0
+            wake = loop.call_soon_threadsafe
+
+            def counted(*args, **kwargs):
+                nonlocal woken
+                woken += 1
+                return wake(*args, **kwargs)
+
+            monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+            polls = consumer._polls
+            await read(consumer, 2 * COUNT - 1)
+            assert woken == consumer._polls - polls > 10
+            monkeypatch.undo()
+
+    run(main())
 
 
 def test_a_group_goes_on_where_it_was(options):
@@ -146,6 +170,24 @@ def test_a_fetch_on_its_way_is_not_committed(options):
             await asking
             await committing
             assert await consumer.committed(TP) <= before + 1
+
+    run(main())
+
+
+def test_position_is_that_of_what_a_request_that_was_given_up_fetched(options):
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            consumer.assign([TP])
+            await consumer.getmany(timeout_ms=30_000)
+            while consumer._fetched:
+                await consumer.getone()
+            following = await consumer.position(TP)
+            asking = asyncio.create_task(consumer.getone())
+            await asyncio.sleep(0)
+            asking.cancel()
+            assert await consumer.position(TP) == following
+            assert consumer._fetched
+            assert (await consumer.getone()).offset == following
 
     run(main())
 
@@ -294,3 +336,28 @@ def test_dropped_without_close_it_says_so_and_its_threads_end(options):
             assert not await consumer.committed(TP)  # 0 where the warning kept it until its thread closed it
 
     run(main())
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize("made", [False, True])
+def test_start_waits_for_topics_that_brokers_make_and_not_for_those_that_they_do_not(
+    monkeypatch, tmp_path, group, made
+):
+    monkeypatch.setattr("kafkasafe.aio.consumer._SETTLE_S", math.inf)
+
+    async def main(servers):
+        async with SafeConsumer(
+            "new", bootstrap_servers=servers, group_id=group, metadata_max_age_ms=500
+        ) as consumer:
+            assert consumer.assignment() == ({TopicPartition("new", 0)} if made else set())
+            if not made:
+                cluster.create_topic("new")
+                while not consumer.assignment():
+                    assert not await consumer.getmany(timeout_ms=50)
+            await consumer.position(TopicPartition("new", 0))
+            with ThreadProducer(bootstrap_servers=servers, spool_dir=tmp_path) as producer:
+                producer.send("new", b"after")
+            assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"after"
+
+    with FakeCluster(config={"auto.create.topics.enable": str(made).lower()}) as cluster:
+        run(main(cluster.bootstrap_servers))

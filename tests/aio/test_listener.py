@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 
 import aiokafka
 import kafka.errors
@@ -252,6 +253,32 @@ def test_what_was_fetched_is_not_handed_out_on_another_loop(options):
             for call in (consumer.getone, consumer.getmany):
                 with pytest.raises(UsageError, match="another event loop"):
                     await asyncio.to_thread(asyncio.run, call())
+            assert (first.offset, (await consumer.getone()).offset) == (0, 1)
+
+    run(main())
+
+
+def test_what_was_fetched_is_not_handed_out_in_a_forked_child(options):
+    def ask(consumer):
+        try:
+            consumer.getone().send(None)
+        except StopIteration:
+            return 1
+        except RuntimeError as error:
+            return 0 if "no running event loop" in str(error) else 2
+        return 3
+
+    async def main():
+        async with SafeConsumer("orders", **options) as consumer:
+            first = await consumer.getone()
+            child = os.fork()
+            if not child:
+                try:
+                    os._exit(ask(consumer))
+                finally:
+                    os._exit(4)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
             assert (first.offset, (await consumer.getone()).offset) == (0, 1)
 
     run(main())

@@ -17,6 +17,8 @@ import kafkasafe
 from kafkasafe import producer as producer_module
 from kafkasafe._io.files import OsFiles
 from kafkasafe.aio import RecordFuture, SafeProducer
+from kafkasafe.aio.gate import _QUOTA
+from kafkasafe.aio.threads import _Place
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolFullError, UsageError
 
 
@@ -49,6 +51,21 @@ def test_a_record_is_accepted_then_durable_then_delivered(options, fake_kafka):
     assert fake_kafka.values("orders") == [b"v", b"w"]
 
 
+@pytest.mark.parametrize("headers", [5, "ab", {"h": b"x"}])
+def test_headers_that_are_no_list_of_pairs(options, headers):
+    async def main():
+        async with SafeProducer(**options) as producer:
+            with pytest.raises(TypeError, match=r"headers must be a list of \(str, bytes\) tuples, not"):
+                await producer.send("orders", b"v", headers=headers)
+            async with producer.batch() as batch:
+                with pytest.raises(TypeError, match="headers must be a list"):
+                    batch.send("orders", b"v", headers=headers)
+                batch.send("orders", b"v", headers=(pair for pair in [("h", None)]))
+            assert (await producer.send_and_wait("orders", b"w", headers=(("h", b"x"),))).offset >= 1
+
+    run(main())
+
+
 def test_start_and_stop_as_aiokafka_has_them(options, fake_kafka):
     async def main():
         producer = SafeProducer(**options)
@@ -71,15 +88,21 @@ def test_start_and_stop_as_aiokafka_has_them(options, fake_kafka):
         SafeProducer(bootstrap_servers="localhost:1", no_such_option=1)
 
 
-def test_a_loop_that_stopped_in_the_middle_leaves_its_producer_to_no_other(options, fake_kafka):
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_loop_that_stopped_in_the_middle_leaves_its_producer_to_no_other(options, fake_kafka, foreign):
     """Its thread goes on with another loop."""
     loop, other = asyncio.new_event_loop(), asyncio.new_event_loop()
 
     async def main():
         producer = SafeProducer(**options)
         await producer.start()
+        gate = producer._gate
+        if foreign:  # as of a loop that does not tell its thread
+            gate.place = _Place(loop)
+        assert gate.place._thread_id == threading.get_ident()
         await producer.send_and_wait("orders", b"1")
         await producer.send("orders", b"2")
+        assert gate.left > 0, "the short way is open"
         loop.stop()
         return producer
 
@@ -226,7 +249,7 @@ def test_records_of_many_tasks_are_accepted_in_the_order_of_their_calls(options,
             task.cancel()
             return others
 
-    assert run(main()) >= count // 256
+    assert run(main()) >= count // _QUOTA
     assert fake_kafka.values("orders") == [b"%d" % i for i in range(count)]
 
 
@@ -275,7 +298,7 @@ def test_a_cancelled_send_has_accepted_nothing(options, fake_kafka, case, how):
             await until(held.is_set)
             stack.append(thread)
         elif case == "line":
-            stack += [asyncio.create_task(producer.send("orders", b"before")) for _ in range(300)]
+            stack += [asyncio.create_task(producer.send("orders", b"before")) for _ in range(_QUOTA + 50)]
             await asyncio.sleep(0)
 
     async def main():
@@ -288,7 +311,7 @@ def test_a_cancelled_send_has_accepted_nothing(options, fake_kafka, case, how):
 
                 async def send(value):
                     if case == "turn":
-                        for _ in range(256):
+                        for _ in range(_QUOTA):
                             await producer.send("orders", b"before")
                     return await producer.send("orders", value)
 

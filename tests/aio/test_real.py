@@ -56,16 +56,20 @@ def test_a_group_reads_everything_through_rebalance_cancellation_and_an_outage(b
 
     async def main():
         seen = collections.Counter()
+        reads = asyncio.Event()
 
         async def iterates(most):
             async with SafeConsumer("aio-read", **options) as consumer:
                 async for record in consumer:
                     seen[record.partition, record.offset] += 1
+                    reads.set()
+                    await asyncio.sleep(0.005)  # so that the other one joins meanwhile
                     most -= 1
                     if not most:
                         return
 
         async def many():
+            await reads.wait()  # or it may leave too few for the first one
             async with SafeConsumer("aio-read", **options) as consumer:
                 while len(seen) < 2 * COUNT:
                     with contextlib.suppress(TimeoutError):

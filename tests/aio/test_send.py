@@ -13,6 +13,7 @@ from helpers import LONG_S, run, until
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe.aio import SafeProducer
+from kafkasafe.aio.gate import _QUOTA
 from kafkasafe.errors import UsageError
 
 MODULES = {
@@ -138,7 +139,7 @@ def test_another_thread_seals_in_the_middle_of_send(options, fake_kafka, where, 
 def test_ctrl_c_anywhere_in_send(options, fake_kafka, room):
     """The record may be accepted or not; the producer goes on, and everything else comes once, in order."""
     sent, doubtful, places = [], set(), set()
-    before = {"plenty": 2, "to be made": 16, "none": 0, "in turns": 2, "in the next iteration": 256}[room]
+    before = {"plenty": 2, "to be made": 16, "none": 0, "in turns": 2, "in the next iteration": _QUOTA}[room]
 
     async def main():
         async with SafeProducer(**options) as producer:
@@ -165,7 +166,7 @@ def test_ctrl_c_anywhere_in_send(options, fake_kafka, room):
                 if at.pressed:
                     doubtful.add(b"%d" % step)
                     places.add(at.place)
-                for i in range(300):  # more than an iteration of the loop takes
+                for i in range(_QUOTA + 50):  # more than an iteration of the loop takes
                     sent.append(b"%d after %d" % (step, i))
                     await producer.send("orders", sent[-1])
                 if not at.pressed:
