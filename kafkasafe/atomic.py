@@ -263,7 +263,7 @@ class AtomicBatch:
         topic: str,
         value: Any = None,
         key: Any = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:

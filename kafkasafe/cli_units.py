@@ -42,7 +42,8 @@ __all__ = ["print_unit", "spool_abort", "spool_commit", "times_row", "unit_rows"
 _POLL_S: Final = 0.05
 _OVER: Final = "its transaction is over, it timed out or was fenced: the next producer prepares it again"
 _BEHIND: Final = (
-    "it stands behind an atomic batch of the same partitions that is left: their order would be lost"
+    "it stands behind an atomic batch of the same partitions that is left, their order would be lost; or the two share"
+    " a transaction"
 )
 _STAGED: Final = frozenset({u.Phase.STAGED, u.Phase.ENDING, u.Phase.ASKING, u.Phase.COMMITTED})
 
@@ -271,8 +272,8 @@ def spool_commit(
 
     EndTxn is sent with the transactional id, producer id and epoch that the spool has. It is the same request that the
     producer which staged them would send; what it committed already stays committed once. A batch that is not staged,
-    one that stands behind such a batch on a partition, or one whose transaction timed out, is left for the next
-    producer, or for kafkasafe spool drain.
+    one that stands behind such a batch on a partition, one whose transaction timed out, or one that shares its
+    transaction with a batch that was not named, is left for the next producer, or for kafkasafe spool drain.
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
@@ -294,7 +295,7 @@ def spool_commit(
         _print_all(rows, foreign)
         if left:
             print(
-                "What is left is not staged, stands behind what is left, or its transaction is over:"
+                "What is left is not staged, stands behind what is left or shares its transaction, or that is over:"
                 " kafkasafe spool drain delivers it"
             )
     _end(left, unreachable=unreachable)

@@ -94,7 +94,7 @@ _CLOSE_DISK_LEAST_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.25
 _LOG_S: Final = 1.0
 
-Headers = Sequence[tuple[str, bytes]]
+Headers = Sequence[tuple[str, bytes | None]]
 Special = tuple[int | None, Headers, int | None]
 """Given partition, headers and timestamp of a record that has any of them."""
 Sizes = int | list[int]
@@ -230,8 +230,9 @@ class _Chunk:
             The values by number, `_ABSENT` where there is none: the same ones at each call.
         """
         self.open = False
-        self._taken.append(self.values[: next(self.numbers)])
-        return self._taken[0]
+        taken = self._taken  # that one, also where a signal handler comes now, which seals and forgets it
+        taken.append(self.values[: next(self.numbers)])
+        return taken[0]
 
     def has(self, index: int) -> bool:
         """Whether a record is in it, which is sealed."""
@@ -269,7 +270,7 @@ class _Chunk:
             for child, indexes in parcel.children:
                 at = int(np.searchsorted(indexes, index))
                 if at < len(indexes) and indexes[at] == index:
-                    parcel, index = child, at
+                    parcel, index = child, at + parcel.shift
                     break
             else:
                 raise AssertionError(f"No child of the parcel has record {index}")
@@ -618,7 +619,7 @@ class RecordFuture(FutureRecordMetadata):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._producer._seal_chunk(self._chunk)
-        self._producer._pump.wait(self._done_or_never, timeout)
+        self._producer._pump.wait(self._done_or_never, timeout, choosy=True)
         if self.is_done:
             self._producer._called(self._chunk, deadline)
         return self._result(timeout)
@@ -922,7 +923,7 @@ class SafeProducer(OfOneProcess):
         topic: str,
         value: Any = None,
         key: Any = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
@@ -934,7 +935,7 @@ class SafeProducer(OfOneProcess):
             topic: Topic name.
             value: Bytes, or what `value_serializer` takes. None deletes the key from a compacted topic.
             key: Bytes, or what `key_serializer` takes. Decides the partition as KafkaProducer does.
-            headers: (str, bytes) tuples.
+            headers: (str, bytes) tuples; a value may be None.
             partition: Partition number, instead of the partitioner's choice.
             timestamp_ms: Ms since the epoch. Default: when the first record of its batch was accepted, at most
                 `linger_ms` ago.
@@ -1021,7 +1022,7 @@ class SafeProducer(OfOneProcess):
         topic: str,
         value: Any,
         key: Any,
-        headers: list[tuple[str, bytes]] | None,
+        headers: list[tuple[str, bytes | None]] | None,
         partition: int | None,
         timestamp_ms: int | None,
         chunk: _Chunk | None = None,
@@ -1077,7 +1078,7 @@ class SafeProducer(OfOneProcess):
             with pump.ledger.lock:
                 if pump.ledger.room(size + self._needed()):
                     break
-            deadline = self._wait_for_room(deadline)
+            deadline = self._wait_for_room(deadline, size)
         slip = outcome._head.slip
         with self._lock:
             for topic in dict.fromkeys(chunk.topic for chunk in outcome._chunks):
@@ -1136,7 +1137,7 @@ class SafeProducer(OfOneProcess):
         topic: str,
         value: Any,
         key: Any,
-        headers: list[tuple[str, bytes]] | None,
+        headers: list[tuple[str, bytes | None]] | None,
         partition: int | None,
         timestamp_ms: int | None,
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
@@ -1166,7 +1167,7 @@ class SafeProducer(OfOneProcess):
             if partition is not None:
                 partition = self._check_partition(topic, partition)
             special = (partition, _check_headers(headers), timestamp_ms)
-            size += 8 + sum(len(name.encode()) + len(content) + 10 for name, content in special[1])
+            size += 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in special[1])
         return key, value, special, size
 
     def _accept(
@@ -1287,8 +1288,8 @@ class SafeProducer(OfOneProcess):
         if count is None:
             return None
         cluster = _Cluster(topic, count, self._transport)
-        chosen: int = self._partition_by(topic, key, key_bytes, value, value_bytes, cluster)
-        return chosen
+        chosen = self._partition_by(topic, key, key_bytes, value, value_bytes, cluster)
+        return _as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
 
     def _open_chunk(self, topic: str) -> _Chunk | None:
         """A chunk with room for one more record; None while there is no room. Called with the lock held."""
@@ -1367,8 +1368,11 @@ class SafeProducer(OfOneProcess):
         size = sum(self._chunk_bytes - max(chunk.left, 0) for chunk in list(self._chunks.values()))
         return 2 * self._max_record_bytes + size
 
-    def _wait_for_room(self, deadline: float | None) -> float:
-        """Wait a while for room in the spool, without the lock; returns when to give up, to be passed in again."""
+    def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
+        """Wait a while for room in the spool, without the lock; returns when to give up, to be passed in again.
+
+        With `size` for that of an atomic batch, beside what is open.
+        """
         now = time.monotonic()
         if deadline is None:
             deadline = now + self._config.max_block_s
@@ -1377,7 +1381,7 @@ class SafeProducer(OfOneProcess):
         pump = self._pump
         # What lingers takes room as well.
         self._seal_all()
-        needed = self._needed()
+        needed = size + self._needed()
         # In steps: nobody tells when somebody else makes room on the disk.
         pump.wait(
             lambda: not self._callbacks.full() and pump.ledger.room(needed),
@@ -2005,7 +2009,12 @@ class SafeProducer(OfOneProcess):
 
         Args:
             resend: True: send it under a new id; it may then be in the log twice. False: take it as delivered.
+
+        Raises:
+            TypeError: `resend` is neither: "no" is no answer to be taken for a yes.
         """
+        if not isinstance(resend, bool):
+            raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
         self._check_fork()
         self._pump.resume_parked(resend=resend)
 
@@ -2422,12 +2431,17 @@ def _check_headers(headers: Any) -> Headers:
     if headers is None:
         return ()
     if not isinstance(headers, list):
-        raise TypeError("headers must be list-type")
-    if not all(
-        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], bytes)
-        for item in headers
-    ):
-        raise TypeError("All headers items must be (str, bytes) tuples")
+        raise TypeError(f"headers must be a list of (str, bytes) tuples, not {headers!r}")
+    for index, item in enumerate(headers):
+        if not (
+            isinstance(item, tuple)
+            and len(item) == 2
+            and isinstance(item[0], str)
+            and (item[1] is None or isinstance(item[1], bytes))
+        ):
+            raise TypeError(
+                f"headers[{index}] must be a tuple (str, bytes), its value may be None; not {item!r}"
+            )
     return tuple(headers)
 
 

@@ -28,11 +28,25 @@ def run(capsys, *arguments):
     return ended.value.code, captured.out, captured.err
 
 
-def killed_before_the_commit(servers, directory, topic, timeout_ms=600_000):
-    """A process that staged one batch, `1`, accepted another one, `2`, and was killed before it sent EndTxn."""
+def goes_alone(_units, unit, _fits):
+    """Instead of `Units._gather`: nothing shares its transaction."""
+    return [unit]
+
+
+def killed_before_the_commit(servers, directory, topic, timeout_ms=600_000, *, shared=False):
+    """A process that staged one batch, `1`, accepted another one, `2`, and was killed before it sent EndTxn.
+
+    With `shared` both are staged, in one transaction.
+    """
     child = os.fork()
     if not child:
         try:
+            if shared:
+                # Both wait before a transactional id is there.
+                fenced, units = u.Units.fenced, u.Units
+                units.fenced = lambda self, *each: (time.sleep(1), fenced(self, *each))
+            else:
+                u.Units._gather = goes_alone
             carry_out = Transactor.carry_out
 
             def dies(self, lane, actions):
@@ -78,6 +92,7 @@ def killed_with_the_second_staged(servers, directory, topic):
                 return done
 
             Transactor._note, Spool.write_group, Spool.sync = notes_the_second, writes, syncs
+            u.Units._gather = goes_alone
             producer = SafeProducer(bootstrap_servers=servers, spool_dir=directory)
             for value in (b"1", b"2"):
                 with producer.batch() as batch:
@@ -127,6 +142,39 @@ def test_another_process_commits_what_is_staged(kafka, tmp_path, capsys):
     assert code == 0
     assert seen(servers, "decided", 4) == [b"1", b"1", b"2", b"2"]
     assert run(capsys, "spool", "commit", spool, "-b", servers)[0] == 0
+
+
+def test_what_shares_a_transaction_is_committed_when_all_of_it_is_named(kafka, tmp_path, capsys):
+    servers, spool = ",".join(kafka.bootstrap_servers), tmp_path / "spool"
+    kafka.create_topic("shared", partitions=2)
+    killed_before_the_commit(servers, spool, "shared", shared=True)
+    _, out, _ = run(capsys, "spool", "ls", spool, "--json")
+    both = [each["batch_id"] for each in json.loads(out)[0]["atomic_batches"]]
+    assert [each["step"] for each in json.loads(out)[0]["atomic_batches"]] == [2, 2]
+    code, out, _ = run(capsys, "spool", "commit", spool, "-b", servers, "--batch", both[1], "--json")
+    done = json.loads(out)
+    assert (code, done["committed"], done["left"]) == (1, 0, 1)
+    assert "share a transaction" in done["batches"][0]["reason"]
+    named = [word for each in both for word in ("--batch", each)]
+    code, out, _ = run(capsys, "spool", "commit", spool, "-b", servers, *named, "--json")
+    done = json.loads(out)
+    assert (code, done["committed"], done["left"]) == (0, 2, 0)
+    assert seen(servers, "shared", 4) == [b"1", b"1", b"2", b"2"]
+
+
+def test_one_that_shares_a_transaction_is_given_up_and_the_other_is_delivered(kafka, tmp_path, capsys):
+    servers, spool = ",".join(kafka.bootstrap_servers), tmp_path / "spool"
+    kafka.create_topic("one-of-two", partitions=2)
+    killed_before_the_commit(servers, spool, "one-of-two", shared=True)
+    _, out, _ = run(capsys, "spool", "ls", spool, "--json")
+    first, _ = (each["batch_id"] for each in json.loads(out)[0]["atomic_batches"])
+    code, out, _ = run(capsys, "spool", "abort", spool, "-b", servers, "--batch", first, "--json")
+    done = json.loads(out)
+    assert (code, done["aborted"], done["committed"], done["left"]) == (0, 1, 0, 0)
+    _, out, _ = run(capsys, "spool", "ls", spool, "--json")
+    assert [each["step"] for each in json.loads(out)[0]["atomic_batches"] if each["step"]] == [1]
+    run(capsys, "spool", "drain", spool, "-b", servers)  # its code speaks of what is in rejected/
+    assert seen(servers, "one-of-two", 2) == [b"2", b"2"]
 
 
 def test_what_is_staged_behind_what_is_not_is_left_at_once(kafka, tmp_path, capsys):
@@ -213,6 +261,24 @@ def test_steps_go_back_when_a_unit_is_prepared_again_and_end_with_its_outcome():
     assert steps.steps_of(groups)[1][0].step is Step.COMMIT_ACKNOWLEDGED
     groups.append((50, [m.Ended(ID, m.UnitOutcome.DROPPED, "no")], []))
     assert steps.steps_of(groups)[1][0].step is None
+
+
+def test_steps_of_what_shared_a_transaction_go_back_when_one_of_them_leaves_it():
+    other = bytes(reversed(ID))
+    mine, others = m.Begun(ID, "lane-0", 7, 3, 2), m.Begun(other, "lane-0", 7, 3, 2)
+    groups = [
+        (10, [m.Unit(ID, 0, 1)], [(1, False)]),
+        (11, [m.Unit(other, 0, 1)], [(3, False)]),
+        (20, [mine, others, m.Staged(mine, ()), m.Staged(others, ())], []),
+    ]
+    both = [Step.PREPARE_ACKNOWLEDGED] * 2
+    assert [log.step for log in steps.steps_of(groups)[1]] == both
+    left = [(30, [m.Begun(other, "lane-1", 8, 0, 2)], [])]
+    assert [log.step for log in steps.steps_of(groups + left)[1]] == [Step.PREPARED] * 2
+    dropped = [(30, [m.Ended(other, m.UnitOutcome.DROPPED, "no")], [])]
+    assert [log.step for log in steps.steps_of(groups + dropped)[1]] == [Step.PREPARED, None]
+    committed = [(30, [m.Ended(each, m.UnitOutcome.COMMITTED) for each in (ID, other)], [])]
+    assert [log.step for log in steps.steps_of(groups + committed)[1]] == [Step.COMMIT_ACKNOWLEDGED] * 2
 
 
 def test_plain_batches_have_times_too():

@@ -16,6 +16,8 @@ TESTS = {
     "A wish for metadata may come": "test_metadata_that_are_asked_for_while_a_request_is_under_way",
     "A crash leaves bytes out": "test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail",
     "A log cannot tell that its own first": "test_groups_that_went_with_the_end_of_a_segment_are_told_as_lost_groups",
+    "What is gathered was never sent": "test_the_next_life_delivers_what_was_gathered_once_and_in_its_place",
+    "The last group of a log has nothing": "test_the_next_life_delivers_what_was_gathered_once_and_in_its_place",
     "What recovery went past": "test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage",
     "A first batch goes alone": "test_the_first_batch_of_an_id_goes_alone_then_five",
     "45 on a resend says nothing": "test_answers_lost_to_a_living_producer",
@@ -142,7 +144,12 @@ TESTS = {
     "Nothing is under way behind a unit that waits": (
         "test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transactional_id"
     ),
+    "A transaction that one of its units left": "test_a_transaction_that_one_of_them_left_is_not_committed",
+    "What shares a transaction has nothing between it": "test_nothing_that_stands_between_is_passed",
+    "Whose fault it is shows when each goes alone": "test_what_is_refused_of_one_is_not_the_others_fate",
     "A partition is surveyed while": "test_a_unit_that_is_half_prepared_when_the_other_topic_is_seen",
+    "A mark of new ids is about plain": "test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next_life",
+    "ENDED does not say where": "test_what_units_had_in_a_topic_is_missed_by_a_life_that_finds_no_more_of_them_than_their_end",
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
 }

@@ -40,10 +40,12 @@ __all__ = [
     "Columns",
     "Compression",
     "CorruptBatchError",
+    "crc_and_count",
     "decode",
     "encode",
     "encode_control",
     "frame",
+    "identity_of",
     "iter_headers",
     "read_header",
     "stamp_address",
@@ -83,6 +85,7 @@ _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 _ATTRIBUTES_AT: Final = 21
 _IDENTITY_AT: Final = 43
+_COUNT_AT: Final = 57
 
 _LOG_OVERHEAD: Final = 12  # baseOffset and batchLength: what batchLength does not count
 _COMPRESSION_MASK: Final = 0x07
@@ -341,7 +344,27 @@ def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int)
     _EPOCH.pack_into(buf, _LEADER_EPOCH_AT, partition_leader_epoch)
 
 
+def identity_of(buf: Buffer) -> tuple[int, int, int]:
+    """(producer id, epoch, base sequence) of a batch that is whole: cheaper than its header."""
+    return _IDENTITY.unpack_from(buf, _IDENTITY_AT)
+
+
+def crc_and_count(buf: Buffer) -> tuple[int, int]:
+    """CRC and number of records of a batch that is whole: cheaper than its header."""
+    return _CRC.unpack_from(buf, _CRC_AT)[0], _LENGTH.unpack_from(buf, _COUNT_AT)[0]
+
+
 def _check_whole(buf: bytearray) -> None:
+    if len(buf) >= HEADER_BYTES:
+        # A header object costs ten times as much.
+        _, length, _, magic, _, attributes, last_delta, _, _, _, _, _, count = _HEADER.unpack_from(buf)
+        if (
+            magic == MAGIC
+            and length + _LOG_OVERHEAD == len(buf)
+            and attributes & _COMPRESSION_MASK <= Compression.ZSTD
+            and 0 <= count <= last_delta + 1
+        ):
+            return
     size = read_header(buf).size_bytes
     if size != len(buf):
         raise CorruptBatchError(f"{len(buf)} bytes are not exactly one batch: its header claims {size}")
@@ -465,7 +488,7 @@ def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestam
 
 
 def _finish(
-    buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, compression: Compression
+    buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, attributes: int
 ) -> bytearray:
     """Fills the header in front of the records."""
     if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
@@ -478,7 +501,7 @@ def _finish(
         -1,
         MAGIC,
         0,
-        compression,
+        attributes,
         count - 1,
         base_timestamp,
         max_timestamp,
@@ -501,12 +524,31 @@ def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) ->
     Raises:
         ValueError: As `encode`.
     """
+    if len(records) <= _FEW_RECORDS and not any(None in record for record in records):
+        return _encode_few(records, timestamp)
     buf = encode([key for key, _ in records], [value for _, value in records], timestamps=timestamp)
     buf[_ATTRIBUTES_AT + 1] |= _CONTROL
     _stamp_crc(buf)
     return buf
 
 
+def _encode_few(records: Sequence[tuple[bytes, bytes]], timestamp: int) -> bytearray:
+    """As `encode_control`, record by record: cheaper for a few."""
+    buf = bytearray(_BLANK_HEADER)
+    lengths = _VARINTS
+    for index, (key, value) in enumerate(records):
+        # Attributes and timestamp delta 0, no headers.
+        body = b"".join(
+            (b"\0\0", lengths[index], lengths[len(key)], key, lengths[len(value)], value, _EMPTY_HEADERS)
+        )
+        buf += lengths[len(body)]
+        buf += body
+    if not records or not _INT64_MIN <= timestamp <= _INT64_MAX:
+        raise ValueError("A batch needs at least one record, and an int64 of milliseconds")
+    return _finish(buf, len(records), timestamp, timestamp, _CONTROL)
+
+
+_FEW_RECORDS: Final = 8
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
 _EMPTY_HEADERS: Final = b"\0"
 _CACHED: Final = 1 << 14

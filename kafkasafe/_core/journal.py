@@ -52,6 +52,7 @@ from kafkasafe._core.order import NEVER, Address, held_from
 
 __all__ = [
     "DAMAGED",
+    "GATHER_LEAST",
     "TOO_SLOW",
     "TRANSITIONS",
     "UNCHOSEN",
@@ -103,6 +104,12 @@ _ASIDE_BYTES: Final = 1024 * 1024
 _MOVED_BATCHES: Final = 1000
 """How many batches are moved with one mark."""
 
+GATHER_LEAST: Final = 8
+"""So many batches that wait behind those under way are worth a group in the spool, to become one."""
+_GATHER_MOST: Final = 256
+_GATHERED_SHARE: Final = 8
+"""A batch that takes more than this part of the room for all of them is large enough by itself."""
+
 _UNPACKED: Final = 10
 """So many of the first batches of a partition are never packed; more than `WINDOW`."""
 
@@ -153,6 +160,8 @@ class State(enum.Enum):
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
 
+    __hash__ = object.__hash__  # Enum's is Python, and runs at each move
+
 
 TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     # Durable with an id (or, for an id given later, once its mark is durable).
@@ -160,7 +169,8 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     # Its unit is committed, or was given up.
     State.JOINED: frozenset({State.ACKED, State.REPLACED, State.REJECTED}),
     # Only a durable batch is ever sent. In doubt: a former life may have sent it. Sealed: its id was taken back.
-    State.PREPARED: frozenset({State.SENT, State.IN_DOUBT, State.SEALED, State.REJECTED}),
+    # Replaced: what waits becomes one batch with those around it.
+    State.PREPARED: frozenset({State.SENT, State.IN_DOUBT, State.SEALED, State.REJECTED, State.REPLACED}),
     # Prepared again: the answer proves that it was not appended.
     State.SENT: frozenset({State.ACKED, State.PREPARED, State.IN_DOUBT, State.REFUSED}),
     # Sent: as a probe, under the same id, of what the leader says it has.
@@ -251,6 +261,7 @@ class Batch:
         given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
             `marks.Given`); None where no mark is needed, or there.
         timeouts: How often in a row a request with it timed out.
+        gathered: It was made of several, which had waited.
     """
 
     handle: int
@@ -285,6 +296,7 @@ class Batch:
     unit: u.Unit | None = None
     given: tuple[tuple[int, int, int], ...] | None = None
     timeouts: int = 0
+    gathered: bool = False
 
     def settle_at(self, position: int) -> None:
         """It is in the spool."""
@@ -743,6 +755,27 @@ class Ready:
     ended: list[tuple[u.Unit, Fate]]
     wants_producer_id: bool
     unpacked: list[Unpacked] = field(default_factory=list)
+    gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
+    """By destination, small batches that wait one behind the other: they may become one, see `Journal.gathered`."""
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.persist
+            or self.sends
+            or self.resolved
+            or self.asks
+            or self.surveys
+            or self.checks
+            or self.waits
+            or self.divides
+            or self.asides
+            or self.notices
+            or self.units
+            or self.ended
+            or self.unpacked
+            or self.gathers
+            or self.wants_producer_id
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -835,6 +868,10 @@ class _Partition:
     """Something of it is known to be missing: damage, what was rejected, skipped or lost. A hole says nothing new."""
     hole: Hole | None = None
     """Reported if the log turns out to have everything that was acknowledged."""
+    answered: bool = False
+    """The leader acknowledged something just now: what still waits, waits for its turn."""
+    gathers: bool = True
+    """Small batches become one: until one of those is refused, or those cannot be read."""
     unsure_before: int = -1
     """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
     commits: list[tuple[int, int]] = field(default_factory=list)
@@ -912,6 +949,7 @@ class Journal:
         heal: Acknowledged batches that the cluster lost are sent again, as far as the spool still has them.
         heal_recreated: Also into a topic that was deleted and created again.
         aside_batches: How many batches are put aside at a time, at most.
+        gather_bytes: Small batches that wait become one of this size at most; 0: never.
     """
 
     def __init__(
@@ -926,8 +964,10 @@ class Journal:
         heal: bool = True,
         heal_recreated: bool = False,
         aside_batches: int = 256,
+        gather_bytes: int = 0,
     ) -> None:
         self._durable_first = durable_first
+        self._gather_bytes = gather_bytes
         self._window = window
         self._state_age_s = state_age_s
         self._behind_ms = 0
@@ -1427,6 +1467,7 @@ class Journal:
         """
         self._end_position = max(self._end_position, position + len(recovered) + 1)
         self._drop_parents()
+        ended: set[int] = set()
         for index, mark in enumerate(recovered):
             match mark:
                 case m.Topic():
@@ -1470,8 +1511,9 @@ class Journal:
                             done.state = State.COMMITTED
                             self._remember(known, done)
                             self._comes_back(done)
-                        elif done is None and base_offset >= 0:
+                        elif done is None and base_offset >= 0 and at not in ended:
                             # Released: it, and all before it but what was moved, was finished. Its size is gone.
+                            self._begins_at(known, base_offset)
                             known.last_acked_offset = base_offset
                             if not known.queue or known.queue[0].rank > (at,):
                                 known.clear_offset = base_offset
@@ -1529,7 +1571,7 @@ class Journal:
                 case m.Staged():
                     self.units.recover_staged(mark)
                 case m.Ended():
-                    self._recover_ended(mark)
+                    ended.update(batch.position for batch in self._recover_ended(mark, recovered[index:]))
                 case m.Moved(moves):
                     self._moves = moves
                 case m.Quiet():
@@ -1539,12 +1581,23 @@ class Journal:
                 case m.Undecidable() | m.Resolved() | m.Cluster():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
-    def _recover_ended(self, mark: m.Ended) -> None:
+    def _recover_ended(self, mark: m.Ended, behind: Sequence[m.Mark]) -> list[Batch]:
+        """Of the marks behind it, COMMITTED alone tells under which leader its batches were appended."""
         unit = self.units.recover_ended(mark)
-        for batch in [] if unit is None else self._members(unit):
+        if unit is None:
+            return []
+        epochs = {
+            at: each.leader_epoch
+            for each in behind
+            if isinstance(each, m.Committed)
+            for at, _ in each.entries
+        }
+        members = self._members(unit)
+        for batch in members:
             partition = self._partitions[batch.destination]
             self._forget(batch)
-            if mark.outcome is m.UnitOutcome.COMMITTED and unit is not None:
+            if mark.outcome is m.UnitOutcome.COMMITTED:
+                unit.epochs.setdefault(batch.handle, epochs.get(batch.position, -1))
                 self._unit_place(partition, unit, batch)
                 self._dequeue(partition, batch)
                 batch.state = State.COMMITTED
@@ -1553,6 +1606,7 @@ class Journal:
                 partition.queue.remove(batch)
                 partition.explained = True
                 batch.state = State.REJECTED
+        return members
 
     def _declared(self, destination: int) -> _Partition:
         if destination not in self._partitions:
@@ -1579,6 +1633,10 @@ class Journal:
         """A batch that a crash tore, in front of intact ones of its group. It was never promised."""
         self._group_index += 1
         self._declared(destination).explained = True
+
+    def recovered_log(self) -> None:
+        """The log ends here: nothing follows that would say so of its last group."""
+        self._drop_parents()
 
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""
@@ -1635,6 +1693,8 @@ class Journal:
             # What was sent before is where it was looked for, or nowhere.
             partition.rescan_from = -1
             for batch in partition.queue:
+                if batch.state is State.JOINED:
+                    continue  # its ids are those of its unit
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.identity = None
                     batch.state = State.SEALED
@@ -2027,6 +2087,7 @@ class Journal:
             partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
         elif partition.flow is _Flow.FLOWING:
             partition.attempt = 0
+            partition.answered = True
         if base_offset >= 0:
             partition.last_acked_offset = base_offset + batch.count - 1
         self._stop_if_suspected(partition)
@@ -2221,6 +2282,8 @@ class Journal:
         if code == _INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
             scope = Scope.BATCH
         final = verdict.action is Action.REJECT_BATCH and scope is Scope.NONE
+        if batch.gathered and (final or scope is Scope.BATCH):
+            self.keep_apart(partition.number)
         # An answer speaks of its own request. While an older one, whose answer was lost, may still be appended, or
         # the leader is said to have the batch, it proves nothing.
         alone = now >= partition.dead_at and partition.flow is not _Flow.PROBING
@@ -2348,6 +2411,7 @@ class Journal:
             partition.flow = _Flow.SETTLING
             partition.rested = False
         partition.confirmed_until = 0.0
+        partition.answered = False
         partition.reason = reason
         self._touch(partition)
 
@@ -2364,7 +2428,7 @@ class Journal:
         partition = self._partitions[destination]
         if partition.flow is not _Flow.ASKING:
             return
-        partition.baseline_offset = end_offset
+        partition.baseline_offset = min([end_offset, *(batch.place for batch in partition.acked)])
         early = partition.last_acked_offset >= 0 or self.units.is_open(destination)
         if not (early and any(partition.topic_id)):
             partition.topic_id = topic_id
@@ -2831,7 +2895,11 @@ class Journal:
         partition.flow = _Flow.SETTLING
         partition.rested = True
         self._touch(partition)
-        remembered = suspicion.last_acked_offset in {batch.place + batch.count - 1 for batch in acked}
+        # What ends there may be what has taken the place of one that is not remembered.
+        remembered = (
+            suspicion.last_acked_offset >= partition.forgotten_offset
+            and suspicion.last_acked_offset in {batch.place + batch.count - 1 for batch in acked}
+        )
         moved = []
         for index, base_offset in loss.moved.items():
             acked[index].base_offset = acked[index].place = base_offset
@@ -3075,6 +3143,46 @@ class Journal:
         self._touch(partition)
         return made
 
+    def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
+        """Batches that waited (see `Ready.gathers`) become one: it has their records, their sequences and their place.
+
+        None of them was ever sent, and none is from now on: the new one is sent when the group that says so is durable.
+
+        Args:
+            batches: The batches, in order.
+            size_bytes: Of the new one.
+
+        Returns:
+            The new one.
+        """
+        first = batches[0]
+        if first.identity is None:
+            raise AssertionError("What was prepared has an id")
+        partition = self._partitions[first.destination]
+        persist = self._ready.persist
+        count = sum(batch.count for batch in batches)
+        made = self._make(first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches))
+        made.identity = BatchId(*_id_fields(first.identity), count)
+        made.gathered = made.owed = True
+        # As with the parts of a refused one: the first one's position tells recovery where it stands.
+        made.parent = first
+        first.heirs += 1
+        partition.queue.insert(partition.queue.index(first), made)
+        place = len(persist.batches)
+        self._write(made)
+        persist.atomic = True
+        for batch in batches:
+            persist.marks.append(m.Replaced(batch.position, place, 1))
+            batch.move(State.REPLACED)
+            partition.queue.remove(batch)
+            persist.after.append(Ended(batch, Fate.REPLACED, kept=batch is first))
+        self._touch(partition)
+        return made
+
+    def keep_apart(self, destination: int) -> None:
+        """Batches of this destination go as they are."""
+        self._partitions[destination].gathers = False
+
     def _reject(self, batch: Batch) -> None:
         """Refused for good; it is finished when its mark is durable."""
         batch.move(State.REJECTED)
@@ -3121,6 +3229,13 @@ class Journal:
 
     # -- what to do now --------------------------------------------------------------------------------------------
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether `ready` would give nothing, until something happens."""
+        if self._touched or self._vacating or self._committing or self._still or self._producer_id < 0:
+            return False
+        return self.units.at_rest and not self._ready
+
     def ready(self, now: float, now_ms: int) -> Ready:
         """Everything that must be done now; each thing is given once.
 
@@ -3161,6 +3276,7 @@ class Journal:
             if isinstance(action, u.Refuse):
                 for batch in self._members(action.unit):
                     batch.code, batch.message = action.unit.code, action.unit.reason
+        persist.marks += self._topics_of(units.ending)
         persist.marks += units.take_marks()
         persist.after += map(UnitStaged, units.staging)
         for unit in units.ending:
@@ -3172,9 +3288,36 @@ class Journal:
                     self._relent(self._partitions[batch.destination])
                 else:
                     batch.move(State.REJECTED)
+            if committed:
+                persist.marks += self._places(unit)
             fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
             persist.after.append(UnitEnded(unit, fate))
         units.staging, units.ending = [], []
+
+    def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
+        """Before their ENDED marks: of which topics partitions are whose baseline is not known yet."""
+        partitions = {
+            destination: self._partitions[destination]
+            for unit in units
+            if unit.phase is u.Phase.COMMITTED
+            for destination in unit.destinations
+        }
+        return [
+            self._state_mark(partition)
+            for partition in partitions.values()
+            if partition.baseline_offset < 0 and partition.clear_offset < 0 and any(partition.topic_id)
+        ]
+
+    def _places(self, unit: u.Unit) -> list[m.Mark]:
+        """Behind its ENDED mark: where its batches are, for lives that find neither them nor the STAGED mark."""
+        entries: dict[int, list[tuple[int, int]]] = {}
+        for batch in self._members(unit):
+            if batch.base_offset >= 0:
+                entries.setdefault(batch.destination, []).append((batch.position, batch.base_offset))
+        return [
+            m.Committed(destination, self._partitions[destination].leader_epoch, tuple(of_it))
+            for destination, of_it in entries.items()
+        ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
         """The cluster finds a batch of a unit too large: so are those of its topic that are about as large."""
@@ -3199,9 +3342,11 @@ class Journal:
             batch.identity = BatchId(
                 grant.producer_id, grant.epoch, unit.sequences[batch.handle], batch.count
             )
+        self._begins_at(partition, base_offset)
         if 0 <= base_offset <= partition.last_acked_offset:
             self._stepped_back(partition, base_offset)
-        self._leads(partition, unit.epochs.get(batch.handle, partition.leader_epoch))
+        # Unknown where an earlier life staged it: that of what was acknowledged before would be a false one.
+        self._leads(partition, unit.epochs.get(batch.handle, -1))
         if base_offset >= 0:
             partition.last_acked_offset = base_offset + batch.count - 1
         topic = self._topics.get(partition.topic)
@@ -3210,6 +3355,12 @@ class Journal:
             # It was prepared before that was known, perhaps in the old one.
             self.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
         self._stop_if_suspected(partition)
+
+    @staticmethod
+    def _begins_at(partition: _Partition, first_offset: int) -> None:
+        """Units do not wait for the baseline either: it may be told when the first of them is in the log."""
+        if partition.last_acked_offset < 0 <= first_offset < partition.baseline_offset:
+            partition.baseline_offset = first_offset
 
     def _note_topic(self, partition: _Partition) -> None:
         """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
@@ -3259,10 +3410,14 @@ class Journal:
         overtake those before it.
         """
         parts: list[Batch] = []
+        places: dict[int, int] = {}
         for index, mark in enumerate(persist.marks):
             if isinstance(mark, m.Replaced):
-                persist.marks[index] = m.Replaced(mark.position, len(parts), mark.children)
-                parts += persist.batches[mark.first_child : mark.first_child + mark.children]
+                # What was gathered is named by several.
+                place = places.setdefault(mark.first_child, len(parts))
+                if place == len(parts):
+                    parts += persist.batches[mark.first_child : mark.first_child + mark.children]
+                persist.marks[index] = m.Replaced(mark.position, place, mark.children)
             elif isinstance(mark, m.Unit):
                 # Behind the REPLACED mark of the same batches.
                 persist.marks[index] = replace(mark, first=len(parts) - mark.batches)
@@ -3373,6 +3528,7 @@ class Journal:
             self._unpack(partition, _UNPACKED - WINDOW)
         if not partition.queue:
             self._relent(partition, accepted=False)
+            partition.answered = False
         if partition.flow is _Flow.REJECTING:
             return
         if partition.partition == UNCHOSEN:
@@ -3610,6 +3766,48 @@ class Journal:
                 break
             self._send(partition, batch)
             old_in_flight |= old
+        if partition.answered and partition.in_flight:
+            partition.answered = False
+            self._gather(partition, now_ms)
+
+    def _gather(self, partition: _Partition, now_ms: int) -> None:
+        """A leader takes one batch after the other, each when the replicas have it: so few go faster."""
+        if not (self._gather_bytes and partition.gathers):
+            return
+        queue = partition.queue
+        while (
+            (row := queue.first_packed) and queue.unpacked < _GATHER_MOST and self._is_small(row.size_bytes)
+        ):
+            self._unpack(partition, 1)
+        run: list[Batch] = []
+        room = self._gather_bytes
+        for batch in queue:
+            if not run and batch.state in {State.SENT, State.ACKED}:
+                continue
+            room -= batch.size_bytes
+            if room < 0 or len(run) == _GATHER_MOST or not self._may_gather(partition, batch, now_ms):
+                break
+            if run and not _goes_on(run[-1], batch):
+                break
+            run.append(batch)
+        if len(run) >= GATHER_LEAST:
+            self._ready.gathers[partition.number] = run
+
+    def _may_gather(self, partition: _Partition, batch: Batch, now_ms: int) -> bool:
+        """It waits on disk under its id, was never sent, and is nothing but a batch."""
+        return (
+            batch.state is State.PREPARED
+            and batch.durable
+            and not (batch.writing or batch.former_life or batch.revived)
+            and not (batch.tries or batch.unanswered or batch.code)
+            and not (batch.heirs or batch.origin >= 0)
+            and batch.rank == (batch.position,)
+            and batch.unit is None
+            and self._is_small(batch.size_bytes)
+            and partition.number not in self._healing
+            and not self._is_old(batch, now_ms)
+            and not self._is_held(partition, batch)
+        )
 
     def _hold(self, partition: _Partition, batch: Batch, now: float) -> None:
         """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
@@ -3627,7 +3825,11 @@ class Journal:
         """A leader forgets a producer by the timestamp of its last batch: after this one any moment."""
         return self._brokers_ms(now_ms) - batch.max_timestamp > self._state_age_s * 1000
 
+    def _is_small(self, size_bytes: int) -> bool:
+        return size_bytes * _GATHERED_SHARE <= self._gather_bytes
+
     def _send(self, partition: _Partition, batch: Batch) -> None:
+        self._ready.gathers.pop(partition.number, None)
         batch.move(State.SENT)
         batch.tries += 1
         partition.in_flight += 1
@@ -3658,6 +3860,16 @@ def _follows(later: BatchId, earlier: BatchId) -> bool:
     """The leader took `later` behind `earlier`, or they are the same."""
     same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
     return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
+
+
+def _goes_on(batch: Batch, following: Batch) -> bool:
+    """Whether the sequences of the one go on where those of the other end."""
+    a, b = batch.identity, following.identity
+    return (
+        a is not None
+        and b is not None
+        and _id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
+    )
 
 
 def _is_part(batch: Batch, of: Batch) -> bool:

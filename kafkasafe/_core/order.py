@@ -76,7 +76,8 @@ class Owed:
                     self.open.pop(at, None)
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
-                    origins.update((index, origin) for index in range(first, first + count))
+                    for index in range(first, first + count):
+                        origins.setdefault(index, origin)  # of those that became one, the first
                     for unit_id, positions in self._units.items():
                         if at in positions:
                             members.update(dict.fromkeys(range(first, first + count), unit_id))

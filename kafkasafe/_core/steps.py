@@ -108,6 +108,8 @@ def steps_of(
                         units[begun.unit_id].offsets = {each.position: each.base_offset for each in places}
                 case m.Ended(unit_id, outcome, reason) if unit_id in units:
                     ended = units[unit_id]
+                    if outcome is m.UnitOutcome.DROPPED:
+                        _void(units, ended)
                     ended.outcome, ended.reason, ended.ended_ms = outcome, reason, written_ms
                 case m.Identified(_, _, _, entries):
                     for entry in entries:
@@ -140,7 +142,20 @@ def steps_of(
 def _began(units: dict[bytes, UnitLog], mark: m.Begun) -> None:
     unit = units.get(mark.unit_id)
     if unit is not None:
+        if (unit.producer_id, unit.producer_epoch) != (mark.producer_id, mark.producer_epoch):
+            _void(units, unit)
         unit.transactional_id = mark.transactional_id
         unit.producer_id, unit.producer_epoch = mark.producer_id, mark.producer_epoch
         unit.prepare_acknowledged_ms = -1
         unit.offsets = {}
+
+
+def _void(units: dict[bytes, UnitLog], left: UnitLog) -> None:
+    """One that was staged goes on without its transaction: for those that share it the mark is void as well."""
+    if left.prepare_acknowledged_ms < 0:
+        return
+    transaction = left.transactional_id, left.producer_id, left.producer_epoch
+    for unit in units.values():
+        if (unit.transactional_id, unit.producer_id, unit.producer_epoch) == transaction and not unit.outcome:
+            unit.prepare_acknowledged_ms = -1
+            unit.offsets = {}

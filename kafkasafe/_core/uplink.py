@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 __all__ = ["MEMORY_BYTES", "Link", "Ticket"]
+
+_RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
 """Of batches that are on disk, what one producer has in memory at most: those that were not sent yet, and those that
@@ -72,7 +75,7 @@ class Link:
     @property
     def bytes_per_s(self) -> float:
         """What the link carries; 0 while nothing is known."""
-        return max((rate for _, rate in self._samples), default=0.0)
+        return max(map(_RATE, self._samples), default=0.0)
 
     @property
     def window_bytes(self) -> float:

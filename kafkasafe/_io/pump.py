@@ -176,11 +176,12 @@ class Pump:
         """Accept parcels, in order; see `Ledger.submit`."""
         self.ledger.submit(parcels)
 
-    def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+    def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
         """Wait until `ready()`; False when the time ended first.
 
         It is evaluated on the caller's thread, without `lock`: it only looks, at what changes in one step. On return
-        the pump has done with `lock` held all that it does together with what was waited for.
+        the pump has done with `lock` held all that it does together with what was waited for. With `choosy` the
+        pump looks before it wakes the caller: for what changes only where somebody rings afterwards.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -193,7 +194,9 @@ class Pump:
             )
         with self._let_go():
             done = (
-                self.ledger.waiters.wait_for(lambda: ready() or self.ledger.failure is not None, timeout)
+                self.ledger.waiters.wait_for(
+                    lambda: ready() or self.ledger.failure is not None, timeout, choosy=choosy
+                )
                 and ready()
             )
             with self.ledger.lock:

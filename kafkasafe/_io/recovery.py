@@ -261,6 +261,7 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
                 journal.recover_lost(position, destination)
             case TornEntry(_, destination):
                 journal.recover_torn(destination)
+    journal.recovered_log()
 
 
 def segment_name(first_position: int) -> str:

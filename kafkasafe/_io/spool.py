@@ -406,9 +406,9 @@ class Spool:
         manifest = []
         for destination, data in batches:
             codec.stamp_address(data, position, destination)
-            header = codec.read_header(data)
-            manifest.append(m.ManifestEntry(position, destination, header.size_bytes, header.crc))
-            position += header.count
+            crc, count = codec.crc_and_count(data)
+            manifest.append(m.ManifestEntry(position, destination, len(data), crc))
+            position += count
         group = m.Group(
             m.FORMAT_VERSION,
             self._lane_id,

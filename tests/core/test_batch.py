@@ -388,6 +388,21 @@ class TestDecode:
         records = list(DefaultRecordBatch(buf))
         assert [(r.version, r.type) for r in records] == [(0, 0x4B00), (0, 0x4B01)]
 
+    @pytest.mark.parametrize("count", [1, 2, 8, 9, 70])
+    def test_a_few_control_records_are_encoded_as_many_are(self, count):
+        records = [(b"\0\0\x4b\0", bytes(97 * index)) for index in range(count)]
+        many = batch.encode([key for key, _ in records], [value for _, value in records], timestamps=NOW)
+        buf = batch.encode_control(records, timestamp=NOW)
+        assert buf[batch.HEADER_BYTES :] == many[batch.HEADER_BYTES :]
+        header = batch.verify(buf)
+        assert header.is_control
+        assert (header.count, header.base_timestamp, header.max_timestamp) == (count, NOW, NOW)
+
+    @pytest.mark.parametrize("records", [[], [(b"", b"")]])
+    def test_control_batches_that_cannot_be(self, records):
+        with pytest.raises(ValueError, match="at least one record"):
+            batch.encode_control(records, timestamp=2**63)
+
     @pytest.mark.parametrize("others", [0, 200])
     @pytest.mark.parametrize(
         "bad",

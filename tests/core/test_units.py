@@ -71,13 +71,14 @@ class Batch:
     destination: int
     count: int
     position: int
+    size_bytes: int = 100
 
 
 class Script:
     """Answers what it is asked in the order it is told to."""
 
-    def __init__(self, protocol: int) -> None:
-        self.units = u.Units(lambda _: True, pool=2)
+    def __init__(self, protocol: int, most: int = 1) -> None:
+        self.units = u.Units(lambda _: True, pool=2, most=most)
         self.units.name("lane")
         self.protocol = protocol
         self.epoch = 0
@@ -350,7 +351,7 @@ def test_a_consumer_that_is_no_member_any_more_has_the_batch_dropped():
 
 def test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable():
     script = Script(1)
-    script.units = u.Units(lambda _: True, pool=1)
+    script.units = u.Units(lambda _: True, pool=1, most=1)
     script.units.name("lane")
     first, second = script.seal(1, 1), script.seal(2, 1)
     script.prepare()

@@ -13,10 +13,12 @@ from unit_storm import weather
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 import test_units
+import test_units_together
 
 
 def _run(name: str) -> None:
-    test = getattr(test_units, name, None) or getattr(test_unit_crashes, name)
+    tests = next(each for each in (test_units, test_units_together, test_unit_crashes) if hasattr(each, name))
+    test = getattr(tests, name)
     if "protocol" in inspect.signature(test).parameters:
         test(2)
     else:

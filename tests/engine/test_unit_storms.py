@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 from unit_storm import weather
+from unit_storm_recreated import any_weather
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_units_are_committed_once_whole_and_in_order(seed):
-    weather(seed)
+    any_weather(seed)
+
+
+@pytest.mark.parametrize("turn", range(4, 24, 5))
+def test_units_in_topics_that_are_deleted_and_created_again(turn):
+    """What is lost with them is reported, or put back; all else is there, once, in order, and whole."""
+    storms = [any_weather(4 * turn + variant) for variant in range(4)]
+    assert all(sum(storm.times.values()) for storm in storms)
+    assert any(any(storm.gone.values()) for storm in storms)
 
 
 def test_a_late_request_with_what_was_never_durable_is_behind_nothing():

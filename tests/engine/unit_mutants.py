@@ -11,6 +11,7 @@ from typing import Any
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import units as u
+from kafkasafe._core.units import together
 from kafkasafe._io.engine.transactor import Transactor
 from tests.simulation.mutants import source
 
@@ -26,7 +27,7 @@ class Mutant:
 
     Attributes:
         change: Makes it, with pytest's `monkeypatch`.
-        test: A test of tests/core/test_units.py or test_unit_crashes.py; empty: storms do.
+        test: A test of tests/core/test_units.py, test_units_together.py or test_unit_crashes.py; empty: storms do.
         first: The first seed of those.
     """
 
@@ -166,5 +167,50 @@ MUTANTS = {
     "a turn is where the mark is": Mutant(
         source(u.Units, "recovered", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.number"),
         "test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone",
+    ),
+    "refused with another of its transaction": Mutant(
+        source(u.Units, "failed", "if lasting and not unit.together:", "if lasting:"),
+        "test_what_is_refused_of_one_leaves_the_others_their_turn",
+    ),
+    "the STAGED marks of others count after a BEGUN": Mutant(
+        source(u.Units, "_void", "for each in slot.staged:", "for each in slot.staged[:1]:"),
+        "test_a_transaction_that_the_first_of_them_left_is_committed_for_none",
+    ),
+    "the STAGED marks of others count after one is dropped": Mutant(
+        source(u.Units, "recover_ended", "if mark.outcome is m.UnitOutcome.DROPPED:", "if False:"),
+        "test_a_transaction_of_which_one_was_dropped_is_committed_for_none",
+    ),
+    "what shares a transaction is taken apart in the next life": Mutant(
+        source(u.Units, "recover_staged", "if slot.grant != grant:", "if True:"),
+        "test_the_next_life_commits_all_of_a_transaction_with_one_end",
+    ),
+    "an id is used again when one of several is over": Mutant(
+        source(u.Units, "over", " and all(each.phase is Phase.OVER for each in whole.each)", ""),
+        "test_the_transactional_id_is_free_when_the_ends_of_all_are_durable",
+    ),
+    "what stands between is passed": Mutant(
+        source(
+            u.Units,
+            "_gather",
+            "and all(heads.get(at, self._lines[at][0]) is other for at in other.destinations)",
+            "",
+        ),
+        "test_nothing_that_stands_between_is_passed",
+    ),
+    "what was not chosen is committed with what was": Mutant(
+        source(u.Units, "_is_decided_here", "self._only.issuperset(", "self._only.intersection("),
+        "test_only_what_is_chosen_as_a_whole_is_committed",
+    ),
+    "STAGED of the first alone": Mutant(
+        source(u.Units, "_whole", "for each in unit.each:", "for each in unit.each[:1]:"),
+        "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
+    ),
+    "those who part stand in another order": Mutant(
+        source(u.Units, "_part", "reversed(whole.together)", "whole.together"),
+        "test_what_stands_behind_them_goes_back_when_they_do",
+    ),
+    "what failed together goes together again": Mutant(
+        source(together, "_shares", " or unit.tries", ""),
+        "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
 }

@@ -113,11 +113,11 @@ VARIANTS = [
 """Where each transaction has its own epoch; where epochs stay from one to the next."""
 
 
-def weather(seed: int, steps: int = 40) -> Storm:
+def weather(seed: int, steps: int = 40, kind: type[Storm] = Storm, **options) -> Storm:
     """One schedule from its beginning to its end, of the variant that is due; raises AssertionError."""
     # The lane's id, and by it the coordinators of its transactional ids, are the same at each run.
     with mock.patch("os.urandom", random.Random(seed).randbytes):
-        storm = Storm(seed, **VARIANTS[seed % len(VARIANTS)])
+        storm = kind(seed, **VARIANTS[seed % len(VARIANTS)], **options)
         try:
             storm.blow(steps)
             storm.check()

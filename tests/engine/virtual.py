@@ -108,6 +108,15 @@ class StormyCluster(VirtualCluster):
         super()._deliver(pipe, name, answer, on_answer)
 
 
+def offset_of(parcel: Parcel) -> int:
+    """Of its first record, as a caller finds it where small batches became one."""
+    shift = 0
+    while parcel.children is not None:
+        shift += parcel.shift
+        ((parcel, _),) = parcel.children
+    return parcel.base_offset + shift
+
+
 def _request(name: str, message) -> str:
     match name:
         case "Produce":
@@ -230,9 +239,10 @@ class Life:
         self.client.start()
         self.engine.begin()
 
-    def send(self, topic: str, partition: int, values) -> Parcel:
+    def send(self, topic: str, partition: int, values, compression=codec.Compression.NONE) -> Parcel:
         """One batch."""
-        data = codec.encode([None] * len(values), list(values), timestamps=self._world.time.wall_ms())
+        now_ms = self._world.time.wall_ms()
+        data = codec.encode([None] * len(values), list(values), timestamps=now_ms, compression=compression)
         parcel = Parcel(topic, partition, data, len(data), len(values), self._world.time.wall_ms())
         parcel.watcher = self._ended
         self.engine.ledger.submit([parcel])
@@ -346,8 +356,11 @@ class World:
         columns = [codec.decode(data[at : at + header.size_bytes]) for at, header in codec.iter_headers(data)]
         return [value for each in columns for value in each.values]
 
-    def committed(self, topic: str, partition: int) -> list[bytes]:
-        """The values that readers of committed records see, in order; up to the first transaction that is open."""
+    def committed(self, topic: str, partition: int, *, stale: bool = True) -> list[bytes]:
+        """The values that readers of committed records see, in order; up to the first transaction that is open.
+
+        Without `stale` what an earlier epoch of the producer wrote, which a later one ended, is left out.
+        """
         found = self.centre.partition(topic, partition)
         data = b"".join(
             bytes(each.data) for each in found.log.batches if each.end_offset <= found.log.high_watermark
@@ -369,6 +382,8 @@ class World:
                 if end is None:
                     break
                 if end.keys[0][2:4] != b"\0\1":
+                    continue
+                if not stale and end.header.producer_epoch != each.header.producer_epoch:
                     continue
             values += each.values
         return values

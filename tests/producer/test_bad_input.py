@@ -12,6 +12,7 @@ import pytest
 
 import kafkasafe
 from kafkasafe import SafeProducer, config
+from kafkasafe._core.partition import partition_for_key
 from kafkasafe.errors import (
     ConfigError,
     KafkaSafeError,
@@ -220,9 +221,18 @@ def refused(producers):
         ({"value": "text"}, "serialized value: <class 'str'>; pass bytes, or set value_serializer"),
         ({"value": 7}, "serialized value: <class 'int'>; pass bytes, or set value_serializer"),
         ({"value": b"x", "key": "text"}, "serialized key: <class 'str'>; pass bytes, or set key_serializer"),
-        ({"value": b"x", "headers": {"a": b"1"}}, "headers must be list-type"),
-        ({"value": b"x", "headers": [("a", "text")]}, r"\(str, bytes\) tuples"),
-        ({"value": b"x", "headers": [("a", b"1", b"2")]}, r"\(str, bytes\) tuples"),
+        (
+            {"value": b"x", "headers": {"a": b"1"}},
+            r"headers must be a list of \(str, bytes\) tuples, not {'a': b'1'}",
+        ),
+        ({"value": b"x", "headers": 5}, r"headers must be a list of \(str, bytes\) tuples, not 5"),
+        (
+            {"value": b"x", "headers": [("a", b"1"), 5]},
+            r"headers\[1\] must be a tuple \(str, bytes\), .* not 5",
+        ),
+        ({"value": b"x", "headers": [("a", "text")]}, r"headers\[0\] .* not \('a', 'text'\)"),
+        ({"value": b"x", "headers": [(1, b"2")]}, r"headers\[0\]"),
+        ({"value": b"x", "headers": [("a", b"1", b"2")]}, r"headers\[0\]"),
         ({"value": b"x", "timestamp_ms": "now"}, "timestamp_ms"),
         ({"value": b"x", "partition": "0"}, "partition"),
     ],
@@ -245,6 +255,15 @@ def test_a_record_of_the_wrong_types(refused, record, says):
 def test_a_record_that_makes_no_sense(refused, record, says):
     with refused as producer, pytest.raises(ValueError, match=says):
         producer.send("topic", **record)
+
+
+@pytest.mark.parametrize("resend", ["no", 0, None])
+def test_a_decision_that_is_none(refused, resend):
+    with (
+        refused as producer,
+        pytest.raises(TypeError, match=r"resend must be True or False.*nothing was decided"),
+    ):
+        producer.resume_parked(resend=resend)
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a b", "umläut", "x" * 250, "a/b", "new\nline"])
@@ -272,6 +291,61 @@ def test_a_record_that_is_too_large(producers):
         producer.send("topic", b"x", b"k" * (size - 300), headers=[("h" * 10, b"v" * 10)])
     producer.flush_spool(60)
     assert waiting_in(producer) >= 4
+
+
+class Choice:
+    """A partitioner that chooses so."""
+
+    def __init__(self, choose) -> None:
+        self.choose = choose
+
+    def partition(self, *_) -> object:
+        return self.choose()
+
+
+def fail() -> int:
+    raise LookupError("no such customer")
+
+
+@pytest.mark.parametrize(
+    ("choose", "error", "says"),
+    [
+        (fail, LookupError, "no such customer"),
+        (lambda: 2, ValueError, "the partitioner's choice for topic t must be >= 0 and <= 1, not 2"),
+        (lambda: -1, ValueError, "not -1"),
+        (lambda: None, TypeError, "the partitioner's choice for topic t must be an int, not NoneType"),
+        (lambda: "0", TypeError, "must be an int, not str"),
+        (lambda: 1.0, TypeError, "must be an int, not float"),
+    ],
+)
+def test_a_partitioner_that_fails(fake_kafka, producers, choose, error, says, caplog):
+    fake_kafka.create_topic("t", 2)
+    partitioner = Choice(choose)
+    producer = producers(fake_kafka.bootstrap_servers, partitioner=partitioner)
+    # Accepted before the topic was known: as KafkaProducer's own partitioner would place it.
+    placed = producer.send("t", b"first", b"k").get(60)
+    assert placed.partition == partition_for_key(b"k", 2)
+    assert "partitioner_failed" in [record.event for record in caplog.records]
+    with pytest.raises(error, match=says):
+        producer.send("t", b"refused", b"k")
+    with pytest.raises(error, match=says), producer.batch() as batch:
+        batch.send("t", b"refused", b"k")
+    assert producer.send("t", b"given", b"k", partition=1).get(60).partition == 1
+    partitioner.choose = lambda: 0
+    assert producer.send("t", b"chosen", b"k").get(60).partition == 0
+    assert sorted(fake_kafka.values("t")) == [b"chosen", b"first", b"given"]
+
+
+def test_a_header_without_a_value(fake_kafka, producers):
+    """As consumers hand it out: what they read can be sent on."""
+    fake_kafka.create_topic("t")
+    producer = producers(fake_kafka.bootstrap_servers)
+    producer.send("t", b"x", headers=[("a", None), ("b", b"")]).get(60)
+    with producer.batch() as batch:
+        batch.send("t", b"x", headers=[("a", None)])
+    batch.outcome.get(60)
+    found = [each.headers[0] for each in fake_kafka.records("t") if each.headers]
+    assert [list(map(tuple, headers)) for headers in found] == [[("a", None), ("b", b"")], [("a", None)]]
 
 
 def test_a_serializer_that_fails(producers):

@@ -234,3 +234,33 @@ def test_short_lives_deliver_what_is_old(broker, producers, tmp_path):
     assert broker.end_offset(topic) > 3, "ten lives, and nothing delivered"
     producers(broker.servers).close()
     assert values_of(broker.servers, topic) == list(range(sent))
+
+
+def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
+    """It came when the chunk had been closed and its records were not taken yet: they were forgotten, and IndexError."""
+    producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", linger_ms=60_000)
+    try:
+        first = producer.send("orders", b"first")
+        chunk = producer._chunks["orders"]
+
+        class Handled:
+            """The chunk's numbers, the next of which a signal handler comes before."""
+
+            def __init__(self, numbers):
+                self.numbers = numbers
+
+            def __iter__(self):
+                return self
+
+            def __next__(self):
+                chunk.numbers = self.numbers
+                producer.flush_spool(60)
+                return next(self.numbers)
+
+        chunk.numbers = Handled(chunk.numbers)
+        with producer._lock:
+            producer._seal(chunk)
+        assert first.durable(60) is not None
+        assert chunk.count == 1
+    finally:
+        producer.close(timeout=0)

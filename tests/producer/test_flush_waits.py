@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import kafka.errors as kafka_errors
 import pytest
+from waiting import until
 
 from kafkasafe import SafeProducer, logs
 from kafkasafe import producer as module
+from kafkasafe._io.engine.waits import Bell, Waiting
 
 
 def said(caplog) -> list[str]:
@@ -35,3 +39,41 @@ def test_flush_says_what_it_waits_for(fake_kafka, tmp_path, monkeypatch, caplog)
         assert "acknowledged at offset 0, though offset 4" in said(caplog)[-1]
         fake_kafka.deny("read", topic="t", on=False)
         producer.flush(timeout=120)
+
+
+def test_get_wakes_up_once(fake_kafka, tmp_path, monkeypatch):
+    """It was woken when its record was on disk, when the spool grew, and before it was done, each time in vain."""
+    fake_kafka.create_topic("t", partitions=1)
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
+        producer.send("t", b"first").get(60)
+        waits, wait = [], Bell.wait
+
+        def counted(bell, timeout_s):
+            if threading.current_thread() is threading.main_thread():
+                waits.append(timeout_s)
+            wait(bell, timeout_s)
+
+        monkeypatch.setattr(Bell, "wait", counted)
+        for _ in range(20):
+            producer.send("t", b"next").get(60)
+        assert len(waits) <= 20
+
+
+def test_what_a_look_raises_is_raised_where_it_is_waited_for():
+    waiting = Waiting()
+    broken: list[int] = []
+
+    def ready() -> bool:
+        return bool(broken and 1 // 0)
+
+    def ring() -> None:
+        until(lambda: bool(waiting))
+        broken.append(1)
+        waiting.notify_all()
+
+    ringer = threading.Thread(target=ring)
+    ringer.start()
+    with pytest.raises(ZeroDivisionError):
+        waiting.wait_for(ready, 60, choosy=True)
+    ringer.join()
+    assert not waiting

@@ -47,7 +47,7 @@ def test_an_outage_is_told_but_not_again_and_again(broker, producers, caplog):
         assert (record.name, record.client_id, record.topic) == ("kafkasafe.producer", "shop", topic)
         assert 0 <= record.partition < partitions
         assert record.attempt >= 1
-        assert record.pause_s > 0
+        assert record.pause_s >= 0  # at once where another broker leads
     assert any(record.event == "cluster_unreachable" for record in ours)
     broker.proxy.restore()
     producer.flush(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -92,6 +93,56 @@ def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path,
         producer.close(timeout=0)
 
 
+def test_an_atomic_batch_that_waits_for_room_sleeps(tmp_path, monkeypatch):
+    """There was room for a record, so it asked again at once, all the time that there was none for the batch."""
+    stuck, over, asked = threading.Event(), threading.Event(), []
+
+    class Stuck(OsFiles):
+        def writev(self, handle, buffers, offset):
+            if stuck.is_set():
+                over.wait(120)
+            return super().writev(handle, buffers, offset)
+
+    monkeypatch.setattr("kafkasafe.producer.OsFiles", Stuck)
+    producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", max_block_ms=500)
+    wait = producer._wait_for_room
+
+    def counted(*arguments):
+        asked.append(arguments)
+        return wait(*arguments)
+
+    monkeypatch.setattr(producer, "_wait_for_room", counted)
+    try:
+        producer.send("orders", b"first").durable(120)
+        stuck.set()
+        for _ in range(20):
+            producer.send("orders", bytes(MIB - 1000), partition=0)
+        batch = producer.batch()
+        for _ in range(20):
+            batch.send("orders", bytes(MIB - 1000), partition=0)
+        with pytest.raises(SpoolFullError):
+            batch.commit()
+        assert 1 < len(asked) < 20
+    finally:
+        over.set()
+        producer.close(timeout=0)
+
+
+@pytest.mark.parametrize("mib", [31, 60])
+def test_an_atomic_batch_may_be_as_large_as_a_file(tmp_path, mib):
+    """With nothing else in memory it found no room there: 32 MiB are for what waits for the disk."""
+    producer = SafeProducer(
+        bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", max_block_ms=30_000
+    )
+    try:
+        with producer.batch() as batch:
+            for _ in range(mib):
+                batch.send("orders", bytes(MIB - 1000), partition=0)
+        batch.outcome.durable(120)
+    finally:
+        producer.close(timeout=0)
+
+
 def fill(producer, topic: str, *, at_most: int, seed: int) -> int:
     """Random values until no room is left for another; how many bytes were accepted, all of them durable."""
     made, taken = random.Random(seed), 0
@@ -147,6 +198,25 @@ def test_what_is_delivered_gives_way_to_what_waits(some_broker, small):
     some_broker.proxy.restore()
     producer.flush(120)
     assert some_broker.end_offset(topic) == (first + second) // 100_000
+
+
+def test_what_is_delivered_gives_way_again_and_again(some_broker, small):
+    """Each write was more than what it had freed: from then on nothing gave way, until something was delivered."""
+    topic = harness.new_topic(some_broker.cluster, 1)
+    producer = small(retain_acked_bytes=6 * MIB)
+    fill(producer, topic, at_most=7 * MIB, seed=1)
+    producer.flush(120)
+    cut_off(some_broker)
+    made, taken = random.Random(2), 0
+    with contextlib.suppress(SpoolFullError):
+        while taken < 20 * MIB:
+            with producer.batch() as batch:
+                for _ in range(19):
+                    batch.send(topic, made.randbytes(100_000))
+            batch.outcome.durable(120)
+            taken += 1_900_000
+    assert taken > 10 * MIB
+    some_broker.proxy.restore()
 
 
 @pytest.mark.kafka

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
 
-from unit_storm import weather
+from unit_storm_recreated import any_weather
 
 from .book import Violation
 from .plan import KINDS, Plan, is_of_units, plan_of
@@ -26,7 +26,7 @@ _HANGS_AFTER_S = 120
 _CHUNK = 25
 _MOST_REPORTED = 5
 _UNITS = "units"
-"""Storms of atomic batches (tests/engine/unit_storm.py): a seed is their whole plan, nothing of it is left out."""
+"""Storms of atomic batches (tests/engine/unit_storm_recreated.py): a seed is their whole plan, nothing of it is left out."""
 
 
 class _Hang(BaseException):
@@ -108,7 +108,7 @@ def _stormy(seed: int, counts: Counter[str]) -> str:
     """What a storm of units breaks, or nothing."""
     try:
         with _bounded(), pinned():
-            storm = weather(seed)
+            storm = any_weather(seed)
     except _Hang:
         return f"hang: not over after {_HANGS_AFTER_S} s"
     except Exception as error:

@@ -302,6 +302,9 @@ class Storm:
             self.world.say(f"== {[each.number for each in records]}: {error or parcel.base_offset}")
         if error is None:
             if parcel.children is not None:
+                for child, _ in parcel.children:
+                    if child.parents:
+                        self._ended_with_others(life, child)
                 return
             position = parcel.batch.position if parcel.batch is not None else -1
             self.book.done(life.ground.own.spool, position, records, None)
@@ -311,6 +314,17 @@ class Storm:
                     self.book.in_log(topic.partitions[parcel.partition], parcel.base_offset, records)
         elif isinstance(error, RejectedError):
             self._may_refuse(parcel, records, error)
+
+    def _ended_with_others(self, life: Life, parcel: Parcel) -> None:
+        """Small ones that waited became this one, which nobody watches, nor what it may have been divided into."""
+        if parcel in self.ended:
+            return
+        if parcel.children is None:
+            self._ended(life, parcel)
+            return
+        self.ended.add(parcel)
+        for child, _ in parcel.children:
+            self._ended_with_others(life, child)
 
     def _may_refuse(self, parcel: Parcel, records: list[Record], error: RejectedError) -> None:
         s = self.settings
@@ -322,6 +336,10 @@ class Storm:
 
     def _records_of(self, parcel: Parcel) -> list[Record]:
         found = self.records_of.get(parcel)
+        if found is None and parcel.parents:
+            found = self.records_of[parcel] = [
+                record for parent in parcel.parents for record in self._records_of(parent)
+            ]
         if found is None and parcel.parent is not None:
             of_parent = self._records_of(parcel.parent)
             for child, indexes in parcel.parent.children or ():

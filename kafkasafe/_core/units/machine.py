@@ -81,12 +81,18 @@ class Units(Recovery):
         self._dirty = bool(self._units)
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether it stands behind one that is not brought to its end here (`decide`). From any thread."""
+        """Whether it stands behind one that is not brought to its end here (`decide`), or shares its transaction.
+
+        From any thread.
+        """
+        whole = unit.within
+        if self.paused and whole is not None and not self._is_decided_here(whole):
+            return True
         held: set[int] = set()
         for other in self.unfinished if self.paused else ():
             if other is unit:
                 break
-            left = other.phase is Phase.STAGED and self._only is not None and other.unit_id not in self._only
+            left = other.phase is Phase.STAGED and not self._is_decided_here(other.within or other)
             if left or other.phase is Phase.WAITING or not held.isdisjoint(other.destinations):
                 held.update(other.destinations)
         return not held.isdisjoint(unit.destinations)
@@ -236,24 +242,28 @@ class Units(Recovery):
             self._redo(unit, EPOCH_REFUSED, unit.reason)
             return
         self._free(unit)
-        if unit.code:
+        if unit.code and not unit.together:
             self._refuse(unit)
             return
-        unit.move(Phase.WAITING)
-        unit.tries += 1
+        self._to_line(unit)
         self._set_back_behind(unit)
+        for each in unit.each:
+            each.tries += 1
+            if each.code:
+                self._refuse(each)
         self._dirty = True
 
     def over(self, unit: Unit) -> None:
         """Its ENDED mark is durable."""
         unit.move(Phase.OVER)
         self._units.pop(unit.unit_id, None)
-        slot = unit.slot
-        if slot is not None and slot.unit is unit:
+        self._dirty = True
+        whole = unit.within or unit
+        slot = whole.slot
+        if slot is not None and slot.unit is whole and all(each.phase is Phase.OVER for each in whole.each):
             slot.unit = None
             slot.next_turn()
-            unit.slot = None
-        self._dirty = True
+            whole.slot = None
 
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
         """What it holds is durable in `rejected/`, or could not be kept, and is tried again after a pause."""
@@ -265,16 +275,20 @@ class Units(Recovery):
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
         """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
         unit.code, unit.reason = code, reason
+        whole = unit.within or unit
         match unit.phase:
             case Phase.WAITING:
                 self._refuse(unit)
             case Phase.BEGUN | Phase.APPENDING:
-                self._break(unit)
+                self._break(whole)
+                if whole.together:
+                    self._to_line(whole)
+                    self._set_back_behind(whole)
                 self._refuse(unit)
             case Phase.STAGING | Phase.STAGED | Phase.ENDING:
                 if unit.phase is Phase.STAGING:
-                    unit.phase = Phase.STAGED
-                self._doubt(unit)
+                    whole.move(Phase.STAGED)
+                self._doubt(whole)
             case Phase.ASKING:
                 pass
             case _:
@@ -332,7 +346,7 @@ class Units(Recovery):
             return
         if isinstance(action, Append) and code is not None:
             verdict = classify_produce(code)
-            if code in _TOO_LARGE and action.batch.count > 1 and unit.durable:
+            if code in _TOO_LARGE and action.batch.count > 1 and unit.durable and not unit.together:
                 self._redo(unit, code, reason)
                 # What is divided is nearer to its end.
                 unit.tries = 0
@@ -343,11 +357,12 @@ class Units(Recovery):
             elif verdict.action is not Produce.RETRY and code != 51:
                 self._redo(unit, code, reason)
                 return
-        if lasting:
+        if lasting and not unit.together:
             unit.code = code or 0
             self._break(unit)
             self._refuse(unit)
-        elif code in _LOST or code in PLACE or attempt >= _PATIENCE:
+        elif lasting or code in _LOST or code in PLACE or attempt >= _PATIENCE:
+            # Of several that share the transaction each goes by itself then, and nobody's fate is another's.
             self._redo(unit, code, reason)
         else:
             self._actions.append(Again(action, attempt, code, reason))
@@ -364,6 +379,13 @@ class Units(Recovery):
             self._actions.append(action)
 
     # -- what to do now --------------------------------------------------------------------------------------------
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing to be done or written until something happens."""
+        return not (
+            self._dirty or self._actions or self._marks or self.too_large or self.staging or self.ending
+        )
 
     def advance(self) -> list[Action]:
         """Everything that must be done now; each thing is given once."""
@@ -394,7 +416,8 @@ class Units(Recovery):
                 else:
                     coming -= 1
                 continue
-            slot.unit, unit.slot, unit.grant = unit, slot, grant
+            unit = self._lead(self._gather(unit, self._is_ready))
+            slot.unit, unit.slot = unit, slot
             slot.opened = False
             slot.next_turn()
             unit.sequences.clear()
@@ -403,11 +426,24 @@ class Units(Recovery):
             unit.issued = unit.lapsed = False
             unit.notes_left = 1 + len(unit.offsets)
             unit.move(Phase.BEGUN)
-            self._begun_marks.append(self._begun(unit, slot, grant))
+            unit.grant = grant
+            for each in unit.each:
+                each.grant = grant
+                self._begun_marks.append(self._begun(each, slot, grant))
             if unit.batches and not self._by_itself(unit):
                 self._actions.append(Join(slot, slot.turn, unit))
             else:
                 unit.move(Phase.APPENDING)
+
+    def _is_ready(self, unit: Unit) -> bool:
+        """Whether it may be begun when its turn comes."""
+        return (
+            unit.phase is Phase.WAITING
+            and unit.durable
+            and not unit.resting
+            and all(batch.position >= 0 for batch in unit.batches)
+            and all(map(self._front, unit.batches))
+        )
 
     def _next(self) -> list[Unit]:
         """Units whose turn it is to be begun, in order."""
@@ -425,11 +461,8 @@ class Units(Recovery):
         return [
             unit
             for _, unit in sorted(found.items())
-            if unit.durable
-            and not unit.resting
-            and all(batch.position >= 0 for batch in unit.batches)
-            and all(self._is_next(unit, destination) for destination in unit.destinations)
-            and all(map(self._front, unit.batches))
+            if all(self._is_next(unit, destination) for destination in unit.destinations)
+            and self._is_ready(unit)
         ]
 
     def _choose(self, unit: Unit) -> Slot | None:
@@ -486,15 +519,16 @@ class Units(Recovery):
         if slot is None or grant is None or unit.notes_left or len(unit.places) < len(unit.batches):
             return
         unit.move(Phase.STAGING)
-        places = tuple(
-            m.Placed(
-                batch.destination,
-                batch.position,
-                batch.count,
-                unit.sequences[batch.handle],
-                unit.places[batch.handle],
+        for each in unit.each:
+            places = tuple(
+                m.Placed(
+                    batch.destination,
+                    batch.position,
+                    batch.count,
+                    unit.sequences[batch.handle],
+                    unit.places[batch.handle],
+                )
+                for batch in each.batches
             )
-            for batch in unit.batches
-        )
-        self._marks.append(m.Staged(self._begun(unit, slot, grant), places))
+            self._marks.append(m.Staged(self._begun(each, slot, grant), places))
         self.staging.append(unit)

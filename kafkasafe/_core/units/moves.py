@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.units.order import Order
 from kafkasafe._core.units.terms import (
     POOL,
     Action,
@@ -25,6 +24,7 @@ from kafkasafe._core.units.terms import (
     Slot,
     Unit,
 )
+from kafkasafe._core.units.together import MOST, Together
 
 __all__ = ["PLACE", "Moves"]
 
@@ -40,18 +40,20 @@ _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phas
 """In a transaction to which no EndTxn was sent, by this life."""
 
 
-class Moves(Order):
+class Moves(Together):
     """The units of one lane, and every change of them.
 
     Args:
         front: Whether nothing but batches of units stands before this one in the queue of its partition.
         pool: How many of the lane's own transactional ids there are.
+        most: How many units share a transaction at most.
     """
 
-    def __init__(self, front: Callable[[Member], bool], *, pool: int = POOL) -> None:
+    def __init__(self, front: Callable[[Member], bool], *, pool: int = POOL, most: int = MOST) -> None:
         super().__init__()
         self._front = front
         self._pool = [""] * pool
+        self._most = most
         self._slots: dict[str, Slot] = {}
         self._numbers = 0
         self._units: dict[bytes, Unit] = {}
@@ -123,13 +125,18 @@ class Moves(Order):
     def _redo(self, unit: Unit, code: int | None, reason: str) -> None:
         """Back to the line; what was written is aborted. What stands behind it has to go back as well."""
         self._break(unit, refused=code in FENCED)
-        unit.move(Phase.WAITING)
-        unit.tries += 1
-        unit.resting = True
+        self._to_line(unit)
         self._set_back_behind(unit)
-        unit.code = 0
-        unit.reason = reason
-        self._actions.append(Again(Rest(unit), unit.tries, code, reason, slow=code in PLACE))
+        for each in unit.each:
+            each.tries += 1
+            each.resting = True
+            each.code = 0
+            each.reason = reason
+            self._actions.append(Again(Rest(each), each.tries, code, reason, slow=code in PLACE))
+
+    def _to_line(self, unit: Unit) -> None:
+        unit.move(Phase.WAITING)
+        self._part(unit)
 
     def _set_back_behind(self, unit: Unit) -> None:
         """Whatever is under way behind a unit that is in the line goes back to it, in order.
@@ -151,7 +158,7 @@ class Moves(Order):
                 self._doubt(other)
                 continue
             self._break(other)
-            other.move(Phase.WAITING)
+            self._to_line(other)
             destinations.update(other.destinations)
 
     def _break(self, unit: Unit, *, refused: bool = False) -> None:
@@ -292,7 +299,7 @@ class Moves(Order):
         )
 
     def _is_decided_here(self, unit: Unit) -> bool:
-        return self._only is None or unit.unit_id in self._only
+        return self._only is None or self._only.issuperset(each.unit_id for each in unit.each)
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
@@ -303,8 +310,9 @@ class Moves(Order):
 
     def _end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
         self._leave(unit)
-        self._marks.append(m.Ended(unit.unit_id, outcome, reason))
-        self.ending.append(unit)
+        for each in unit.each:
+            self._marks.append(m.Ended(each.unit_id, outcome, reason))
+            self.ending.append(each)
         self._dirty = True
 
     def _refuse(self, unit: Unit) -> None:

@@ -30,8 +30,9 @@ class Order:
                 line.remove(unit)
                 if not line:
                     del self._lines[destination]
-        if unit in self._bare:
-            self._bare.remove(unit)
+        for each in unit.each:
+            if each in self._bare:
+                self._bare.remove(each)
 
     def _is_next(self, unit: Unit, destination: int) -> bool:
         for other in self._lines[destination]:

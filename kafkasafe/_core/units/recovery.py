@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.units.moves import Moves
-from kafkasafe._core.units.terms import GIVEN_UP, Grant, Phase, Unit
+from kafkasafe._core.units.terms import GIVEN_UP, Grant, Phase, Slot, Unit
 
 __all__ = ["Recovery"]
 
@@ -22,9 +22,18 @@ class Recovery(Moves):
         """A BEGUN mark: what an earlier STAGED mark says is void."""
         unit = self._units.get(mark.unit_id)
         if unit is not None:
-            unit.phase, unit.slot = Phase.WAITING, None
+            self._void(unit.slot)
             unit.sequences.clear()
             unit.places.clear()
+
+    @staticmethod
+    def _void(slot: Slot | None) -> None:
+        """Its transaction is not committed any more: what was staged in it is prepared again, all of it."""
+        if slot is None:
+            return
+        for each in slot.staged:
+            each.phase, each.slot = Phase.WAITING, None
+        slot.staged.clear()
 
     def recover_staged(self, mark: m.Staged) -> None:
         """A STAGED mark."""
@@ -37,12 +46,16 @@ class Recovery(Moves):
                     self._raise_floor(place.destination, place.base_offset + place.count - 1)
             return
         slot = self._slot(begun.transactional_id)
-        former = slot.unit
-        if former is not None and former is not unit and former.slot is slot:
-            # It went back to the line before the slot was another's, and was not staged in another slot since.
-            former.phase, former.slot = Phase.WAITING, None
-        slot.grant = slot.former = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
-        slot.unit, slot.fresh, unit.grant = unit, True, slot.grant
+        grant = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
+        if unit.slot is not None:
+            self._void(unit.slot)
+        if slot.grant != grant:
+            # It went back to the line before the slot was another's. With the same grant they share the transaction:
+            # an id is fenced before it is used again, or what it had before is durably over.
+            self._void(slot)
+        slot.staged.append(unit)
+        slot.grant = slot.former = unit.grant = grant
+        slot.fresh = True
         handles = {batch.position: batch.handle for batch in unit.batches}
         # As they were: the first one says where the marker is.
         order = {place.position: index for index, place in enumerate(mark.places)}
@@ -52,7 +65,7 @@ class Recovery(Moves):
             if handle is not None:
                 unit.sequences[handle] = place.base_sequence
                 unit.places[handle] = place.base_offset
-        unit.phase, unit.slot, unit.issued = Phase.STAGED, slot, True
+        unit.phase, unit.slot = Phase.STAGED, slot
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
         """An ENDED mark; the unit, if it is still there."""
@@ -64,9 +77,11 @@ class Recovery(Moves):
         if mark.outcome is m.UnitOutcome.COMMITTED:
             self._raise_floors(unit)
         self._leave(unit)
-        if unit.slot is not None:
-            unit.slot.unit = None
-            unit.slot.grant = None
+        slot = unit.slot
+        if slot is not None:
+            slot.staged.remove(unit)
+            if mark.outcome is m.UnitOutcome.DROPPED:
+                self._void(slot)
         unit.phase = Phase.OVER
         return unit
 
@@ -82,9 +97,7 @@ class Recovery(Moves):
         for slot in self._slots.values():
             # A new life takes names over, whatever epochs earlier ones came to.
             slot.former = None
-            if slot.unit is not None and slot.unit.slot is not slot:
-                slot.unit = None
-            if slot.unit is None:
+            if not slot.staged:
                 slot.grant = None
         if not self._units:
             self._slots.clear()
@@ -99,6 +112,8 @@ class Recovery(Moves):
                 self._line(destination).append(unit)
             if not unit.batches:
                 self._bare.append(unit)
+        for slot in self._slots.values():
+            self._restore(slot)
         # Its BEGUN mark may not be durable: whatever its ids are, a transaction of theirs may be open.
         for name in (*self._pool, *(unit.transactional_id for unit in self._units.values())):
             if name:
@@ -109,9 +124,17 @@ class Recovery(Moves):
             if unit.code and unit.phase is Phase.WAITING:
                 self._refuse(unit)
             elif unit.code and unit.phase is Phase.STAGED:
-                self._doubt(unit)
+                self._doubt(unit.within or unit)
         if not self.paused:
             for unit in ordered:
                 if unit.phase is Phase.WAITING:
                     self._set_back_behind(unit)
         self._dirty = True
+
+    def _restore(self, slot: Slot) -> None:
+        """What was staged in its transaction is one again, in the order in which it was: the first has the marker."""
+        staged = sorted(slot.staged, key=lambda unit: unit.number)
+        slot.staged.clear()
+        if staged:
+            whole = slot.unit = self._lead(staged)
+            whole.slot, whole.grant, whole.issued = slot, slot.grant, True

@@ -89,6 +89,7 @@ class Member(Protocol):
     destination: int
     count: int
     position: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,9 @@ class Unit:
         reason: The same for people.
         lapsed: Its end was refused, in this try, because of its epoch.
         dropped: Its fate is REFUSED without being kept: the group's offsets are another member's by now.
+        together: The units that share its transaction; it stands for all of them, and has their batches. Empty: it is
+            a unit itself.
+        within: What stands for it in the lines, while it shares a transaction.
     """
 
     number: int
@@ -159,6 +163,8 @@ class Unit:
     reason: str = ""
     lapsed: bool = False
     dropped: bool = False
+    together: tuple[Unit, ...] = ()
+    within: Unit | None = None
 
     def __repr__(self) -> str:
         return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
@@ -168,6 +174,13 @@ class Unit:
         if to not in TRANSITIONS[self.phase]:
             raise IllegalStepError(f"{self} cannot become {to.value}")
         self.phase = to
+        for each in self.together:
+            each.move(to)
+
+    @property
+    def each(self) -> tuple[Unit, ...]:
+        """Those that share its transaction, or itself."""
+        return self.together or (self,)
 
     @property
     def destinations(self) -> dict[int, None]:
@@ -194,6 +207,7 @@ class Slot:
         alone: In this turn, nobody had taken it over a while ago.
         aborting: Destinations of the transaction that is being aborted: it may be open as long as that is not answered.
         attempts: Of this turn's requests, how often each has failed.
+        staged: Read back: units that are staged in its transaction.
     """
 
     transactional_id: str
@@ -209,6 +223,7 @@ class Slot:
     alone: bool = False
     aborting: frozenset[int] = frozenset()
     attempts: dict[Request, int] = field(default_factory=dict)
+    staged: list[Unit] = field(default_factory=list)
 
     def next_turn(self) -> None:
         """Whatever is under way is void."""

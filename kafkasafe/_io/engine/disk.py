@@ -207,10 +207,11 @@ class DiskWriter:
         """Delete segments of which everything is done, as far as `retain_acked_*` and the room allow."""
         position = lane.journal.release_position
         excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
-        if (position, excess > 0) == lane.released_at:
+        more = self._config.spool_segment_bytes // 8
+        if position == lane.released_at and excess <= max(lane.released_excess + more, 0):
             return
         self.tell_newest(lane, position)
-        lane.released_at = position, excess > 0
+        lane.released_at, lane.released_excess = position, excess
         try:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
@@ -230,6 +231,7 @@ class DiskWriter:
             )
             return
         if freed:
+            lane.released_excess -= freed
             lane.journal.released(lane.spool.first_position)
             self.publish_used()
 
@@ -291,11 +293,13 @@ class DiskWriter:
         ledger = self._ledger
         used = self._ground.own.spool.used_bytes
         more_room = self._measure()
-        if used != ledger.used or more_room:
-            with ledger.lock:
-                ledger.used = used
-                if ledger.waiters:
-                    ledger.waiters.notify_all()
+        if used == ledger.used and not more_room:
+            return
+        with ledger.lock:
+            more_room = more_room or used < ledger.used
+            ledger.used = used
+        if more_room and ledger.waiters:
+            ledger.waiters.notify_all()
 
     def _measure(self) -> bool:
         """Asks the disk how much room is left, here and not where a caller holds a lock. Whether it is more now."""
@@ -336,11 +340,10 @@ class DiskWriter:
 
 
 def _differs(data: bytearray, identity: BatchId | None) -> bool:
-    header = codec.read_header(data)
     wanted = (-1, -1, -1)
     if identity is not None:
         wanted = (identity.producer_id, identity.producer_epoch, identity.base_sequence)
-    return (header.producer_id, header.producer_epoch, header.base_sequence) != wanted
+    return codec.identity_of(data) != wanted
 
 
 def _stamp(data: bytearray, identity: BatchId | None) -> None:

@@ -60,10 +60,10 @@ class Endings:
                     parcel.base_offset = batch.base_offset
                     self._ground.counters["records_committed"] += batch.count
                     self._ground.stats.records[parcel.topic, "committed"] += batch.count
-                    if parcel.sealed_at:
-                        self._ground.stats.ack.observe(
-                            self._ground.clock.monotonic() - parcel.sealed_at, batch.count
-                        )
+                    now = self._ground.clock.monotonic()
+                    for each in parcel.parents or (parcel,):
+                        if each.sealed_at:
+                            self._ground.stats.ack.observe(now - each.sealed_at, each.count)
                     topic, partition = lane.journal.address(batch.destination)
                     if self._config.on_event is not None:
                         self._ground.emit(
@@ -111,9 +111,10 @@ class Endings:
             self._ground.last_progress = self._ground.clock.monotonic()
             for parcel in finished:
                 self._ledger.durable(parcel)
-            # Of what was given up before, `finish` has nothing more to say.
-            if self._ledger.waiters:
-                self._ledger.waiters.notify_all()
+            given_up = any(parcel.done for parcel in finished)
+        # Of what was given up before, `finish` has nothing more to say.
+        if given_up and self._ledger.waiters:
+            self._ledger.waiters.notify_all()
         for parcel in finished:
             self._ledger.finish(parcel)
 

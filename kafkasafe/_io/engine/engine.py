@@ -14,6 +14,7 @@ from kafkasafe._core import journal as j
 from kafkasafe._io.engine.binding import Binding
 from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe._io.engine.endings import Endings
+from kafkasafe._io.engine.gathering import Gathering
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.inquiries import Inquiries
 from kafkasafe._io.engine.intake import Intake
@@ -83,6 +84,7 @@ class Engine:
         self._rejects = Rejects(ground, ledger, disk)
         self._room = RoomKeeper(ground, ledger, disk)
         self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
+        self._gathering = Gathering(ground, ledger, disk, intake)
         self._losses = LossWatch(ground, ledger, intake)
         self._packing = Packing(ground, ledger, disk)
         self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
@@ -260,6 +262,9 @@ class Engine:
             and not lane.held
             and self._ground.clock.monotonic() >= lane.unreadable_until
         ):
+            if lane.journal.at_rest and not lane.undivided:
+                self._losses.publish_doubted(lane)
+                break
             ready = lane.journal.ready(self._ground.now(), self._ground.clock.wall_ms())
             if ready.unpacked:
                 self._packing.unpack(lane, ready.unpacked)
@@ -278,6 +283,7 @@ class Engine:
                 self.disk.persist(lane, ready.persist)
                 self._packing.pack(lane, written)
             divided = self.intake.divide_all(lane, ready.divides)
+            divided |= self._gathering.gather_all(lane, ready.gathers.values())
             for aside in ready.asides:
                 self._rejects.put_aside(lane, aside)
             if self._ground.stranger is None:

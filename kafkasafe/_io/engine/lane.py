@@ -43,8 +43,10 @@ class Lane:
     """It is wanted back, and nothing of it was on its way when that was looked at last."""
     producer_id_wanted: bool = False
     producer_id_failures: int = 0
-    released_at: tuple[int, bool] = (-1, False)
-    """When it was last looked what can be deleted: the release position, and whether it was more than half full."""
+    released_at: int = -1
+    """The release position when it was last looked what can be deleted."""
+    released_excess: int = 0
+    """By how many bytes it was more than half full then, without what was deleted; less than 0: it was not."""
     copy_before: int = -1
     """What waits in front of this position is being copied forward; -1: nothing is."""
     looked_bytes: int = 0
@@ -69,7 +71,7 @@ class Lane:
     @property
     def held(self) -> bool:
         """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
-        return any(unit.marks or unit.after for unit in self.unwritten)
+        return bool(self.unwritten) and any(unit.marks or unit.after for unit in self.unwritten)
 
     def disown(self) -> None:
         """What is in `rejected/` and not rejected, and cannot be deleted, must not be resent once it is delivered."""

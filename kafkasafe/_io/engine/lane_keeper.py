@@ -14,6 +14,7 @@ from kafkasafe import events
 from kafkasafe._core import journal as j
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.endings import Endings
+from kafkasafe._io.engine.gathering import gather_bytes
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
@@ -111,6 +112,7 @@ class LaneKeeper:
             missing_grace_s=_MISSING_GRACE_S,
             heal=config.on_acked_loss == "heal",
             heal_recreated=config.heal_recreated_topics,
+            gather_bytes=gather_bytes(config) if own else 0,
         )
         try:
             spool, entries = Spool.open(

@@ -144,12 +144,17 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def room(self, needed: int) -> bool:
-        """Whether `needed` more bytes can be accepted now. Call with `lock` held; it asks no disk."""
+        """Whether `needed` more bytes can be accepted now. Call with `lock` held; it asks no disk.
+
+        Where nothing waits for the disk, anything may be in memory that its file takes: an atomic batch is already.
+        """
         if self._config.in_memory:
             return self.backlog + needed <= self._config.spool_max_bytes
         limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
         backlog = max(BACKLOG_BYTES, 4 * self._config.max_record_bytes)
-        if self.backlog + needed > backlog or self.used + self.backlog + needed > limit:
+        if self.backlog and self.backlog + needed > backlog:
+            return False
+        if self.used + self.backlog + needed > limit:
             return False
         return self.free >= self.backlog + needed + FREE_BYTES
 
@@ -331,8 +336,8 @@ class Ledger:
         with self.lock:
             for parcel in parcels:
                 self.durable(parcel)
-            if self.waiters:
-                self.waiters.notify_all()
+        if self.waiters:
+            self.waiters.notify_all()
 
     def durable(self, parcel: Parcel) -> None:
         """One of them; call with `lock` held."""
@@ -353,15 +358,16 @@ class Ledger:
                 return
             parcel.done = True
             self.open.pop(parcel.number, None)
-            if self.waiters:
-                self.waiters.notify_all()
             # Before anybody can see that it is done: callers wait for what is due then.
             watcher, parcel.watcher = parcel.watcher, None
             if watcher is not None:
                 watcher(parcel)
-        parent = parcel.parent
-        if parent is not None and all(child.done for child, _ in parent.children or ()):
-            self.finish(parent)
+        # Who is woken needs the lock.
+        if self.waiters:
+            self.waiters.notify_all()
+        for parent in parcel.parents or (parcel.parent,):
+            if parent is not None and all(child.done for child, _ in parent.children or ()):
+                self.finish(parent)
 
     def abort(self, parcel: Parcel, error: BaseException) -> None:
         """End it, and what it was divided into, with an error."""

@@ -43,7 +43,9 @@ class Parcel:
         base_offset: In the partition; -1 if only known to be in the log.
         log_append_time: Ms, -1 unless the broker set it.
         children: It was divided: (child, indexes of its records in this one).
-        parent: What it was divided from.
+        parent: What it was divided from, or the first of `parents`.
+        parents: What it was made of, where small ones that waited became one.
+        shift: Where the first record of one of those is in it.
         given: Of records whose partitions are to be chosen, those whose partition was given: see `journal.Batch`.
         slip: Of the unit that it is a part of. The first parcel of a unit has no records: it stands for all of it.
         watcher: Called with it, and the lock held, when it is done; then no more. What it is divided into inherits it.
@@ -67,6 +69,8 @@ class Parcel:
     log_append_time: int = -1
     children: list[tuple[Parcel, Indexes]] | None = None
     parent: Parcel | None = None
+    parents: Sequence[Parcel] = ()
+    shift: int = 0
     given: tuple[tuple[int, int, int], ...] | None = None
     slip: Slip | None = None
     watcher: Callable[[Parcel], None] | None = None

@@ -69,19 +69,42 @@ class Sender:
         self._clocks = Clocks(ground.now(), ground.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
+        # By partition, who led it when something was last sent or asked.
+        self._tried: dict[tuple[str, int], t.PartitionInfo | None] = {}
+        # Pauses that end when another one leads.
+        self._waiting: dict[tuple[str, int], RetryDue] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """By partition, the name of the last error."""
 
     def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
         """Send batches, in order, as soon as there is room for them on their way; the reply comes as `Produced`."""
         for batch in batches:
-            self._outlet.hold(lane.journal.address(batch.destination), lane, batch)
+            address = lane.journal.address(batch.destination)
+            self.tries(*address)
+            self._outlet.hold(address, lane, batch)
         self._let_out()
 
     def let_out(self) -> None:
-        """The metadata say something new: what is held may have another way."""
+        """The metadata say something new: what is held may have another way, and what pauses another leader."""
         self._outlet.find_leaders()
+        for address, due in list(self._waiting.items()):
+            if self._has_news(address) and self._calm_in_s(*address) <= 0:
+                del self._waiting[address]
+                self._ground.post(due)
         self._let_out()
+
+    def tries(self, topic: str, partition: int) -> None:
+        """Something is about to be sent, or asked."""
+        self._tried[topic, partition] = self._leader(topic, partition)
+
+    def _leader(self, topic: str, partition: int) -> t.PartitionInfo | None:
+        info = self._ground.cluster.topic(topic)
+        return info.partitions.get(partition) if info is not None and not info.error_code else None
+
+    def _has_news(self, address: tuple[str, int]) -> bool:
+        """Another one leads now than the one that did not answer, or refused."""
+        leader = self._leader(*address)
+        return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
 
     def link_answered(self, message: LinkAnswered) -> None:
         """A leader can be written to, or not: then what is held for it fails."""
@@ -263,6 +286,14 @@ class Sender:
         backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
             wait.attempt
         )
+        due = RetryDue(lane, wait.destination)
+        address = topic, partition
+        self._waiting.pop(address, None)
+        if not (wait.at_least_s or wait.refused):
+            if self._has_news(address):
+                backoff_s = 0.0
+            else:
+                self._waiting[address] = due
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
             self._ground.pause_until = max(self._ground.pause_until, self._ground.clock.monotonic() + pause_s)
@@ -288,7 +319,7 @@ class Sender:
         self._ground.emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
         if wait.refresh_metadata:
             self._ground.refresh_topics([topic])
-        self._ground.timer(pause_s, RetryDue(lane, wait.destination))
+        self._ground.timer(pause_s, due)
 
     def want_producer_id(self, lane: Lane) -> None:
         """Ask for a producer id; the answer comes as `ProducerIdAnswered`."""

@@ -158,7 +158,7 @@ class Transactor:
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
-                    lane.journal.units.give_up(action.unit, j.DAMAGED, str(error))
+                    lane.journal.units.give_up(batch.unit or action.unit, j.DAMAGED, str(error))
                 else:
                     self._failed(lane, action, None, str(error), sent=False)
                 continue
@@ -379,7 +379,9 @@ class Transactor:
             self._name_failed(action.slot.transactional_id, code, reason)
         lasting = False
         if isinstance(action, (u.Append, u.Join)) and code is not None:
-            if code in _PLACE or classify_produce(code).scope is Scope.DESTINATION:
+            # What shares a transaction goes by itself from now on: then it shows whose destination it is.
+            alone = not action.unit.together
+            if alone and (code in _PLACE or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in action.unit.destinations:
                     lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
             if classify_code(code).refresh_metadata:

@@ -23,8 +23,10 @@ class Bell:
 
     def set(self) -> None:
         """Ring."""
-        with contextlib.suppress(RuntimeError):  # it rings already
+        try:  # noqa: SIM105  # a context manager costs more than the rest
             self._silent.release()
+        except RuntimeError:  # it rings already
+            pass
 
     def clear(self) -> None:
         """Silent from now on."""
@@ -33,6 +35,22 @@ class Bell:
     def wait(self, timeout_s: float) -> None:
         """Until it rings; silent again on return."""
         self._silent.acquire(timeout=timeout_s)
+
+
+class _Choosy(Bell):
+    """Rings only if whoever waits can go on: to be woken in vain costs both threads more than a look."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        super().__init__()
+        self._ready = ready
+
+    def set(self) -> None:
+        try:
+            ready = self._ready()
+        except Exception:  # whose it is hears of it: not the thread that rings
+            ready = True
+        if ready:
+            super().set()
 
 
 class Rings(Protocol):
@@ -73,10 +91,16 @@ class Waiting:
         """Those that ring."""
         return tuple(self._bells)
 
-    def wait_for(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Until `ready()`; False when the time ended first."""
+    def wait_for(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
+        """Until `ready()`; False when the time ended first.
+
+        Args:
+            ready: Only looks.
+            timeout: Seconds, None for ever.
+            choosy: Whoever rings may look as well: on its own thread, with any lock held.
+        """
         end = None if timeout is None else time.monotonic() + timeout
-        bell = Bell()
+        bell = _Choosy(ready) if choosy else Bell()
         self._bells.append(bell)
         try:
             while True:

@@ -1,0 +1,187 @@
+"""Small batches that waited become one: in order, once, and at the right offsets, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+from virtual import World, offset_of
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core.batch import Compression
+from kafkasafe._io.engine.gathering import joined
+
+LATENCY_S = 0.05
+
+
+def world(partitions: int = 1, **settings) -> World:
+    made = World(**settings)
+    made.centre.create_topic("orders", partitions)
+    made.cluster.latency_s = LATENCY_S
+    return made
+
+
+def begun(made: World, **options):
+    life = made.start(**options)
+    first = life.send("orders", 0, [b"first"])
+    assert made.run(60, lambda: first.done)
+    made.lines.clear()
+    return life
+
+
+def trickle(made: World, life, count: int, *, pause_s: float = 0.01):
+    """Records that come one by one, each a batch of its own."""
+    parcels = []
+    for number in range(count):
+        parcels.append(life.send("orders", 0, [b"%d" % number]))
+        made.run(pause_s)
+    return parcels
+
+
+def requests(made: World) -> int:
+    return sum("-> Produce" in line for line in made.lines)
+
+
+def test_what_waited_through_an_outage_goes_in_a_few_requests():
+    made = world()
+    life = begun(made)
+    made.set_outage(True)
+    parcels = trickle(made, life, 300)
+    made.set_outage(False)
+    began = made.time.monotonic()
+    assert made.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(300))]
+    assert [offset_of(parcel) for parcel in parcels] == list(range(1, 301))
+    # One goes alone, five at a time while the others are gathered.
+    assert requests(made) < 20
+    assert made.time.monotonic() - began < 3.0
+    assert life.engine.ledger.idle()
+    assert life.ground.own.journal.spooled_records == 0
+
+
+def test_more_than_a_slow_leader_takes_one_by_one_does_not_pile_up():
+    """Five at a time in 0.1 s would be 50 a second; here come 200."""
+    made = world()
+    life = begun(made)
+    parcels = trickle(made, life, 1000, pause_s=0.005)
+    assert life.ground.own.journal.unfinished < 60
+    assert made.run(1.0, lambda: all(parcel.done for parcel in parcels))
+    assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(1000))]
+    assert [offset_of(parcel) for parcel in parcels] == list(range(1, 1001))
+
+
+def test_a_leader_that_keeps_up_gets_every_batch_as_it_is():
+    made = world()
+    made.cluster.latency_s = 0.001
+    life = begun(made)
+    parcels = trickle(made, life, 100)
+    assert made.run(1.0, lambda: all(parcel.done for parcel in parcels))
+    assert not any(parcel.children for parcel in parcels)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("after_s", [0.02, 0.1, 0.11, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5])
+def test_the_next_life_delivers_what_was_gathered_once_and_in_its_place(power, after_s):
+    made = world()
+    life = begun(made)
+    made.set_outage(True)
+    trickle(made, life, 200)
+    made.set_outage(False)
+    assert made.run(30, lambda: requests(made) > 0)
+    made.run(after_s)
+    made.kill(life, power=power)
+    successor = made.start()
+    last = successor.send("orders", 0, [b"last"])
+    assert made.run(120, lambda: last.done and successor.engine.ledger.idle())
+    assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(200)), b"last"]
+
+
+def test_a_long_backlog_is_gathered_as_it_comes_back(monkeypatch):
+    monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe._core.journal._UNPACKED", 6)
+    made = world()
+    life = begun(made)
+    made.set_outage(True)
+    parcels = trickle(made, life, 1500, pause_s=0.001)
+    made.run(1.0)
+    assert len(life.ground.own.parcels) < 100
+    made.set_outage(False)
+    assert made.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(1500))]
+    assert [offset_of(parcel) for parcel in parcels] == list(range(1, 1501))
+    assert requests(made) < 60
+
+
+def test_what_is_large_and_what_the_user_times_goes_as_it_is():
+    made = world()
+    life = begun(made, delivery_timeout_ms=60_000)
+    parcels = trickle(made, life, 100, pause_s=0.001)
+    assert made.run(10.0, lambda: all(parcel.done for parcel in parcels))
+    assert not any(parcel.children for parcel in parcels)
+    made.kill(life)
+    life = made.start()
+    large = [life.send("orders", 0, [b"x" * 20_000]) for _ in range(100)]
+    assert made.run(10.0, lambda: all(parcel.done for parcel in large))
+    assert not any(parcel.children for parcel in large)
+
+
+@pytest.mark.parametrize(("size_bytes", "most"), [(90_000, 11), (400_000, 1)])
+def test_what_compression_makes_small_does_not_become_a_batch_that_readers_cannot_hold(size_bytes, most):
+    """Without its compression it is at most as large as any batch may be (`batch_size`)."""
+    made = world()
+    life = begun(made)
+    made.set_outage(True)
+    parcels = [
+        life.send("orders", 0, [b"%d " % number + b"x" * size_bytes], Compression.ZSTD)
+        for number in range(80)
+    ]
+    made.run(1.0)
+    made.set_outage(False)
+    assert made.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert [value.split()[0] for value in made.log("orders", 0)[1:]] == [
+        b"%d" % number for number in range(80)
+    ]
+    counts = [child.count for parcel in parcels for child, _ in parcel.children or ()]
+    assert max(counts, default=1) == most
+
+
+def test_a_disk_with_little_room_gathers_nothing():
+    made = world()
+    life = begun(made)
+    made.disk.capacity_bytes = made.disk.used_bytes + (8 << 20)
+    parcels = trickle(made, life, 100, pause_s=0.001)
+    assert made.run(10.0, lambda: all(parcel.done for parcel in parcels))
+    assert not any(parcel.children for parcel in parcels)
+
+
+def test_a_topic_that_takes_no_large_batches_gets_the_records_all_the_same():
+    """What was gathered is refused and divided; from then on each batch goes as it is."""
+    made = World()
+    made.centre.create_topic("orders", 1, settings={"max.message.bytes": "500"})
+    made.cluster.latency_s = LATENCY_S
+    life = begun(made)
+    parcels = trickle(made, life, 300, pause_s=0.002)
+    assert made.run(120, lambda: all(parcel.done for parcel in parcels))
+    assert not any(parcel.error for parcel in parcels)
+    assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(300))]
+    later = trickle(made, life, 60, pause_s=0.002)
+    assert made.run(120, lambda: all(parcel.done for parcel in later))
+    assert not any(parcel.children for parcel in later)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_records_are_what_they_were(compression):
+    batches = [
+        codec.encode(
+            [b"k%d" % number, None],
+            [b"v%d" % number, None],
+            timestamps=[1000 + number, 900],
+            headers={number % 2: [("h", b"%d" % number), ("n", None)]},
+            compression=compression,
+        )
+        for number in range(20)
+    ]
+    before = [codec.decode(batch) for batch in batches]
+    after = codec.decode(joined(before))
+    assert after.header.compression is compression
+    for column in ("keys", "values", "timestamps"):
+        assert getattr(after, column) == [item for each in before for item in getattr(each, column)]
+    assert after.headers == {2 * n + n % 2: [("h", b"%d" % n), ("n", None)] for n in range(20)}

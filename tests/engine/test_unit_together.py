@@ -1,0 +1,86 @@
+"""Units that wait share a transaction, on the cluster in virtual time; what becomes of one of them is no other's fate."""
+
+from __future__ import annotations
+
+import pytest
+from test_unit_crashes import Run
+from virtual import World
+
+from kafkasafe.errors import BatchDroppedError
+
+
+def commits(world: World) -> int:
+    return sum("-> EndTxn commit" in line for line in world.lines)
+
+
+def started(version="4.3.0", **options):
+    world = World(version=version)
+    world.centre.create_topic("orders", 2)
+    world.centre.create_topic("audit", 1)
+    return world, world.start(retry_backoff_ms=100, **options)
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_units_that_wait_on_the_same_partitions_share_a_transaction(version):
+    world, life = started(version)
+    names = [b"%d" % number for number in range(40)]
+    units = [life.unit(("orders", 0, [name, name + b"b"]), ("audit", 0, [name])) for name in names]
+    assert world.run(60, lambda: all(head.done for head, *_ in units))
+    world.run(1)
+    assert world.committed("audit", 0) == names
+    assert world.committed("orders", 0) == [each for name in names for each in (name, name + b"b")]
+    assert commits(world) == 3
+    places = [parcel.base_offset for _, parcel, _ in units]
+    assert places == sorted(set(places))
+    assert all(head.error is None for head, *_ in units)
+
+
+def test_a_crash_finds_them_in_one_transaction():
+    """The schedule of the crash table: so it has that in it."""
+    run = Run("4.3.0", {}, True)
+    assert run.live(0, first=True)
+    assert len(run.heads) == 3
+    assert commits(run.world) == 1
+
+
+def test_those_with_a_name_or_with_offsets_have_their_own():
+    world, life = started()
+    heads = [
+        life.unit(("orders", 0, [b"1"]))[0],
+        life.unit(("orders", 0, [b"2"]), transactional_id="app")[0],
+        life.unit(("orders", 0, [b"3"]))[0],
+        life.unit(("orders", 0, [b"4"]))[0],
+    ]
+    assert world.run(60, lambda: all(head.done for head in heads))
+    world.run(1)
+    assert world.committed("orders", 0) == [b"1", b"2", b"3", b"4"]
+    assert commits(world) == 3
+
+
+def test_one_that_is_refused_for_good_is_refused_alone():
+    world, life = started()
+    world.centre.create_topic("small", 1, settings={"max.message.bytes": 1000})
+    parts = [
+        [("orders", 0, [b"1"])],
+        [("orders", 0, [b"2"]), ("small", 0, [bytes(2000)])],
+        [("orders", 0, [b"3"])],
+    ]
+    heads = [life.unit(*some)[0] for some in parts]
+    assert world.run(60, lambda: all(head.done for head in heads))
+    world.run(1)
+    assert [type(head.error) for head in heads] == [type(None), BatchDroppedError, type(None)]
+    assert world.committed("orders", 0) == [b"1", b"3"]
+    assert world.committed("small", 0) == []
+
+
+def test_one_that_is_too_large_is_divided_and_all_are_committed_in_order():
+    world, life = started()
+    world.centre.create_topic("small", 1, settings={"max.message.bytes": 1000})
+    large = [bytes([number]) * 400 for number in range(5)]
+    parts = [[("small", 0, [b"1"])], [("orders", 0, [b"2"]), ("small", 0, large)], [("small", 0, [b"3"])]]
+    heads = [life.unit(*some)[0] for some in parts]
+    assert world.run(60, lambda: all(head.done for head in heads))
+    world.run(1)
+    assert [head.error for head in heads] == [None] * 3
+    assert world.committed("small", 0) == [b"1", *large, b"3"]
+    assert world.committed("orders", 0) == [b"2"]
