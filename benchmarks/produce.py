@@ -147,8 +147,9 @@ def atomic(topic: str, servers: str, spool: str) -> Iterator[Send]:
                         for value in values[first : first + ATOMIC]:
                             send(topic, value)
                     else:
-                        for i in range(first, min(first + ATOMIC, len(values))):
-                            send(topic, values[i], keys[i])
+                        upto = first + ATOMIC
+                        for value, key in zip(values[first:upto], keys[first:upto], strict=True):
+                            send(topic, value, key)
             producer.flush()
 
         yield run
