@@ -359,7 +359,8 @@ class World:
     def committed(self, topic: str, partition: int, *, stale: bool = True) -> list[bytes]:
         """The values that readers of committed records see, in order; up to the first transaction that is open.
 
-        Without `stale` what an earlier epoch of the producer wrote, which a later one ended, is left out.
+        Without `stale` what an earlier epoch of the producer wrote, which a later one ended, or which nobody ends any
+        more, is left out.
         """
         found = self.centre.partition(topic, partition)
         data = b"".join(
@@ -380,7 +381,9 @@ class World:
                     None,
                 )
                 if end is None:
-                    break
+                    if stale or self.cluster._desk.transactions.may_end(each.header):
+                        break
+                    continue
                 if end.keys[0][2:4] != b"\0\1":
                     continue
                 if not stale and end.header.producer_epoch != each.header.producer_epoch:

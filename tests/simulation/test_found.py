@@ -286,3 +286,9 @@ def test_a_transaction_ends_in_the_topic_that_has_the_name_now():
     """The fake waited for the marker that it had written into the log of the deleted one, and answered 51 for ever."""
     with pinned():
         assert any(any_weather(202557).gone.values())
+
+
+def test_what_comes_late_into_a_new_log_of_an_old_broker_may_hang_there():
+    """Brokers before 3.6 take it, and nobody ends it: readers of committed records wait for ever. Not the producer's loss."""
+    with pinned():
+        assert any(any_weather(3001497).gone.values())

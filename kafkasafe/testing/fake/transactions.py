@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkasafe._core.batch import CorruptBatchError, read_header
+from kafkasafe._core.batch import BatchHeader, CorruptBatchError, read_header
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.groups import Group, Offset, coordinator, numbered
 
@@ -181,6 +181,13 @@ class Transactions:
         verified = known.state is TxnState.ONGOING and (topic, number) in known.partitions
         if self._centre.profile.verifies_transactions and not verified:
             raise RefusedError(INVALID_TXN_STATE)
+
+    def may_end(self, header: BatchHeader) -> bool:
+        """Whether the transaction of a batch that is in a log is one that still goes on."""
+        return any(
+            (known.producer_id, known.epoch) == (header.producer_id, header.producer_epoch)
+            for known in self._known.values()
+        )
 
     @staticmethod
     def _settled(known: _Transaction) -> None:
