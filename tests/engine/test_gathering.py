@@ -7,7 +7,9 @@ from virtual import World, offset_of
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core.batch import Compression
-from kafkasafe._io.engine.gathering import joined
+from kafkasafe._core.journal import State
+from kafkasafe._io.engine.gathering import Gathering, joined
+from kafkasafe._io.engine.ledger import FREE_BYTES
 
 LATENCY_S = 0.05
 
@@ -185,3 +187,107 @@ def test_records_are_what_they_were(compression):
     for column in ("keys", "values", "timestamps"):
         assert getattr(after, column) == [item for each in before for item in getattr(each, column)]
     assert after.headers == {2 * n + n % 2: [("h", b"%d" % n), ("n", None)] for n in range(20)}
+
+
+def waiting(made: World, life, count: int = 20) -> list:
+    """On disk behind the five that are under way: a run as the journal offers it."""
+    parcels = [life.send("orders", 0, [b"%d" % number, b"more"]) for number in range(count)]
+    made.run(0.02)
+    return [parcel.batch for parcel in parcels if parcel.batch.state is State.PREPARED]
+
+
+@pytest.mark.parametrize("what", ["state", "tries", "missing", "done", "error", "unreadable"])
+def test_what_is_no_longer_as_the_journal_offered_it_stays_as_it_is(what):
+    made = world()
+    life = begun(made)
+    lane, gathering = life.ground.own, life.engine._gathering
+    run = waiting(made, life)
+    assert len(run) == 15
+    parcel = lane.parcels[run[10].handle]
+    match what:
+        case "state":
+            run[10].state = State.IN_DOUBT
+        case "tries":
+            run[10].tries = 1
+        case "missing":
+            del lane.parcels[run[10].handle]
+        case "done":
+            parcel.done = True
+        case "error":
+            parcel.error = ValueError("of the test")
+        case "unreadable":
+            life.engine.disk.drop(parcel)
+            made.disk.fail("read", times=1000)
+    before = dict(lane.parcels)
+    assert not gathering.gather_all(lane, [run])
+    assert lane.parcels == before
+    assert not any(batch.state is State.REPLACED for batch in run)
+
+
+def test_what_little_room_there_is_is_left_to_what_is_new():
+    made = world()
+    life = begun(made)
+    lane, ledger, gathering = life.ground.own, life.engine.ledger, life.engine._gathering
+    run = waiting(made, life)
+    used, free = ledger.used, ledger.free
+    ledger.used = life.config.spool_max_bytes // 2
+    assert not gathering.gather_all(lane, [run])
+    ledger.used, ledger.free = used, 4 * FREE_BYTES
+    assert not gathering.gather_all(lane, [run])
+    ledger.free = free
+    lane.write_attempt = 1
+    assert not gathering.gather_all(lane, [run])
+    lane.write_attempt = 0
+    assert gathering.gather_all(lane, [run])
+
+
+def test_each_finds_its_records_in_what_they_became():
+    made = world()
+    life = begun(made)
+    lane = life.ground.own
+    run = waiting(made, life)
+    parcels = [lane.parcels[batch.handle] for batch in run]
+    run[5].max_timestamp = parcels[5].max_timestamp = run[0].max_timestamp + 1000
+    assert life.engine._gathering.gather_all(lane, [run])
+    child = parcels[0].children[0][0]
+    assert [parcel.shift for parcel in parcels] == [2 * at for at in range(15)]
+    assert all(each is child for parcel in parcels for each, _ in parcel.children)
+    assert all(indexes.tolist() == [0, 1] for parcel in parcels for _, indexes in parcel.children)
+    assert (child.count, child.max_timestamp) == (30, parcels[5].max_timestamp)
+    assert child.durable, "so are their records"
+    assert not any(batch.handle in lane.parcels for batch in run)
+    assert made.run(10, life.engine.ledger.idle)
+    assert [offset_of(parcel) for parcel in parcels] == [11 + 2 * at for at in range(15)]
+    assert life.ground.counters["records_committed"] == 41
+    assert life.engine.disk.memory == 0
+    assert not lane.parcels
+
+
+def test_what_shows_its_size_when_it_is_read_is_read_once(monkeypatch):
+    made = world()
+    life = begun(made)
+    tried = []
+    read = Gathering._decoded
+    monkeypatch.setattr(Gathering, "_decoded", lambda *args: tried.append(1) or read(*args))
+    parcels = [life.send("orders", 0, [b"x" * 400_000], Compression.ZSTD) for _ in range(60)]
+    assert made.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("where", ["keys", "values", "headers"])
+def test_keys_values_and_headers_count(where):
+    made = world()
+    life = begun(made)
+    gathering, lane = life.engine._gathering, life.ground.own
+    run = waiting(made, life)
+    large = b"x" * 200_000
+    data = codec.encode(
+        [large if where == "keys" else None],
+        [large if where == "values" else None],
+        timestamps=0,
+        headers={0: [("h", large)]} if where == "headers" else None,
+    )
+    parcels = [lane.parcels[batch.handle] for batch in run]
+    for parcel in parcels:
+        parcel.data = data
+    assert len(gathering._decoded(lane, parcels, run)) == 5

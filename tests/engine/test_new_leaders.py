@@ -25,3 +25,58 @@ def test_a_pause_ends_when_another_broker_leads(seed, in_doubt):
     assert made.run(60, lambda: life.client.topic("orders").partitions[0].leader not in {before, -1})
     assert made.run(0.1, lambda: parcel.done), "without the rest of a pause of up to a second"
     assert made.log("orders", 0) == [b"first", b"second"]
+
+
+def troubled(**settings):
+    made = World(brokers=3)
+    made.centre.create_topic("orders", 1, 3)
+    life = made.start(**settings)
+    first = life.send("orders", 0, [b"first"])
+    assert made.run(60, lambda: first.done)
+    made.lines.clear()
+    return made, life
+
+
+def tries(made) -> int:
+    count = sum("-> Produce" in line for line in made.lines)
+    made.lines.clear()
+    return count
+
+
+def elections(made, life, *, seconds: float = 10.0) -> None:
+    for _ in range(int(seconds / 0.05)):
+        made.cluster.move_leader("orders", 0)
+        life.ground.refresh_topics(["orders"])
+        made.run(0.05)
+
+
+def test_elections_make_no_storm_of_requests():
+    """Nor do metadata that say what is known."""
+    made, life = troubled()
+    made.cluster.alter_topic("orders", {"min.insync.replicas": 4})
+    parcel = life.send("orders", 0, [b"second"])
+    elections(made, life)
+    assert 20 < tries(made) < 45
+    made.run(20)
+    assert 20 < tries(made) < 45
+    assert not parcel.done
+
+
+def test_another_leader_refuses_as_the_one_before():
+    made, life = troubled()
+    made.cluster.deny("write", topic="orders")
+    life.send("orders", 0, [b"second"])
+    elections(made, life)
+    assert tries(made) < 15
+
+
+def test_nothing_pauses_for_a_leader_that_is_none_any_more():
+    """The other one was known before the answer came."""
+    made, life = troubled(retry_backoff_ms=2000)
+    before = made.cluster.leader("orders")
+    made.cluster.move_leader("orders", 0)
+    made.cluster.delay(0.3, node=before)
+    parcel = life.send("orders", 0, [b"second"])
+    made.run(0.01)
+    life.ground.refresh_topics(["orders"])
+    assert made.run(0.32, lambda: parcel.done)

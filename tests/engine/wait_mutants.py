@@ -1,0 +1,279 @@
+"""What is done with batches that wait, with one rule taken out each: an exact test must find every one of them.
+
+Small ones become one, and pauses end when another broker leads. `tests/mutants.txt` names the mutants; `test_wait_mutants.py`
+compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafkasafe._core import journal as j
+from kafkasafe._io.engine import gathering, lane_keeper
+from kafkasafe._io.engine.gathering import Gathering
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.sender import Sender
+from tests.simulation.mutants import nothing, source
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A change in memory, and what finds it.
+
+    Attributes:
+        change: Makes it, with pytest's `monkeypatch`.
+        test: A test of tests/core/test_journal_gathers.py, test_gathering.py or test_new_leaders.py.
+        of: Its arguments.
+    """
+
+    change: Callable[[Any], None]
+    test: str
+    of: Mapping[str, object] = field(default_factory=dict)
+
+
+def _offers(old: str, what: str, new: str = "") -> Mutant:
+    """A batch that is not only waiting is offered as well."""
+    change = source(j.Journal, "_may_gather", old, new)
+    return Mutant(change, "test_any_other_batch_ends_what_is_offered", {"what": what})
+
+
+def _bounds(old: str, new: str = "") -> Mutant:
+    return Mutant(
+        source(j.Journal, "_gather", old, new), "test_it_becomes_neither_too_much_nor_is_it_too_little"
+    )
+
+
+def _made(
+    old: str, new: str = "pass", test: str = "test_it_has_their_records_their_sequences_and_their_place"
+) -> Mutant:
+    return Mutant(source(j.Journal, "gathered", old, new), test)
+
+
+def _checked(old: str, what: str, new: str = "") -> Mutant:
+    change = source(Gathering, "_gather", old, new)
+    return Mutant(change, "test_what_is_no_longer_as_the_journal_offered_it_stays_as_it_is", {"what": what})
+
+
+def _became(old: str, new: str = "pass") -> Mutant:
+    return Mutant(source(Gathering, "_gather", old, new), "test_each_finds_its_records_in_what_they_became")
+
+
+def _room(old: str, new: str = "") -> Mutant:
+    return Mutant(
+        source(Gathering, "_has_room", old, new), "test_what_little_room_there_is_is_left_to_what_is_new"
+    )
+
+
+def _size(old: str, new: str, where: str) -> Mutant:
+    return Mutant(
+        source(Gathering, "_decoded", old, new), "test_keys_values_and_headers_count", {"where": where}
+    )
+
+
+def _for_any_settings(old: str) -> Callable[[Any], None]:
+    def change(patch: Any) -> None:
+        source(gathering, "gather_bytes", old, "")(patch)
+        patch.setattr(lane_keeper, "gather_bytes", gathering.gather_bytes)
+
+    return change
+
+
+def _paused(name: str, old: str, new: str, test: str = "test_elections_make_no_storm_of_requests") -> Mutant:
+    return Mutant(source(Sender, name, old, new), test)
+
+
+_REPLACED = "persist.marks.append(m.Replaced(batch.position, place, 1))"
+_OFFERED = "test_nothing_is_offered_that_waits_for_others_or_for_what_was_lost"
+
+MUTANTS: dict[str, Mutant] = {
+    # Which batches become one.
+    "gathers what is under way": _offers("batch.state is State.PREPARED\n", "is under way", "True\n"),
+    "gathers what is in memory": _offers("and batch.durable\n", "is in memory", "\n"),
+    "gathers what is being written": _offers("batch.writing or ", "is being written"),
+    "gathers what an earlier life may have sent": _offers(
+        "batch.former_life or ", "may have been sent by an earlier life"
+    ),
+    "gathers what is put back": _offers(" or batch.revived", "was lost, and is sent again"),
+    "gathers what was sent": _offers("batch.tries or ", "was sent"),
+    "gathers what may still arrive": _offers("batch.unanswered or ", "may still arrive"),
+    "gathers what was refused": _offers(" or batch.code", "was refused"),
+    "gathers what has parts": _offers("batch.heirs or ", "has parts that are not finished"),
+    "gathers what had no partition": _offers(" or batch.origin >= 0", "had no partition"),
+    "gathers parts and copies": _offers(
+        "and batch.rank == (batch.position,)\n", "is a part, or was copied", "\n"
+    ),
+    "gathers batches of units": _offers("and batch.unit is None\n", "belongs to a unit", "\n"),
+    "gathers large batches": _offers("and self._is_small(batch.size_bytes)\n", "is large", "\n"),
+    "gathers old batches": _offers("and not self._is_old(batch, now_ms)\n", "is old", "\n"),
+    "gathers across a gap of sequences": Mutant(
+        nothing(j, "_goes_on", result=True),
+        "test_any_other_batch_ends_what_is_offered",
+        {"what": "has a later sequence"},
+    ),
+    "gathers across epochs": Mutant(
+        source(
+            j,
+            "_goes_on",
+            "_id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
+            "b.base_sequence == add_sequence(a.last_sequence, 1)",
+        ),
+        "test_any_other_batch_ends_what_is_offered",
+        {"what": "has another epoch"},
+    ),
+    "sequences do not begin again": Mutant(
+        source(j, "_goes_on", "add_sequence(a.last_sequence, 1)", "a.last_sequence + 1"),
+        "test_sequences_go_on_behind_the_last_one_there_is",
+    ),
+    "gathers while lost ones are put back": Mutant(
+        source(j.Journal, "_may_gather", "and partition.number not in self._healing\n", "\n"), _OFFERED
+    ),
+    "gathers what waits for earlier lives": Mutant(
+        source(j.Journal, "_may_gather", "and not self._is_held(partition, batch)\n", "\n"), _OFFERED
+    ),
+    "gathers what is to be kept apart": Mutant(
+        source(j.Journal, "_gather", "and partition.gathers", ""), _OFFERED
+    ),
+    "gathers any number of bytes": _bounds("room < 0 or "),
+    "gathers any number of batches": _bounds("len(run) == _GATHER_MOST or "),
+    "gathers two": _bounds("len(run) >= GATHER_LEAST", "len(run) >= 2"),
+    "gathers before an answer": Mutant(
+        source(
+            j.Journal, "_flow", "if partition.answered and partition.in_flight:", "if partition.in_flight:"
+        ),
+        "test_nothing_is_gathered_before_an_answer_says_that_what_waits_waits_for_its_turn",
+    ),
+    "what was refused is gathered again": Mutant(
+        source(j.Journal, "refused", "if batch.gathered and (final or scope is Scope.BATCH):", "if False:"),
+        "test_what_is_refused_as_it_is_keeps_the_next_ones_apart",
+        {"code": 10, "apart": True},
+    ),
+    "no leader keeps batches apart": Mutant(
+        source(
+            j.Journal,
+            "refused",
+            "if batch.gathered and (final or scope is Scope.BATCH):",
+            "if batch.gathered:",
+        ),
+        "test_what_is_refused_as_it_is_keeps_the_next_ones_apart",
+        {"code": 6, "apart": False},
+    ),
+    # What the one is.
+    "the sequences of the first alone": _made(
+        "_id_fields(first.identity), count)", "_id_fields(first.identity), first.count)"
+    ),
+    "the sequences of the last": _made(
+        "_id_fields(first.identity), count)", "_id_fields(batches[-1].identity), count)"
+    ),
+    "one is left out": _made(
+        "sum(batch.count for batch in batches)", "sum(batch.count for batch in batches[1:])"
+    ),
+    "behind all that waits": _made(
+        "partition.queue.insert(partition.queue.index(first), made)", "partition.queue.append(made)"
+    ),
+    "written with what is new": _made("persist.atomic = True"),
+    "the first alone is replaced on disk": _made(_REPLACED, f"batch is first and {_REPLACED}"),
+    "the last is not replaced on disk": _made(_REPLACED, f"batch is batches[-1] or {_REPLACED}"),
+    "nothing is replaced on disk": _made(_REPLACED),
+    "nobody knows where it stands": _made("made.parent = first"),
+    "its place may be deleted": _made("first.heirs += 1"),
+    "none of theirs may be deleted": _made("kept=batch is first", "kept=True"),
+    "as old as the first": _made("max(batch.max_timestamp for batch in batches)", "first.max_timestamp"),
+    "one is sent as well": _made(
+        "partition.queue.remove(batch)", "batch is batches[-1] or partition.queue.remove(batch)"
+    ),
+    "sent before it is durable": _made(
+        "self._write(made)", "self._write(made); made.durable = True; made.move(State.PREPARED)"
+    ),
+    "written once for each of them": Mutant(
+        source(j.Journal, "_set_apart", "if place == len(parts):", "if True:"),
+        "test_it_has_their_records_their_sequences_and_their_place",
+    ),
+    "the last group is not read to its end": Mutant(
+        nothing(j.Journal, "recovered_log"),
+        "test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place",
+        {"last": True},
+    ),
+    "the next life may delete its place": Mutant(
+        source(j.Journal, "_drop_parents", "if not parent.heirs:", "if True:"),
+        "test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place",
+        {"last": True},
+    ),
+    # How they become one.
+    "made of what is under way": _checked("batch.state is j.State.PREPARED and ", "state"),
+    "made of what was sent": _checked(" and not batch.tries", "tries"),
+    "made of those that are there": _checked("len(parents) < len(run) or ", "missing"),
+    "made of what is done": _checked("each.done or ", "done"),
+    "made of what failed": _checked(" or each.error", "error"),
+    "what cannot be read ends the engine": _checked(
+        "except SpoolError:", "unreadable", "except ZeroDivisionError:"
+    ),
+    "read again at each answer": Mutant(
+        source(Gathering, "_gather", "lane.journal.keep_apart(run[0].destination)", "pass"),
+        "test_what_shows_its_size_when_it_is_read_is_read_once",
+    ),
+    "those that do not fit are left out": Mutant(
+        source(
+            Gathering,
+            "_gather",
+            "run, parents = run[: len(columns)], parents[: len(columns)]",
+            "pass",
+        ),
+        "test_what_compression_makes_small_does_not_become_a_batch_that_readers_cannot_hold",
+        {"size_bytes": 90_000, "most": 11},
+    ),
+    "each at the place of the first": _became("parcel.shift = shift"),
+    "each a record behind the one before": _became("shift += parcel.count", "shift += 1"),
+    "bytes of what is gathered stay in memory": _became("self._disk.drop(parcel)"),
+    "they stay beside it": _became("del lane.parcels[batch.handle]"),
+    "one record of each": _became("sum(parcel.count for parcel in parents)", "len(parents)"),
+    "only the first is done": Mutant(
+        source(Ledger, "finish", "parcel.parents or (parcel.parent,)", "(parcel.parent,)"),
+        "test_what_waited_through_an_outage_goes_in_a_few_requests",
+    ),
+    "in the wrong order": Mutant(
+        source(gathering, "joined", "headers = {}", "headers, columns = {}, columns[::-1]"),
+        "test_what_waited_through_an_outage_goes_in_a_few_requests",
+    ),
+    "a full spool gets fuller": _room("and ledger.used < config.spool_max_bytes // 2"),
+    "a full disk gets fuller": _room("and ledger.free > 4 * FREE_BYTES"),
+    "a disk that fails gets more": _room("not (lane.write_attempt or lane.unwritten)", "True"),
+    "any number of bytes out of their compression": _size("if room < 0:", "if False:", "values"),
+    "keys take nothing": _size("itertools.chain(found.keys, found.values)", "found.values", "keys"),
+    "values take nothing": _size("itertools.chain(found.keys, found.values)", "found.keys", "values"),
+    "headers take nothing": _size(
+        "room -= sum(len(value) for headers in found.headers.values() for _, value in headers if value)",
+        "pass",
+        "headers",
+    ),
+    "gathers what has its own time": Mutant(
+        _for_any_settings(" or config.delivery_timeout_s is not None"),
+        "test_what_is_large_and_what_the_user_times_goes_as_it_is",
+    ),
+    # Pauses that end when another one leads.
+    "no pause ends early": Mutant(
+        source(Sender, "let_out", "self._ground.post(due)", "pass"),
+        "test_a_pause_ends_when_another_broker_leads",
+        {"seed": 0, "in_doubt": False},
+    ),
+    "any metadata end a pause": Mutant(
+        nothing(Sender, "_has_news", result=True), "test_elections_make_no_storm_of_requests"
+    ),
+    "elections end every pause": _paused("let_out", " and self._calm_in_s(*address) <= 0", ""),
+    "who was asked is not noted": _paused("send", "self.tries(*address)", "pass"),
+    "another leader ends the pause after a refusal": _paused(
+        "wait",
+        "if not (wait.at_least_s or wait.refused):",
+        "if not wait.at_least_s:",
+        "test_another_leader_refuses_as_the_one_before",
+    ),
+    "a leader that came during the request is no news": _paused(
+        "wait",
+        "if self._has_news(address):",
+        "if False:",
+        "test_nothing_pauses_for_a_leader_that_is_none_any_more",
+    ),
+}
