@@ -11,6 +11,9 @@ from unittest import mock
 
 from weather import Weather
 
+from kafkasafe._io import lanes
+from kafkasafe.testing.disk import DiskFiles
+
 PARTITIONS = 3
 PLACES = [("orders", 0), ("orders", 1), ("orders", 2), ("audit", 0), ("audit", 1)]
 """Partitions of "audit" are not chosen before the topic is heard of, in whatever life that is."""
@@ -124,4 +127,11 @@ def weather(seed: int, steps: int = 40, kind: type[Storm] = Storm, **options) ->
         except BaseException as error:
             error.add_note("\n".join(storm.world.lines[-300:]))
             raise
+        finally:
+            _let_go()
     return storm
+
+
+def _let_go() -> None:
+    """Processes that are dead close no files: each would stay among those that may be locked, and its disk with it."""
+    lanes._lockable -= {each for each in lanes._lockable if isinstance(each[0], DiskFiles)}
