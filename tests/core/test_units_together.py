@@ -101,7 +101,7 @@ def test_the_transactional_id_is_free_when_the_ends_of_all_are_durable():
 
 
 @pytest.mark.parametrize(
-    "which", ["a user's name", "offsets of a group", "went back before", "not on disk", "a pause"]
+    "which", ["a user's name", "offsets of a group", "went back before", "not on disk", "a pause", "refused"]
 )
 def test_what_is_not_the_lanes_own_or_cannot_go_yet_goes_by_itself(which):
     script = Script(2, most=16)
@@ -117,10 +117,22 @@ def test_what_is_not_the_lanes_own_or_cannot_go_yet_goes_by_itself(which):
             other.durable = False
         case "a pause":
             other.resting = True
+        case "refused":
+            other.phase = u.Phase.REFUSED
     assert script.units._gather(units[0], script.units._is_ready) == [units[0]]
+    if which in {"a user's name", "offsets of a group", "went back before"}:
+        assert script.units._gather(other, script.units._is_ready) == [other]
     other.transactional_id, other.offsets, other.tries = "", (), 0
-    other.durable, other.resting = True, False
+    other.durable, other.resting, other.phase = True, False, u.Phase.WAITING
     assert script.units._gather(units[0], script.units._is_ready) == units
+
+
+def test_what_has_a_name_goes_by_itself():
+    test_what_is_not_the_lanes_own_or_cannot_go_yet_goes_by_itself("a user's name")
+
+
+def test_what_is_refused_is_not_begun_with_what_stands_before_it():
+    test_what_is_not_the_lanes_own_or_cannot_go_yet_goes_by_itself("refused")
 
 
 def test_they_are_not_more_than_a_transaction_should_hold():
@@ -213,7 +225,7 @@ def refuse_one(code, reason, *, lasting):
     assert committed == units
 
 
-@pytest.mark.parametrize("when", ["appending", "staged", "ending"])
+@pytest.mark.parametrize("when", ["appending", "staging", "staged", "ending"])
 def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
     script = Script(2, most=16)
     ahead = []
@@ -222,9 +234,16 @@ def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
         script.prepare()
         ahead = script.take(u.End)
     units = [script.seal(number, 1) for number in (1, 2, 3)]
-    if when == "appending":
+    if when in {"appending", "staging"}:
         script.turn()
         script.fence_all()
+        if when == "staging":
+            script.turn()
+            for append in script.take(u.Append):
+                script.append(append)
+            script.actions += script.units.advance()
+            for note in script.take(u.Note):
+                script.units.noted(note)
     else:
         script.prepare()
         script.take(u.End)
@@ -249,6 +268,10 @@ def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
     assert committed == [units[0], units[2]]
 
 
+def test_one_that_is_given_up_before_staged_is_durable_leaves_the_others_their_turn():
+    test_one_that_is_given_up_does_not_take_the_others_with_it("staging")
+
+
 def test_one_that_is_given_up_too_late_is_committed_with_the_others():
     script, units = three()
     script.prepare()
@@ -260,6 +283,19 @@ def test_one_that_is_given_up_too_late_is_committed_with_the_others():
     assert [(number_of(mark), mark.outcome) for mark in script.turn()] == [
         (number, m.UnitOutcome.COMMITTED) for number in (1, 2, 3)
     ]
+
+
+def test_what_stands_behind_goes_back_when_one_of_them_is_given_up():
+    script, units = three()
+    script.turn()
+    script.fence_all()
+    behind = script.seal(4, 1)
+    script.turn()
+    script.fence_all()
+    assert {unit.phase for unit in (*units, behind)} == {u.Phase.APPENDING}
+    assert behind.within is None
+    assert script.units.give_up(units[1], -4, "of the test")
+    assert {unit.phase for unit in (units[0], units[2], behind)} == {u.Phase.WAITING}
 
 
 def test_what_stands_behind_them_goes_back_when_they_do():
@@ -276,6 +312,10 @@ def test_what_stands_behind_them_goes_back_when_they_do():
     script.units.told(ask, committed=False)
     assert {unit.phase for unit in (*units, behind)} == {u.Phase.WAITING}
     assert in_line(script, 1) == [*units, behind]
+    # And each goes alone, so that it shows whose fault it was.
+    go_on(script)
+    [end] = script.take(u.End)
+    assert end.unit.each == (units[0],)
 
 
 # -- what earlier lives left -------------------------------------------------------------------------------------------

@@ -213,4 +213,53 @@ MUTANTS = {
         source(together, "_shares", " or unit.tries", ""),
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
+    "those behind stay when one of several is given up": Mutant(
+        source(u.Units, "give_up", "self._set_back_behind(whole)", "pass"),
+        "test_what_stands_behind_goes_back_when_one_of_them_is_given_up",
+    ),
+    "given up before STAGED is durable": Mutant(
+        source(u.Units, "give_up", "if unit.phase is Phase.STAGING:", "if False:"),
+        "test_one_that_is_given_up_before_staged_is_durable_leaves_the_others_their_turn",
+    ),
+    "what was not committed together goes together again": Mutant(
+        source(u.Units, "_outcome", "each.tries += 1", "pass"),
+        "test_what_stands_behind_them_goes_back_when_they_do",
+    ),
+    "what is refused is begun with what stands before it": Mutant(
+        source(u.Units, "_is_ready", "unit.phase is Phase.WAITING\n        and ", ""),
+        "test_what_is_refused_is_not_begun_with_what_stands_before_it",
+    ),
+    "a name shares the transaction of others": Mutant(
+        source(together, "_shares", "unit.transactional_id or ", ""),
+        "test_what_has_a_name_goes_by_itself",
+    ),
+    "others share the transaction of a name": Mutant(
+        source(together.Together, "_gather", "if not _shares(unit):", "if False:"),
+        "test_what_has_a_name_goes_by_itself",
+    ),
+    "any number of bytes share a transaction": Mutant(
+        source(together.Together, "_gather", "_size(other) <= room\n", "True\n"),
+        "test_they_are_not_more_than_a_transaction_should_hold",
+    ),
+    "any number of units share a transaction": Mutant(
+        source(together.Together, "_gather", "while len(found) < self._most:", "while True:"),
+        "test_they_are_not_more_than_a_transaction_should_hold",
+    ),
+    "BEGUN of the first alone": Mutant(
+        source(
+            u.Units,
+            "_begin",
+            "self._begun_marks.append(",
+            "(self._begun_marks.append if each is unit.each[0] else id)(",
+        ),
+        "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
+    ),
+    "ENDED of the first alone": Mutant(
+        source(u.Units, "_end", "for each in unit.each:", "for each in unit.each[:1]:"),
+        "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
+    ),
+    "STAGED says the places of all": Mutant(
+        source(u.Units, "_whole", "for batch in each.batches", "for batch in unit.batches"),
+        "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
+    ),
 }
