@@ -221,6 +221,7 @@ class Collector(PrometheusCollector):
     def add(self, source: Source) -> None:
         """Collect one more."""
         with self._lock:
+            self._retire_gone()  # where nobody scrapes, nothing else would
             if all(seen.source() is not source for seen in self._sources):
                 self._sources.append(_Seen(source))
 
@@ -255,8 +256,7 @@ class Collector(PrometheusCollector):
     def _read(self) -> tuple[dict[Definition, _Values], list[Source]]:
         read: dict[Definition, _Values] = {}
         live = [source for seen in self._sources if (source := seen.source()) is not None]
-        for seen in [seen for seen in self._sources if seen.source() is None]:
-            self._retire(seen)
+        self._retire_gone()
         for seen in self._sources:
             source = seen.source()
             if source is None:
@@ -271,6 +271,10 @@ class Collector(PrometheusCollector):
                 for labels, value in by_label.items():
                     _merge(read.setdefault(definition, {}), (client, labels), value, "sum")
         return read, live
+
+    def _retire_gone(self) -> None:
+        for seen in [seen for seen in self._sources if seen.source() is None]:
+            self._retire(seen)
 
     def _retire(self, seen: _Seen) -> None:
         self._sources.remove(seen)

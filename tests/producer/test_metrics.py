@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kafkasafe import SafeProducer
 from kafkasafe._io.stats import PRODUCER, Definition, Histogram
 from kafkasafe.errors import RejectedError, SpoolFullError
-from kafkasafe.metrics import install, serve, uninstall
+from kafkasafe.metrics import Collector, install, serve, uninstall
 from kafkasafe.testing.proxy import FaultProxy
 
 pytestmark = pytest.mark.kafka
@@ -310,3 +310,18 @@ def test_processes_that_are_scraped_as_one(kafka, tmp_path):
     assert (seen["kafkasafe_spool_segments",], seen["kafkasafe_spool_capacity_bytes",]) == (0, 0)
     assert any(key[0] == "kafkasafe_build_info" for key in seen)
     assert list(Path(tmp_path / "multi").glob("counter_*.db"))
+
+
+def test_sources_that_are_gone_leave_where_nobody_scrapes():
+    """A program that opens a producer for each of its jobs kept something of every one of them."""
+
+    class Source:
+        client_id = "job"
+
+        def _readings(self):
+            return []
+
+    collector = Collector()
+    for _ in range(50):
+        collector.add(Source())
+    assert len(collector._sources) <= 1
