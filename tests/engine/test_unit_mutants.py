@@ -10,6 +10,7 @@ import pytest
 import test_unit_crashes
 from unit_mutants import MUTANTS, SEEDS, Mutant
 from unit_storm import weather
+from unit_storm_recreated import RecreatingStorm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 import test_units
@@ -30,7 +31,10 @@ def _judge(mutant: Mutant) -> None:
         _run(mutant.test)
     else:
         for seed in range(mutant.first, mutant.first + SEEDS):
-            weather(seed)
+            if mutant.recreated:
+                weather(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
+            else:
+                weather(seed)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -39,6 +43,11 @@ def test_a_mutant_is_found(name, monkeypatch):
     mutant.change(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017  # an assertion, or whatever the mutant breaks before it
         _judge(mutant)
+
+
+@pytest.mark.parametrize("seed", sorted({mutant.first for mutant in MUTANTS.values() if mutant.recreated}))
+def test_without_a_mutant_the_storm_is_weathered(seed):
+    weather(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
 
 
 @pytest.mark.parametrize("name", sorted({mutant.test for mutant in MUTANTS.values() if mutant.test}))

@@ -29,11 +29,13 @@ class Mutant:
         change: Makes it, with pytest's `monkeypatch`.
         test: A test of tests/core/test_units.py, test_units_together.py or test_unit_crashes.py; empty: storms do.
         first: The first seed of those.
+        recreated: In the storms topics are deleted and created again.
     """
 
     change: Callable[[Any], None]
     test: str = ""
     first: int = 0
+    recreated: bool = False
 
 
 def _no_marker(patch: Any) -> None:
@@ -261,5 +263,13 @@ MUTANTS = {
     "STAGED says the places of all": Mutant(
         source(u.Units, "_whole", "for batch in each.batches", "for batch in unit.batches"),
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
+    ),
+    "ENDED does not say where its batches are": Mutant(
+        lambda patch: patch.setattr(j.Journal, "_places", lambda *_: []), first=18, recreated=True
+    ),
+    "new ids are about batches of units": Mutant(
+        source(j.Journal, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
+        first=22,
+        recreated=True,
     ),
 }
