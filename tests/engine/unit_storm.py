@@ -11,6 +11,7 @@ from unittest import mock
 
 from weather import Weather
 
+from kafkasafe import events
 from kafkasafe._io import lanes
 from kafkasafe.testing.disk import DiskFiles
 
@@ -27,18 +28,24 @@ class Storm(Weather):
         units: By name, the partitions that it has records in.
         durable: Names of what was on disk, or delivered, before the process or the machine went down.
         sent: By topic and partition, names in the order in which they were accepted.
+        alarms: Losses that were reported. Leaders are in sync here, and nothing is ever lost.
     """
 
     patience_s = 900.0
     late_s = TIMEOUT_MS / 1000 + 10
 
     def __init__(self, seed: int, version: str = "4.3.0", **options) -> None:
-        options = {"transaction_timeout_ms": TIMEOUT_MS, **options}
+        self.alarms = []
+        options = {"transaction_timeout_ms": TIMEOUT_MS, "on_event": self._note_alarm, **options}
         super().__init__(seed, {"orders": PARTITIONS, "audit": 2}, version, **options)
         self.units = {}
         self.sent = {place: [] for place in PLACES}
         self.durable = set()
         self.faults.append(self.sleep)
+
+    def _note_alarm(self, event: events.Event) -> None:
+        if isinstance(event, (events.AckedDataLost, events.RecordsMissing)):
+            self.alarms.append(event)
 
     def blow(self, steps: int) -> None:
         for _ in range(steps):
@@ -91,6 +98,7 @@ class Storm(Weather):
             self.durable.update(names)
 
     def check(self) -> None:
+        assert not self.alarms, f"nothing was lost here: {self.alarms}"
         logs = {place: self.world.committed(*place) for place in PLACES}
         for place, log in logs.items():
             assert len(log) == len(set(log)), (
