@@ -22,6 +22,7 @@ from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.batch import RECORD_OVERHEAD
+from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
@@ -106,6 +107,8 @@ class BatchOutcome:
             KafkaTimeoutError: Not durable in time. It may still become so.
             SpoolError: The spool failed for good.
         """
+        if timeout is not None:
+            timeout = timeout_of(timeout)
         in_memory = self._producer._config.in_memory
 
         def kept() -> bool:
@@ -129,7 +132,7 @@ class BatchOutcome:
             BatchDroppedError: It was given up, and none of it is delivered.
             WrongClusterError: Another cluster answers instead of the one that it is for.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._producer._pump
         pump.wait(lambda: self._head.done or pump.ledger.wrong_cluster is not None, timeout)
         if not self._head.done:

@@ -89,7 +89,7 @@ from kafkasafe.metrics import consumer_readings, install
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.options import ConsumerOptions
 
-__all__ = ["Offsets", "SafeConsumer"]
+__all__ = ["Offsets", "SafeConsumer", "check_offset"]
 
 log = EventLog("consumer")
 
@@ -108,6 +108,8 @@ _LEADER_ONLY_S: Final = 30.0
 # While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
 _REMINDER_MS: Final = 1000
 _BRIEFLY_MS: Final = 100
+
+_LAST_OFFSET: Final = 2**63 - 1
 
 # What a deleted topic answers, and for a moment a broker that just started: UNKNOWN_TOPIC_OR_PARTITION,
 # UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID.
@@ -785,10 +787,45 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             self._cluster.request_update()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """As KafkaConsumer's. Also the answer to a `LogDivergedError`."""
+        """As KafkaConsumer's. Also the answer to a `LogDivergedError`.
+
+        Raises:
+            ValueError: The partition is not assigned, or the offset is not one.
+        """
+        check_offset(offset)
         parent: Any = super()
         parent.seek(partition, offset)
         self._decided(partition)
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """As KafkaConsumer's.
+
+        Raises:
+            ValueError: An offset is not one. KafkaConsumer repeats it until the time is over, or has a negative one
+                committed, which later counts as none.
+        """
+        _check_offsets(offsets)
+        parent: Any = super()
+        parent.commit(offsets, timeout_ms)
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        callback: Callable[..., object] | None = None,
+    ) -> Future:
+        """As KafkaConsumer's.
+
+        Raises:
+            ValueError: An offset is not one.
+        """
+        _check_offsets(offsets)
+        parent: Any = super()
+        future: Future = parent.commit_async(offsets, callback)
+        return future
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """As KafkaConsumer's."""
@@ -1858,6 +1895,23 @@ def _tidy_client(**options: Any) -> Any:
 
 # KafkaConsumer's options, where the default is another: a cluster that comes back is to be noticed soon.
 _OURS: Final[dict[str, Any]] = {"kafka_client": _tidy_client, "reconnect_backoff_max_ms": 1000}
+
+
+def check_offset(given: Any) -> None:
+    """Whether the protocol has it: else each later commit of the consumer would fail, deep in kafka-python.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(given, int) or not 0 <= given <= _LAST_OFFSET:
+        raise ValueError(f"Not an offset: {given!r}. It is an int from 0 to 2**63-1")
+
+
+def _check_offsets(given: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
+    # What else may be wrong kafka-python says.
+    for each in given.values() if isinstance(given, Mapping) else ():
+        if isinstance(each, OffsetAndMetadata):
+            check_offset(each.offset)
 
 
 def _ignore(_: object) -> None:

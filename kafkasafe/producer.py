@@ -30,7 +30,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._core import batch as codec
 from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
-from kafkasafe._core.patience import Patience
+from kafkasafe._core.patience import Patience, timeout_of
 from kafkasafe._io.at_exit import at_end_of_child
 from kafkasafe._io.awaiting import Fates, LoopWaits
 from kafkasafe._io.callbacks import CallbackThread, take
@@ -565,6 +565,8 @@ class RecordFuture(FutureRecordMetadata):
             KafkaTimeoutError: Not durable in time. It may still become so.
             SpoolError: The spool failed for good.
         """
+        if timeout is not None:
+            timeout = timeout_of(timeout)
         self._producer._seal_chunk(self._chunk)
         self._producer._pump.wait(self._durable_or_never, timeout)
         return self._made_durable(timeout)
@@ -617,7 +619,7 @@ class RecordFuture(FutureRecordMetadata):
             WrongClusterError: Another cluster answers instead of the one that the record is for. It is delivered when
                 that one answers again.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._producer._seal_chunk(self._chunk)
         self._producer._pump.wait(self._done_or_never, timeout, choosy=True)
         if self.is_done:
@@ -1694,7 +1696,7 @@ class SafeProducer(OfOneProcess):
         """
         self._check_fork()
         pump = self._pump
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._seal_all()
         pump.adopt_now()
         number = pump.ledger.last_number()
@@ -1774,7 +1776,7 @@ class SafeProducer(OfOneProcess):
         """
         self._check_fork()
         pump = self._pump
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._seal_all()
         number = pump.ledger.last_undurable()
         if self._config.in_memory:
@@ -1834,9 +1836,9 @@ class SafeProducer(OfOneProcess):
             DataLossError: As of `flush`; all losses that were not raised yet in one (`others`). It is closed all the
                 same. Where the answer did not come in time a WARNING says so (`acked_loss_unknown`), and the next
                 producer on the directory asks again.
-            ValueError: A negative timeout.
+            ValueError: A negative timeout, or nan.
         """
-        if timeout is not None and not timeout >= 0:
+        if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))
 
@@ -1849,7 +1851,7 @@ class SafeProducer(OfOneProcess):
         if self._closed is not None:
             return
         self._check_fork()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
         # First: what another thread still adds is sealed below, and no chunk is opened any more.
         self._closed = ProducerClosedError(

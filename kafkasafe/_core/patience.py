@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Patience", "seconds_of"]
+__all__ = ["Patience", "seconds_of", "timeout_of"]
 
 
 def seconds_of(timeout_ms: float) -> float:
@@ -20,6 +21,30 @@ def seconds_of(timeout_ms: float) -> float:
     if math.isnan(timeout_ms):
         raise ValueError("timeout_ms must be a number of milliseconds, not nan")
     return timeout_ms / 1000
+
+
+def timeout_of(timeout: Any) -> float:
+    """What somebody gave as a time-out in seconds, other than None, as a number that can be reckoned with.
+
+    Also what only becomes one, as numpy's numbers do: KafkaProducer takes them. Not nan, which is neither before nor
+    after any time: a wait with it ends at once, or never.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is nan, or larger than any float.
+    """
+    said = "timeout must be a number of seconds, or None, not"
+    if isinstance(timeout, (str, bytes, bytearray)):
+        raise TypeError(f"{said} {timeout!r}")  # of which float() makes one
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        raise TypeError(f"{said} {timeout!r}") from None
+    except OverflowError:
+        raise ValueError(f"{said} an int that is larger than any float") from None
+    if math.isnan(seconds):
+        raise ValueError(f"{said} {timeout!r}")
+    return timeout if isinstance(timeout, (int, float)) else seconds
 
 
 @dataclass(frozen=True, slots=True)

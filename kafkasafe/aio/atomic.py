@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import kafka.errors as kafka_errors
 
 from kafkasafe import atomic
+from kafkasafe._core.patience import timeout_of
 from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.instead import headers_of
@@ -61,6 +62,8 @@ class BatchOutcome:
             KafkaTimeoutError: Not durable in time. It may still become so.
             SpoolError: The spool failed for good.
         """
+        if timeout is not None:
+            timeout = timeout_of(timeout)
         outcome = self._outcome
         ledger, in_memory = outcome._producer._pump.ledger, outcome._producer._config.in_memory
         in_time = await waits_of(outcome._producer).wait(

@@ -11,6 +11,8 @@ import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from kafkasafe.consumer import check_offset
+
 if TYPE_CHECKING:
     from kafkasafe.aio.consumer import SafeConsumer
 
@@ -89,11 +91,13 @@ def as_offset(given: Any) -> Any:
         TypeError: The metadata is not a string.
     """
     if isinstance(given, OffsetAndMetadata):
+        check_offset(given.offset)
         return given
     pair = given if isinstance(given, tuple) else (given, "")
-    if len(pair) != 2 or type(pair[0]) is not int or pair[0] < 0:
+    if len(pair) != 2:
         raise ValueError(f"Not an offset: {given!r}. It is a number from 0 on, or (number, metadata)")
     offset, metadata = pair
+    check_offset(offset)
     if not isinstance(metadata, str):
         raise TypeError(f"The metadata of an offset is a text, not {metadata!r}")
     return OffsetAndMetadata(offset, metadata, -1)

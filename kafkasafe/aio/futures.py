@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
+from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
-from kafkasafe.aio.threads import check_timeout
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -83,7 +83,8 @@ class RecordFuture:
             KafkaTimeoutError: Not durable in time. It may still become so.
             SpoolError: The spool failed for good.
         """
-        check_timeout(timeout)
+        if timeout is not None:
+            timeout = timeout_of(timeout)
         record = self._record()
         if not record._durable_or_never():
             self._owner._seal_soon(self._chunk)

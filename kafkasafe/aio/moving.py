@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe.aio.fetched import UnassignedError, as_partition, as_partitions
 from kafkasafe.aio.listening import Listener, as_listener
+from kafkasafe.consumer import check_offset
 
 if TYPE_CHECKING:
     from kafkasafe.aio.consumer import SafeConsumer
@@ -142,12 +143,10 @@ class Moving(ABC):
         """Go on from an offset. Takes effect before the next record; may be awaited, for its error.
 
         Raises:
-            ValueError: The partition is not assigned (which is an IllegalStateError, too); the offset is no number from
-                0 on.
+            ValueError: The partition is not assigned (which is an IllegalStateError, too), or the offset is not one.
         """
         partition = as_partition(partition)
-        if type(offset) is not int or offset < 0:
-            raise ValueError(f"Not an offset: {offset!r}")
+        check_offset(offset)
         if self._consumer is not None:
             self._check_assigned([partition])
         return self._later(lambda consumer: consumer.seek(partition, offset), [partition])

@@ -13,13 +13,14 @@ from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._core.batch import RECORD_OVERHEAD
+from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
 from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer, headers_of
-from kafkasafe.aio.threads import Worker, call_in_thread, check_timeout, retrieve
+from kafkasafe.aio.threads import Worker, call_in_thread, retrieve
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.logs import EventLog
@@ -118,11 +119,10 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             timeout: Seconds to wait for deliveries. Default: see `kafkasafe.SafeProducer.close`.
 
         Raises:
-            ValueError: A negative timeout.
+            ValueError: A negative timeout, or nan.
             Exception: As of `kafkasafe.SafeProducer.close`.
         """
-        check_timeout(timeout)
-        if timeout is not None and timeout < 0:
+        if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close(timeout))
@@ -309,7 +309,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
             Exception: As of `kafkasafe.SafeProducer.flush`.
         """
-        check_timeout(timeout)
+        if timeout is not None:
+            timeout = timeout_of(timeout)
         producer = self._opened
         producer._check_fork()
         ledger = producer._pump.ledger
@@ -331,7 +332,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             KafkaTimeoutError: Not everything in time.
             SpoolError: The spool failed for good.
         """
-        check_timeout(timeout)
+        if timeout is not None:
+            timeout = timeout_of(timeout)
         producer = self._opened
         producer._check_fork()
         ledger = producer._pump.ledger

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import queue
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 from kafkasafe._core.patience import seconds_of
 from kafkasafe.logs import apart
 
-__all__ = ["Worker", "call_in_thread", "check_timeout", "end_of", "place_of", "retrieve"]
+__all__ = ["Worker", "call_in_thread", "end_of", "place_of", "retrieve"]
 
 T = TypeVar("T")
 
@@ -88,19 +87,6 @@ def end_of(timeout_ms: float) -> float:
         ValueError: It is nan.
     """
     return time.monotonic() + seconds_of(timeout_ms)
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Of a call that waits: among the loop's timers nan is neither before nor after any other.
-
-    Raises:
-        TypeError: It is neither None nor a number.
-        ValueError: It is nan.
-    """
-    if timeout is not None and not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, or None, not {timeout!r}")
-    if timeout is not None and math.isnan(timeout):
-        raise ValueError(f"Invalid timeout: {timeout}")
 
 
 class _Place:

@@ -10,6 +10,7 @@ import kafka.errors
 import pytest
 from helpers import run
 from kafka import TopicPartition
+from kafka.structs import OffsetAndMetadata
 
 from kafkasafe import SafeProducer as ThreadProducer
 from kafkasafe.aio import SafeConsumer
@@ -157,6 +158,10 @@ def test_topics_a_pattern_and_partitions_exclude_each_other_and_that_is_said_at_
         ({A: (1, "", 2)}, ValueError),
         ({A: (1,)}, ValueError),
         ({A: None}, ValueError),
+        ({A: 2**63}, ValueError),
+        ({A: (2**63, "")}, ValueError),
+        ({A: OffsetAndMetadata(2**63, "", -1)}, ValueError),
+        ({A: OffsetAndMetadata(-5, "", -1)}, ValueError),
     ],
     ids=repr,
 )
@@ -204,6 +209,21 @@ def test_words_of_aiokafka_for_defaults(options):
             for timeout_ms in (None, "x"):
                 with pytest.raises(TypeError, match="timeout_ms"):
                     await consumer.getmany(timeout_ms=timeout_ms)
+
+    run(main())
+
+
+@pytest.mark.parametrize("wrong", [2**63, -1, 1.5, "5"])
+def test_what_is_no_offset_is_refused_at_once(options, wrong):
+    """One that the protocol has no room for was taken, and each commit afterwards failed."""
+
+    async def main():
+        async with SafeConsumer(**options) as consumer:
+            consumer.assign([A])
+            with pytest.raises(ValueError, match="Not an offset: "):
+                consumer.seek(A, wrong)
+            assert (await consumer.getone()).offset == 0
+            await consumer.commit()
 
     run(main())
 

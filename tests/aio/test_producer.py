@@ -590,7 +590,16 @@ def test_a_time_that_is_none_is_refused(options, fake_kafka):
         async with SafeProducer(**options) as producer:
             for partition in (0, None):  # before and after the record has its fate
                 future = await producer.send("orders", b"", partition=partition)
-                for wait in (producer.flush, producer.flush_spool, future.durable, producer.close):
+                async with producer.batch() as batch:
+                    batch.send("orders", b"")
+                waits = (
+                    producer.flush,
+                    producer.flush_spool,
+                    future.durable,
+                    batch.outcome.durable,
+                    producer.close,
+                )
+                for wait in waits:
                     for wrong, error in ((math.nan, ValueError), ("5", TypeError), ([], TypeError)):
                         with pytest.raises(error, match="timeout"):
                             await wait(wrong)

@@ -357,3 +357,23 @@ class TestResets:
         consumer.seek(TopicPartition(topic, 0), 50)
         until(lambda: consumer.poll(500) or consumers.of(PositionReset))
         assert consumers.of(PositionReset) == [PositionReset(topic, 0, "beyond_end", "latest", 50, 10, None)]
+
+
+@pytest.mark.parametrize("wrong", [2**63, -1, 1.5, "5"])
+def test_what_is_no_offset_is_refused_before_anything_is_done(fake_kafka, wrong):
+    """One that the protocol has no room for was taken, and each commit afterwards failed in kafka-python's encoding."""
+    topic = new_topic(fake_kafka)
+    at = TopicPartition(topic, 0)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, group_id=topic, auto_offset_reset="earliest")
+        given = {at: OffsetAndMetadata(wrong, "", -1)}
+        for call in (
+            lambda: consumer.seek(at, wrong),
+            lambda: consumer.commit(given, timeout_ms=1000),
+            lambda: consumer.commit_async(given),
+        ):
+            with pytest.raises(ValueError, match="Not an offset: "):
+                call()
+        consumer.seek(at, 2**63 - 1)
+        consumer.commit()
+        assert consumer.committed(at) == 2**63 - 1

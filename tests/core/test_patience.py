@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
-from kafkasafe._core.patience import Patience
+from kafkasafe._core.patience import Patience, timeout_of
 
 NONE = -1e9
 
@@ -25,3 +29,32 @@ def test_when_it_ends(began, progress, pause_until, ends):
 
 def test_pauses_may_be_left_out():
     assert Patience(5.0, 0.0).ends_at(100.0, 20.0, 130.0) == 105.0
+
+
+@pytest.mark.parametrize(
+    "given", [0, -1, 5, 2.5, True, math.inf, -math.inf, np.int64(3), np.float32(1.5), Fraction(1, 2)]
+)
+def test_a_time_out_that_is_a_number_is_one_to_reckon_with(given):
+    found = timeout_of(given)
+    assert found == given
+    assert isinstance(found, (int, float))
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (math.nan, ValueError),
+        (np.float32("nan"), ValueError),
+        (10**400, ValueError),
+        ("5", TypeError),
+        (b"5", TypeError),
+        (np.str_("5"), TypeError),
+        (np.array([1, 2]), TypeError),
+        ([5], TypeError),
+        (1j, TypeError),
+    ],
+    ids=str,
+)
+def test_a_time_out_that_is_none_is_refused_by_name(given, error):
+    with pytest.raises(error, match="timeout must be a number of seconds, or None, not "):
+        timeout_of(given)

@@ -77,3 +77,23 @@ def test_what_a_look_raises_is_raised_where_it_is_waited_for():
         waiting.wait_for(ready, 60, choosy=True)
     ringer.join()
     assert not waiting
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(float("nan"), ValueError), ("5", TypeError), ([], TypeError)])
+def test_a_time_out_that_is_none_is_refused_and_nothing_is_changed(fake_kafka, tmp_path, wrong, error):
+    """flush(nan) never ended, and said a thousand times a second that it had waited for 0 s."""
+    fake_kafka.create_topic("t", partitions=1)
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool"
+    ) as producer:
+        future = producer.send("t", b"x")
+        with producer.batch() as batch:
+            batch.send("t", b"y")
+        outcome = batch.outcome
+        waits = [producer.flush, producer.flush_spool, producer.close]
+        for wait in [*waits, future.get, future.durable, outcome.get, outcome.durable]:
+            with pytest.raises(error, match="timeout must be a number of seconds, or None, not "):
+                wait(wrong)
+        producer.send("t", b"z")
+        producer.flush(float("inf"))
+        assert future.get(0).offset == 0
