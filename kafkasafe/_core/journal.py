@@ -1897,9 +1897,10 @@ class Journal:
     def _join(self, unit: u.Unit, batch: Batch) -> None:
         # The next life goes by the order on the disk: what is only in memory and stands before it goes there first.
         queue = self._partitions[batch.destination].queue
-        self.spill(
-            [other for other in queue.all() if other.unit is None and not self._rests_on_disk(other)][-1:]
-        )
+        if not self._durable_first:
+            self.spill(
+                [other for other in queue.all() if other.unit is None and not self._rests_on_disk(other)][-1:]
+            )
         batch.unit, batch.state = unit, State.JOINED
         self._partitions[batch.destination].queue.append(batch)
 

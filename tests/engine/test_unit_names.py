@@ -50,3 +50,31 @@ def test_what_is_refused_is_reported_until_it_is_taken(denied, unit, name):
     assert sum(isinstance(each, events.TransactionsRefused) for each in seen) == 1
     world.run(1)
     assert world.committed("orders", 0) == [b"1", b"2"]
+
+
+def test_a_unit_of_offsets_alone_keeps_its_place_on_the_disk():
+    """Of a unit without records the spool has one mark: the file with it stays until the unit is over."""
+    world = World()
+    world.centre.create_topic("orders", 1)
+    options = {"sizes": {"spool_segment_bytes": 2000}, "retry_backoff_ms": 100}
+    life = world.start(**options)
+    world.centre.deny("read", "group", "app", on=True)
+    position = m.Position("orders", 0, 7, -1, "")
+    life.unit(offsets=[m.GroupOffsets("app", "", -1, None, (position,))])
+    for number in range(40):
+        parcel = life.send("orders", 0, [b"%d" % number + bytes(200)])
+        assert world.run(60, until=lambda parcel=parcel: parcel.done)
+    world.run(5)
+    journal = life.ground.own.journal
+    assert journal.release_position < 10
+    assert journal.unfinished == 1
+    world.kill(life)
+    world.centre.deny("read", "group", "app", on=False)
+    life = world.start(**options)
+    noted = world.cluster._desk.groups.get("app").offsets
+    assert world.run(60, until=lambda: ("orders", 0) in noted)
+    assert noted["orders", 0].offset == 7
+    for number in range(40):
+        life.send("orders", 0, [b"%d" % number + bytes(200)])
+    assert world.run(60, until=life.engine.ledger.idle)
+    assert life.ground.own.journal.release_position > 40

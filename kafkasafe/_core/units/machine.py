@@ -54,6 +54,7 @@ class Units(Recovery):
             self._line(destination).append(unit)
         if not unit.batches:
             self._bare.append(unit)
+            self._batchless[unit.unit_id] = unit
 
     def written(self, unit: Unit, position: int) -> None:
         """It is durable."""
@@ -257,6 +258,7 @@ class Units(Recovery):
         """Its ENDED mark is durable."""
         unit.move(Phase.OVER)
         self._units.pop(unit.unit_id, None)
+        self._batchless.pop(unit.unit_id, None)
         self._dirty = True
         whole = unit.within or unit
         slot = whole.slot

@@ -57,6 +57,8 @@ class Moves(Together):
         self._slots: dict[str, Slot] = {}
         self._numbers = 0
         self._units: dict[bytes, Unit] = {}
+        self._batchless: dict[bytes, Unit] = {}
+        """Of those: whatever is looked at in each turn is not to take longer with each unit that waits."""
         self._actions: list[Action] = []
         self._dirty = False
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
@@ -95,7 +97,7 @@ class Moves(Together):
     @property
     def bare(self) -> int:
         """How many have no batch."""
-        return sum(not unit.batches for unit in list(self._units.values()))
+        return len(self._batchless)
 
     @property
     def unfinished(self) -> list[Unit]:
@@ -105,7 +107,7 @@ class Moves(Together):
     @property
     def pinned(self) -> Iterable[int]:
         """Spool positions that are still needed for units without a batch."""
-        return (unit.position for unit in self._units.values() if not unit.batches)
+        return (unit.position for unit in self._batchless.values())
 
     def get(self, unit_id: bytes) -> Unit | None:
         """A unit without a fate."""

@@ -112,6 +112,7 @@ class Recovery(Moves):
                 self._line(destination).append(unit)
             if not unit.batches:
                 self._bare.append(unit)
+                self._batchless[unit.unit_id] = unit
         for slot in self._slots.values():
             self._restore(slot)
         # Its BEGUN mark may not be durable: whatever its ids are, a transaction of theirs may be open.
