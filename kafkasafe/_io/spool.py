@@ -43,6 +43,9 @@ Sync = Literal["group", "each", "os"]
 
 _RESERVE_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps: a lane that is hardly used should not occupy a whole segment."""
+_MOST_BATCHES: Final = 1 << 14
+"""Of a segment. What is known of a batch stays in memory until its segment goes: of some hundred bytes on disk, up to
+2.6 kB for an atomic batch."""
 _SPARE: Final = "reserve"
 _SPARE_BYTES: Final = 64 * 1024
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -109,7 +112,8 @@ class Spool:
         Args:
             lane: Its directory.
             files: The disk.
-            segment_bytes: A segment ends before it becomes larger, unless one group alone is larger.
+            segment_bytes: A segment ends before it becomes larger, unless one group alone is larger; or when it has
+                16,384 batches.
             sync: "group" and "each": `sync` is an fdatasync. "os": the operating system writes when it likes.
             snapshot: The marks that a new segment begins with.
             on_corrupt: "raise", or "quarantine": damage is copied aside, and what is behind it is kept.
@@ -386,7 +390,11 @@ class Spool:
     ) -> list[int]:
         control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
         size = len(control) + sum(entry.size_bytes for entry in manifest)
-        if self._handle < 0 or self._segments[-1].size_bytes + size > self._segment_bytes:
+        if (
+            self._handle < 0
+            or self._segments[-1].size_bytes + size > self._segment_bytes
+            or len(self._segments[-1].batches) >= _MOST_BATCHES
+        ):
             self._roll()
             control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
         self._append(control, batches, manifest, end_position)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kafkasafe._core import marks as m
+from kafkasafe._io import spool
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import SpoolError, SpoolWriteError
@@ -48,6 +49,20 @@ def test_what_was_written_is_found_again_over_many_segments(sync):
     found = recover(disk)
     assert found.items == owner.promised
     found.close()
+
+
+def test_a_segment_of_small_batches_ends_before_it_is_large(monkeypatch):
+    """What is known of them stays in memory as long as it does."""
+    monkeypatch.setattr(spool, "_MOST_BATCHES", 10)
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1_000_000)
+    write_some(owner, 60)
+    counts = [len(segment.batches) for segment in owner.spool._segments]
+    assert len(counts) > 5
+    assert all(10 <= count < 13 for count in counts[:-1])
+    owner.close()
+    owner.open()
+    owner.close()
 
 
 def test_every_segment_stands_alone_once_those_before_it_are_released():
