@@ -3435,6 +3435,8 @@ class Journal:
         partition = self._partitions[destination]
         if partition.partition == UNCHOSEN or partition.flow is _Flow.REJECTING:
             return
+        if any(each.batch.destination == destination for each in self._ready.unpacked):
+            return  # the shell does not know yet that they came back: that has to be before others go
         blind = self._blind_before >= 0
         queue = partition.queue
         for batch in queue.candidates(_UNPACKED):
