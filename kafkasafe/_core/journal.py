@@ -879,6 +879,8 @@ class _Partition:
     """Committed, in the order of their commits: those that are still in the spool, and a few more."""
     forgotten_offset: int = -1
     """What was acknowledged before this offset, and in front of `acked`, is not remembered."""
+    known_from: int = -1
+    """Where nobody knows how far that goes: before this, if it is still there; -1 when not even that is known."""
     told_position: int = -1
     """Of the newest one whose id is in marks of its own, so that it is known when the batch is gone from the spool."""
     suspicion: _Suspicion | None = None
@@ -1503,8 +1505,7 @@ class Journal:
                             self._forget(done)
                             done.base_offset = base_offset
                             self._dequeue(known, done)
-                            if 0 <= base_offset <= known.last_acked_offset:
-                                self._stepped_back(known, base_offset)
+                            self._look_back(known, base_offset)
                             if base_offset >= 0:
                                 known.last_acked_offset = base_offset + done.count - 1
                             self._passed(known, done)
@@ -1517,6 +1518,7 @@ class Journal:
                             known.last_acked_offset = base_offset
                             if not known.queue or known.queue[0].rank > (at,):
                                 known.clear_offset = base_offset
+                            known.known_from = -1
                             if not known.acked:
                                 known.forgotten_offset = _ANYWHERE
                 case m.Replaced(at, first_child, children):
@@ -2072,8 +2074,7 @@ class Journal:
         batch.move(State.ACKED)
         batch.base_offset = base_offset
         self._relent(partition)
-        if 0 <= base_offset <= partition.last_acked_offset:
-            self._stepped_back(partition, base_offset)
+        self._look_back(partition, base_offset)
         self._leads(partition, leader_epoch)
         if partition.flow is _Flow.PROBING:
             # acks=all answers only when the replicas have the batch, and so all before it.
@@ -2743,8 +2744,15 @@ class Journal:
             partition.rested = True
             self._touch(partition)
 
-    def _stepped_back(self, partition: _Partition, base_offset: int) -> None:
+    def _look_back(self, partition: _Partition, base_offset: int) -> None:
+        """A batch was acknowledged: behind all that was acknowledged before, or that is gone."""
         last = partition.last_acked_offset
+        if base_offset > last:
+            if partition.known_from < 0:
+                partition.known_from = base_offset
+            return
+        if base_offset < 0:
+            return
         evidence = f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before"
         self._suspect(partition, Cause.ACK, evidence, from_offset=base_offset)
 
@@ -2820,6 +2828,7 @@ class Journal:
         while len(acked) > _REMEMBERED and acked[0].position < self._released:
             batch = acked.popleft()
             partition.forgotten_offset = max(partition.forgotten_offset, batch.place + batch.count)
+            partition.known_from = max(partition.known_from, batch.place + batch.count)
 
     def _look(self, partition: _Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
@@ -2897,10 +2906,12 @@ class Journal:
         partition.rested = True
         self._touch(partition)
         # What ends there may be what has taken the place of one that is not remembered.
-        remembered = (
-            suspicion.last_acked_offset >= partition.forgotten_offset
-            and suspicion.last_acked_offset in {batch.place + batch.count - 1 for batch in acked}
-        )
+        forgotten = partition.forgotten_offset
+        if forgotten == _ANYWHERE and 0 <= partition.known_from <= epoch_end_offset:
+            forgotten = partition.known_from  # it has all that is not remembered
+        remembered = suspicion.last_acked_offset >= forgotten and suspicion.last_acked_offset in {
+            batch.place + batch.count - 1 for batch in acked
+        }
         moved = []
         for index, base_offset in loss.moved.items():
             acked[index].base_offset = acked[index].place = base_offset
@@ -2929,7 +2940,7 @@ class Journal:
                 evidence += others
         elif loss.oldest_known:
             # What was acknowledged behind the end of that leader epoch is gone, remembered or not.
-            until = min(first, partition.forgotten_offset)
+            until = min(first, forgotten)
             begin = max(epoch_end_offset, partition.baseline_offset)
             if recreated and until > max(0, partition.baseline_offset):
                 evidence += f"; what was acknowledged before {until} is not remembered"
@@ -3344,8 +3355,7 @@ class Journal:
                 grant.producer_id, grant.epoch, unit.sequences[batch.handle], batch.count
             )
         self._begins_at(partition, base_offset)
-        if 0 <= base_offset <= partition.last_acked_offset:
-            self._stepped_back(partition, base_offset)
+        self._look_back(partition, base_offset)
         # Unknown where an earlier life staged it: that of what was acknowledged before would be a false one.
         self._leads(partition, unit.epochs.get(batch.handle, -1))
         if base_offset >= 0:

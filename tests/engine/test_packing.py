@@ -182,4 +182,6 @@ def test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet(eager, monk
     life.engine._packing.pack(lane, [later[-1].batch])
     world.set_outage(False)
     assert world.run(60, ledger.idle)
-    assert [value for value in world.log("orders", 0) if value != b"first"] == [b"%04d" % number for number in range(11)]
+    assert [value for value in world.log("orders", 0) if value != b"first"] == [
+        b"%04d" % number for number in range(11)
+    ]

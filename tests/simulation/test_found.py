@@ -292,3 +292,9 @@ def test_what_comes_late_into_a_new_log_of_an_old_broker_may_hang_there():
     """Brokers before 3.6 take it, and nobody ends it: readers of committed records wait for ever. Not the producer's loss."""
     with pinned():
         assert any(any_weather(3001497).gone.values())
+
+
+def test_what_an_earlier_life_released_says_nothing_of_what_was_acknowledged_since():
+    """A leader was elected again before the metadata said so, and its epoch ended before what it then acknowledged."""
+    with pinned():
+        any_weather(9100546)
