@@ -2906,10 +2906,10 @@ class Journal:
         partition.rested = True
         self._touch(partition)
         # What ends there may be what has taken the place of one that is not remembered.
-        forgotten = partition.forgotten_offset
-        if forgotten == _ANYWHERE and 0 <= partition.known_from <= epoch_end_offset:
-            forgotten = partition.known_from  # it has all that is not remembered
-        remembered = suspicion.last_acked_offset >= forgotten and suspicion.last_acked_offset in {
+        forgotten_offset = partition.forgotten_offset
+        if forgotten_offset == _ANYWHERE and 0 <= partition.known_from <= epoch_end_offset:
+            forgotten_offset = partition.known_from  # it has all that is not remembered
+        remembered = suspicion.last_acked_offset >= forgotten_offset and suspicion.last_acked_offset in {
             batch.place + batch.count - 1 for batch in acked
         }
         moved = []
@@ -2940,7 +2940,7 @@ class Journal:
                 evidence += others
         elif loss.oldest_known:
             # What was acknowledged behind the end of that leader epoch is gone, remembered or not.
-            until = min(first, forgotten)
+            until = min(first, forgotten_offset)
             begin = max(epoch_end_offset, partition.baseline_offset)
             if recreated and until > max(0, partition.baseline_offset):
                 evidence += f"; what was acknowledged before {until} is not remembered"
