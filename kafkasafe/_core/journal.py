@@ -1356,7 +1356,6 @@ class Journal:
                 batch
                 for batch in islice(reversed(partition.acked), WINDOW)
                 if batch.identity is not None
-                and batch.unit is None
                 and batch.place == batch.base_offset >= 0
                 and batch.place + batch.count - 1 == partition.clear_offset
             ),
@@ -1702,7 +1701,7 @@ class Journal:
                     batch.state = State.SEALED
         for entry in mark.entries:
             known = self._spooled.get(entry.position)
-            if known is not None:
+            if known is not None and known.state is not State.JOINED:
                 known.identity = BatchId(
                     entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count
                 )

@@ -11,7 +11,7 @@ import zlib
 from unittest import mock
 
 import pytest
-from virtual import World
+from virtual import World, tracing
 
 from kafkasafe._core.units import Phase
 from kafkasafe._io.spool import Spool
@@ -354,3 +354,16 @@ def test_a_unit_without_anything_in_an_older_spool_does_no_harm():
     assert world.run(60, lambda: later.done and not life.ground.own.journal.unfinished)
     world.run(1)
     assert world.committed("orders", 0) == [b"1"]
+
+
+def test_where_the_batches_of_a_unit_are_stands_behind_its_end():
+    """In the same write: for lives that find neither them nor the STAGED mark."""
+    world = World(brokers=1)
+    world.centre.create_topic("orders", 2)
+    life = world.start()
+    with mock.patch.object(Spool, "write_group", tracing(world)["write_group"]):
+        life.unit(("orders", 0, [b"1", b"2"]), ("orders", 1, [b"3"]))
+        assert world.run(60, life.engine.ledger.idle)
+    [written] = [line for line in world.lines if "ENDED(" in line]
+    _, behind = written.split("ENDED(", 1)
+    assert behind.count("COMMITTED(destination=") == 2, behind

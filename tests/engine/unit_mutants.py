@@ -265,7 +265,17 @@ MUTANTS = {
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
     ),
     "ENDED does not say where its batches are": Mutant(
-        lambda patch: patch.setattr(j.Journal, "_places", lambda *_: []), first=18, recreated=True
+        lambda patch: patch.setattr(j.Journal, "_places", lambda *_: []),
+        "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
+    ),
+    "a unit's batch is not the newest": Mutant(
+        source(
+            j.Journal,
+            "_newest",
+            "if batch.identity is not None",
+            "if batch.identity is not None and batch.unit is None",
+        ),
+        first=9002083,
     ),
     "new ids are about batches of units": Mutant(
         source(j.Journal, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
