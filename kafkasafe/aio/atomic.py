@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +16,7 @@ from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread
+from kafkasafe.errors import UsageError
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -166,15 +168,20 @@ class AtomicBatch:
     async def commit(self) -> BatchOutcome:
         """Hand it over as one unit.
 
-        Cancelled meanwhile it goes on by itself, and is accepted as a whole, or (no room within `max_block_ms`) not at
-        all: `outcome` says so afterwards.
+        Cancelled meanwhile it is accepted as a whole by then, and `outcome` is there; or it is dropped, and `outcome`
+        is a UsageError. Who sends its records again in the latter case has none of them twice.
 
         Raises:
             SpoolFullError: No room within `max_block_ms`. Nothing of it was accepted; it may be committed again later.
             UsageError: It was committed or dropped before.
         """
         self._batch._check_open()
-        return BatchOutcome(await call_in_thread("kafkasafe-aio-commit", self._batch.commit))
+        try:
+            return BatchOutcome(await call_in_thread("kafkasafe-aio-commit", self._batch.commit))
+        except asyncio.CancelledError:
+            with contextlib.suppress(UsageError):  # accepted
+                self._batch.drop()
+            raise
 
     def drop(self) -> None:
         """Forget it. Nothing of it was sent, or will be."""
