@@ -330,7 +330,8 @@ def test_batches_of_two_transactions_and_of_none_in_one_call(door):
 
         door.client.produce(requests, -1, 30_000, answered)
 
-    answer = door.once(call)
+    # A broker may not know yet that it leads a topic that is new. What was appended is not appended again.
+    answer = door.ask(call)
     assert getattr(answer, "error_code", answer) == 0
     assert door.end(first).error_code == door.end(second, commit=False).error_code == 0
     door.until(lambda: door.committed(topic) == 2)
