@@ -147,9 +147,9 @@ TESTS = {
     "A transaction that one of its units left": "test_a_transaction_that_one_of_them_left_is_not_committed",
     "What shares a transaction has nothing between it": "test_nothing_that_stands_between_is_passed",
     "Whose fault it is shows when each goes alone": "test_what_is_refused_of_one_is_not_the_others_fate",
-    "A partition is surveyed while": "test_a_unit_that_is_half_prepared_when_the_other_topic_is_seen",
+    "A partition is surveyed while": "test_a_transaction_ends_in_the_topic_that_has_the_name_now",
     "A mark of new ids is about plain": "test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next_life",
-    "ENDED does not say where": "test_what_units_had_in_a_topic_is_missed_by_a_life_that_finds_no_more_of_them_than_their_end",
+    "ENDED does not say where": "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
 }

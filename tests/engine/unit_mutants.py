@@ -268,6 +268,9 @@ MUTANTS = {
         lambda patch: patch.setattr(j.Journal, "_places", lambda *_: []),
         "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     ),
+    "a log is surveyed while a transaction is open": Mutant(
+        source(u.Units, "vacate", "return vacant", "return True"), first=202557, recreated=True
+    ),
     "a unit's batch is not the newest": Mutant(
         source(
             j.Journal,
