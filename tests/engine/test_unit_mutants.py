@@ -34,7 +34,7 @@ def _judge(mutant: Mutant) -> None:
             if mutant.recreated:
                 weather(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
             else:
-                weather(seed)
+                assert not weather(seed).alarms
 
 
 @pytest.mark.parametrize("name", MUTANTS)
