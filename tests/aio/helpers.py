@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 LONG_S = 60.0
@@ -112,7 +112,7 @@ class Ticks:
 
 @contextlib.contextmanager
 def callbacks_measured(seconds: list[float]) -> Iterator[None]:
-    """CPU time of each callback of this thread's loop: what others take of the machine is not in it."""
+    """CPU time of each callback of this thread's loop: what others take of the machine is hardly in it."""
     before = asyncio.Handle._run
 
     def measured(self):
@@ -130,3 +130,18 @@ def callbacks_measured(seconds: list[float]) -> Iterator[None]:
     finally:
         asyncio.Handle._run = before
         gc.enable()
+
+
+async def longest_callback(program: Callable[[], Coroutine[Any, Any, Any]], below_s: float) -> float:
+    """CPU time of the longest callback while a program runs: the least of up to three rounds.
+
+    A callback that does too much does it in each round. What the machine adds to one of twenty thousand (page faults, a
+    processor that another guest has) comes to another one each time.
+    """
+    rounds: list[float] = []
+    while len(rounds) < 3 and min(rounds, default=below_s) >= below_s:
+        seconds: list[float] = []
+        with callbacks_measured(seconds):
+            await program()
+        rounds.append(max(seconds))
+    return min(rounds)
