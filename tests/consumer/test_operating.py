@@ -10,7 +10,7 @@ import pytest
 from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
 
-from kafkasafe.consumer import _diverged_error
+from kafkasafe._consuming.applying import _diverged_error
 from kafkasafe.events import LogDiverged
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy

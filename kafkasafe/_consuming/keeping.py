@@ -1,0 +1,103 @@
+"""What was read is remembered: in files, and as the metadata of committed offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe._consuming.ground import log
+from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.reporting import Reporting
+from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe._core.memory import Remembered
+
+__all__ = ["Keeping"]
+
+# The file of `lineage_path` is written at most so often, and after a failure not sooner than this.
+_SAVE_S: Final = 1.0
+_SAVE_AGAIN_S: Final = 10.0
+
+
+class Keeping(Reporting):
+    """Part of `SafeConsumer`."""
+
+    def _save_now_and_then(self, records: Mapping[TopicPartition, list[Any]]) -> None:
+        self._keep_all(records)
+        try:
+            self._memory.save()
+        except OSError:
+            # Reading goes on: without the file only the next life knows less. `close` raises it.
+            log.exception(
+                "%s could not be written",
+                self._safe.lineage_path,
+                client_id=self.client_id,
+                path=str(self._safe.lineage_path),
+                event="lineage_not_written",
+            )
+            self.counters["lineage_write_errors"] += 1
+            self._save_due = time.monotonic() + _SAVE_AGAIN_S
+        else:
+            self._save_due = time.monotonic() + _SAVE_S
+
+    def _keep_all(self, records: Mapping[TopicPartition, list[Any]]) -> None:
+        """Remember all partitions, up to what was handed out; `records` are about to be."""
+        for tp, part in self._parts.items():
+            some = records.get(tp)
+            self._keep(tp, part, some[-1].offset + 1 if some else 0)
+
+    def _keep(self, tp: TopicPartition, part: Part, least: int = 0) -> None:
+        position = part.state.position
+        with self._lock:
+            lineage = part.lineage.copy()
+        # Without a position (a reset is under way): what was read before stands.
+        if position is not None:
+            lineage.truncate(max(position.offset, least))
+        marks = tuple(mark for mark in part.marks.marks if mark.base_offset < lineage.end_offset)
+        self._memory.keep(tp.topic, tp.partition, Remembered(part.topic_id, lineage, marks))
+
+    def _save_ends(self) -> None:
+        """Before the application has the answer: after a kill -9 the next life must not give a lower one."""
+        if self._safe.offsets_path is None or time.monotonic() < self._save_ends_due:
+            return
+        try:
+            self._tracker.save(if_changed=True)
+        except OSError:
+            # The answer is right all the same; without the file only the next life knows less. `close` raises it.
+            log.exception(
+                "%s could not be written",
+                self._safe.offsets_path,
+                client_id=self.client_id,
+                path=str(self._safe.offsets_path),
+                event="offsets_not_written",
+            )
+            self._save_ends_due = time.monotonic() + _SAVE_AGAIN_S
+
+    def _with_lineage(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """On kafka-python's I/O thread. Metadata that the application gave stay what they are."""
+        if not self._keeps_lineage or not all(
+            isinstance(offset, OffsetAndMetadata) for offset in offsets.values()
+        ):
+            return dict(offsets)
+        return {tp: self._described(tp, offset) for tp, offset in offsets.items()}
+
+    def _described(self, tp: TopicPartition, offset: OffsetAndMetadata) -> OffsetAndMetadata:
+        part = self._parts.get(tp)
+        if part is None:
+            return offset
+        with self._lock:
+            lineage = part.lineage.copy()
+        if not 0 <= offset.offset <= lineage.end_offset or not lineage.entries:
+            return offset
+        lineage.truncate(offset.offset)
+        if not lineage.entries:
+            return offset
+        epoch = offset.leader_epoch
+        if epoch is None or epoch < 0:
+            known = lineage.epoch_at(offset.offset - 1)
+            epoch = UNDEFINED if known is None else known
+        return OffsetAndMetadata(offset.offset, offset.metadata or lineage.encode(), epoch)

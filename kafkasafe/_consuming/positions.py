@@ -1,0 +1,197 @@
+"""Where positions come from: commits, resets, and whether they are good under whoever leads now. Begins procedures."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import kafka.errors as kafka_errors
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe._consuming.ground import ignore
+from kafkasafe._consuming.partition import Leadership, Part, ResetReason, ResetTo
+from kafkasafe._consuming.walking import Walking
+from kafkasafe._core.epochs import UNDEFINED, BatchMemory, Lineage, LineageError
+from kafkasafe._io.at_once import at_once
+from kafkasafe._io.inquiry import Pause, Procedure
+from kafkasafe.cluster.api import EARLIEST
+from kafkasafe.events import OffsetLowered
+
+__all__ = ["Positions"]
+
+# Pause before an end offset that is held is asked for again.
+_SETTLE_S: Final = 0.5
+
+
+class Positions(Walking):
+    """Part of `SafeConsumer`."""
+
+    def _decided(self, tp: TopicPartition) -> None:
+        """The application has chosen a position: no reset, no examination of the old one."""
+        part = self._part(tp)
+        if part is None:
+            return
+        part.cancel()
+        part.reset = part.error = part.checked = part.remote = None
+        part.suspected = False
+        if part.diverged is not None:
+            # It knows what is gone. Whatever it chose, this is not to be told again.
+            with self._lock:
+                part.lineage.truncate(part.diverged.at)
+                part.marks.truncate(part.diverged.at)
+            part.diverged = None
+
+    def _part(self, tp: TopicPartition) -> Part | None:
+        state = self._subscription.assignment.get(tp)
+        part = self._parts.get(tp)
+        if state is None or part is None or part.state is not state:
+            if part is not None:
+                part.cancel()
+                self._keep(tp, part)
+                del self._parts[tp]
+                self._resting.pop(tp, None)
+            if state is None:
+                return None
+            part = self._parts[tp] = Part(state)
+            known = self._memory.get(tp.topic, tp.partition)
+            if known is not None:
+                part.lineage, part.topic_id = known.lineage.copy(), known.topic_id
+                for mark in known.marks:
+                    part.marks.observe(mark)
+        return part
+
+    def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
+        """kafka-python's, but the leader epoch and the lineage of a committed offset are not thrown away."""
+        if self._subscription.has_all_fetch_positions():
+            return True
+        missing = self._subscription.missing_fetch_positions()
+        if missing and self.config["group_id"] is not None:
+            try:
+                committed = self._coordinator.fetch_committed_offsets(missing, timeout_ms=timeout_ms)
+            except kafka_errors.KafkaTimeoutError:
+                return False
+            for tp, offset in committed.items():
+                part = self._part(tp)
+                if part is None:  # a rebalance was faster
+                    continue
+                epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
+                self._subscription.seek(tp, OffsetAndMetadata(offset.offset, "", epoch))
+                with self._lock:
+                    lineage = _restored(offset.metadata, epoch, offset.offset, part.lineage)
+                    if lineage is not part.lineage:
+                        # Whoever committed it may have read another topic of the name, or another log.
+                        part.lineage, part.topic_id, part.marks = lineage, None, BatchMemory()
+        for tp in self._subscription.missing_fetch_positions():
+            part = self._part(tp)
+            if part is not None:
+                part.reset = ("no_position", None)
+        self._subscription.reset_missing_positions()
+        return bool(self._subscription.has_all_fetch_positions())
+
+    @at_once()
+    def _begin_resets(self) -> None:
+        for tp in self._subscription.partitions_needing_reset():
+            part = self._part(tp)
+            if part is not None and part.inquiry is None:
+                part.inquiry = self._desk.begin(self._reset(tp, part.state.reset_strategy, part.reset))
+
+    def _reset(self, tp: TopicPartition, strategy: int, reason: ResetReason | None) -> Procedure[ResetTo]:
+        start = None
+        if strategy == EARLIEST or (reason is not None and reason[0] == "no_position"):
+            start = yield from self._start(tp)
+        if strategy == EARLIEST and start is not None:
+            return ResetTo(strategy, start, start)
+        end = yield from self._settled_end(tp)
+        return ResetTo(strategy, end, start)
+
+    def _settled_end(self, tp: TopicPartition) -> Procedure[int]:
+        """An end to go on from: one that is held although the log is shorter would be out of range at once."""
+        began = time.monotonic()
+        while True:
+            end = yield from self._end(tp, ignore)
+            if end <= (yield from self._log_end(tp)):
+                return end
+            if time.monotonic() - began >= self._safe.offsets_hold_timeout_s:
+                lowered = self._tracker.accept(tp.topic, tp.partition, isolation_level=self._isolation)
+                if lowered is not None:
+                    event = OffsetLowered(
+                        tp.topic, tp.partition, lowered.offset, lowered.previous, lowered.cause.value
+                    )
+                    self._emit(event)
+                    return lowered.offset
+            yield Pause(_SETTLE_S)
+
+    @at_once()
+    def _begin_checks(self) -> None:
+        """Whoever leads now may have another log than whoever led when the position was found good."""
+        assigned = list(self._assigned())
+        for tp in [tp for tp in self._parts if tp not in self._subscription.assignment]:
+            self._part(tp)
+        for tp in assigned:
+            part = self._part(tp)
+            if part is None or part.inquiry is not None or part.error is not None:
+                continue
+            if part.state.position is None:
+                continue
+            leadership = self._leadership(tp)
+            if leadership is not None and leadership[0] in part.former_ids:
+                # What is known is newer.
+                self._manager.cluster.request_update()
+                part.state._awaiting_validation = True
+            elif leadership is None:
+                if part.checked is None and part.lineage.entries:
+                    # Metadata may come before the fetch is sent: nothing is to be read unchecked. And it is
+                    # the fetch of a partition without a leader that makes kafka-python ask for them.
+                    part.state._awaiting_validation = True
+                    self._manager.cluster.request_update()
+            elif (
+                part.suspected or part.doubted or part.checked is None or _is_newer(leadership, part.checked)
+            ):
+                self._check(tp, part, leadership)
+
+    def _check(self, tp: TopicPartition, part: Part, leadership: Leadership) -> None:
+        position = part.state.position.offset
+        part.doubted = False
+        if not part.lineage.entries or part.lineage.start_offset >= position:
+            # Nothing was read before the position: there is nothing to lose.
+            if part.suspected:
+                with self._lock:
+                    part.lineage = Lineage((), position)
+                part.suspected = False
+            if part.topic_id is not None and part.topic_id != leadership[0]:
+                part.former_ids.add(part.topic_id)
+            part.checked, part.topic_id = leadership, leadership[0]
+            part.state._awaiting_validation = False
+            return
+        part.position = position
+        part.state._awaiting_validation = True
+        part.inquiry = self._desk.begin(
+            self._walk(
+                tp, part.lineage.copy(), part.marks.marks, position, part.topic_id, frozenset(part.former_ids)
+            )
+        )
+
+
+def _restored(metadata: str | None, epoch: int, offset: int, remembered: Lineage) -> Lineage:
+    """What a committed offset tells of what was read before it; `remembered` itself where that is what counts."""
+    try:
+        lineage = Lineage.decode(metadata or "")
+    except LineageError:
+        pass  # the application's own, or none
+    else:
+        lineage.truncate(offset)
+        return lineage
+    if remembered.entries and (
+        remembered.epoch_at(offset - 1) == epoch or (epoch == UNDEFINED and offset <= remembered.end_offset)
+    ):
+        return remembered
+    # Read by others since.
+    return Lineage.resumed(epoch, offset)
+
+
+def _is_newer(now: Leadership, then: Leadership) -> bool:
+    if None not in {now[0], then[0]} and now[0] != then[0]:
+        return True  # another topic
+    if now[2] >= 0:
+        return now[2] > then[2]
+    return now[1] != then[1]  # brokers before 2.4 do not tell the epoch

@@ -1,0 +1,103 @@
+"""What is said of events: to the application's hook, the log and the metrics."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.waiting import Waiting
+from kafkasafe._io.stats import PartitionProgress, Reading
+from kafkasafe.events import (
+    ConsumerEvent,
+    HistoryTrimmed,
+    LogDiverged,
+    OffsetHeld,
+    OffsetLowered,
+    PartitionNotReady,
+    PartitionReady,
+    PositionReset,
+)
+from kafkasafe.metrics import consumer_readings
+
+__all__ = ["Reporting"]
+
+
+class Reporting(Waiting):
+    """Part of `SafeConsumer`."""
+
+    def _emit(self, event: ConsumerEvent) -> None:
+        self.counters[type(event).__name__] += 1
+        self._count(event)
+        match event:
+            case LogDiverged() | OffsetLowered():
+                self._say(logging.ERROR, event)
+            case PositionReset(skipped=skipped) if skipped is not None:
+                self._say(logging.WARNING, event)
+            case _:
+                self._say(logging.INFO, event)
+        if self._safe.on_event is None:
+            return
+        try:
+            self._safe.on_event(event)
+        except Exception:
+            # The hook is the application's: it must not decide what becomes of the partition.
+            self._log.exception("on_event failed for %s", event, event="hook_failed")
+
+    def _say(self, level: int, event: ConsumerEvent) -> None:
+        """The level that never repeats by itself is said each time: a loss, a position that was moved."""
+        fields = {"topic": event.topic, "partition": event.partition}
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+        if level == logging.INFO:
+            about = f"{event.topic}-{event.partition}"
+            self._log.seldom(level, name, about, "%s", event, **fields)
+        elif level == logging.WARNING:
+            self._log.warning("%s", event, event=name, **fields)
+        else:
+            self._log.error("%s", event, event=name, **fields)
+
+    def _count(self, event: ConsumerEvent) -> None:
+        stats, topic = self._stats, event.topic
+        match event:
+            case LogDiverged(rolled_back=(first, last)):
+                stats.divergences[topic] += 1
+                stats.diverged_records[topic] += last - first + 1
+            case OffsetLowered(cause=cause, look_up="latest"):
+                stats.regressions[topic, cause] += 1
+            case OffsetHeld(why=why, look_up="latest"):
+                stats.held[topic, why] += 1
+            case OffsetLowered() | OffsetHeld():
+                pass  # these metrics are about ends
+            case PositionReset(reason=reason, skipped=skipped):
+                stats.resets[topic, reason] += 1
+                if skipped is not None:
+                    stats.skipped_records[topic] += skipped[1] - skipped[0] + 1
+            case PartitionReady(after_s=after_s):
+                stats.not_ready_s[topic] += after_s
+            case PartitionNotReady():
+                pass  # counted when it is over
+            case HistoryTrimmed():
+                stats.history_trimmed[topic] += 1
+
+    def _readings(self) -> Iterable[Reading]:
+        """For `kafkasafe.metrics`."""
+        return consumer_readings(self._stats, self._progress())
+
+    def _progress(self) -> dict[TopicPartition, PartitionProgress]:
+        """Where it is on each assigned partition, for metrics; on any thread."""
+        now, found = time.monotonic(), {}
+        for tp, state in self._assigned().items():
+            part, position = self._parts.get(tp), state.position
+            known = self._tracker.end_offset(tp.topic, tp.partition, isolation_level=self._isolation)
+            ends = [end for end in (known, state.highwater) if end is not None]
+            found[tp] = PartitionProgress(
+                None if position is None else position.offset,
+                max(ends, default=None),
+                now - part.failing_since if part is not None and part.failures else None,
+                part is not None and part.error is not None,
+                part is not None and part.failures > 0 and bool(part.remote),
+            )
+        return found

@@ -1,0 +1,88 @@
+"""What stands in the way of a look-up, for the error of one whose time is over."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+import kafka.errors as kafka_errors
+from kafka.structs import TopicPartition
+
+from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe._io.inquiry import Desk, Inquiry
+from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE, LookUps
+from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError
+
+__all__ = ["Trouble"]
+
+_OFFSET_NOT_AVAILABLE: Final = 78
+# A leader that did not say whether it has a remote part is asked again after this, seconds.
+_REMOTE_AGAIN_S: Final = 1.0
+
+
+class Trouble:
+    """What stands in the way of one look-up.
+
+    Where an error looks like remote storage that is not ready, the leader is asked whether the log has a remote part:
+    each of these errors has other causes too.
+    """
+
+    __slots__ = ("_asked_at", "_desk", "_last", "_lookups", "_remote", "_tp")
+
+    def __init__(self, tp: TopicPartition, desk: Desk, lookups: LookUps) -> None:
+        self._tp = tp
+        self._desk = desk
+        self._lookups = lookups
+        self._last: Exception | None = None
+        self._remote: Inquiry[bool | None] | None = None
+        self._asked_at = -math.inf
+
+    def note(self, error: Exception) -> None:
+        """A try failed."""
+        self._last = error
+        known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
+        if isinstance(error, RemoteStorageNotReadyError):
+            return  # that is known, then
+        if not known and _code_of(error) in {*REMOTE, OUT_OF_RANGE}:
+            now = time.monotonic()
+            if now - self._asked_at >= _REMOTE_AGAIN_S:
+                self._asked_at = now
+                self._remote = self._desk.begin(self._lookups.has_remote_part(*self._tp))
+
+    def too_late(self, timeout_s: float) -> Exception:
+        """The error of a look-up whose time is over."""
+        topic, partition = self._tp
+        last, code = self._last, _code_of(self._last)
+        said = "no answer" if last is None else repr(last) if code is None else f"error code {code}, {last!r}"
+        message = f"No offset of {topic}-{partition} within {timeout_s:g} s; at last: {said}"
+        error: Exception
+        if code == _OFFSET_NOT_AVAILABLE:
+            error = OffsetNotAvailableError(
+                f"{message}. Its new leader is catching up; nothing was concluded, call again.",
+                topic=topic,
+                partition=partition,
+            )
+        elif isinstance(last, RemoteStorageNotReadyError) or (
+            code in {*REMOTE, OUT_OF_RANGE} and self._remote is not None and self._remote.result
+        ):
+            error = RemoteStorageNotReadyError(
+                f"{message}. Remote storage is not ready; nothing was concluded, call again.",
+                topic=topic,
+                partition=partition,
+                code=UNDEFINED if code is None else code,
+            )
+        else:
+            error = kafka_errors.KafkaTimeoutError(message)
+        error.__cause__ = last
+        return error
+
+
+def _code_of(error: Exception | None) -> int | None:
+    """Kafka's error code, where a broker answered one."""
+    if isinstance(error, RemoteStorageNotReadyError):
+        return error.code
+    if not isinstance(error, kafka_errors.BrokerResponseError):
+        return None
+    code: int | None = getattr(error, "errno", None)
+    return code

@@ -1,0 +1,44 @@
+"""How long `poll` waits, and what ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from kafka.future import Future
+
+from kafkasafe._consuming.ground import Ground
+
+__all__ = ["Waiting"]
+
+
+class Waiting(Ground):
+    """Part of `SafeConsumer`."""
+
+    def _due_s(self) -> float | None:
+        """Seconds until a pause of a partition or procedure ends; None: there is none."""
+        now = time.monotonic()
+        rests = [until - now for until in list(self._resting.values()) if until > now]
+        due = self._desk.due_s()
+        if due is not None:
+            rests.append(due)
+        return min(rests, default=None)
+
+    def _avoids_followers(self) -> bool:
+        now = time.monotonic()
+        return any(part.leader_until > now for part in list(self._parts.values()))
+
+    def _is_busy(self) -> bool:
+        return any(part.inquiry is not None for part in self._parts.values())
+
+    def _ring(self) -> None:
+        """An answer is there: wakes `poll`. On our network thread; kafka-python's futures belong to its own."""
+        alarm = self._fetcher._reset_task
+        if isinstance(alarm, Future) and not alarm.is_done and not self._closed:
+            with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile
+                self._manager.call_soon(_complete, alarm)
+
+
+def _complete(alarm: Future) -> None:
+    if not alarm.is_done:
+        alarm.success(None)

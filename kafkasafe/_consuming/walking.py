@@ -1,0 +1,230 @@
+"""What the leader has of what was read: procedures, which are generators of requests and pauses, and only find out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.ground import code_error
+from kafkasafe._consuming.headers import headers
+from kafkasafe._consuming.keeping import Keeping
+from kafkasafe._consuming.partition import Local, Ranged, Walked
+from kafkasafe._core.codes import classify_code
+from kafkasafe._core.epochs import (
+    UNDEFINED,
+    BatchMark,
+    BatchWalk,
+    Diverged,
+    EpochWalk,
+    Lineage,
+    Outcome,
+    Same,
+    Unknown,
+)
+from kafkasafe._io.inquiry import Ask, Pause, Procedure, insist, pause_s
+from kafkasafe._io.lookups import OUT_OF_RANGE, LeaderChangedError, Note
+from kafkasafe.classification import Verdict
+from kafkasafe.cluster.api import EARLIEST, Failure, OffsetListed, RecordsFetched, Reply, TopicInfo
+
+__all__ = ["Walking"]
+
+# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
+_OTHER_LEADER: Final = frozenset({6, 74, 75})
+_NOTHING: Final = Unknown("nothing was asked")
+
+
+class Walking(Keeping):
+    """Part of `SafeConsumer`."""
+
+    def _start(self, tp: TopicPartition) -> Procedure[int]:
+        """Where the leader's log begins at this moment: what can be fetched from it, whatever was answered before."""
+        return (yield from self._lookups.listed(*tp, EARLIEST)).offset
+
+    def _local(self, tp: TopicPartition) -> Procedure[Local]:
+        return Local((yield from self._lookups.local_start(*tp)))
+
+    def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
+        return (yield from self._lookups.end(*tp, note)).offset
+
+    def _walk(
+        self,
+        tp: TopicPartition,
+        lineage: Lineage,
+        marks: Sequence[BatchMark],
+        position: int,
+        topic_id: bytes | None,
+        former_ids: frozenset[bytes],
+    ) -> Procedure[Walked]:
+        tries = 0
+        while True:
+            leadership = self._leadership(tp)
+            # kafka-python's metadata may be minutes old.
+            info = yield from self._fresh(tp.topic)
+            told = info.partitions.get(tp.partition)
+            # Nor need a broker know yet what another one has told kafka-python.
+            ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
+            if ids & former_ids:
+                self._manager.cluster.request_update()
+                yield Pause(pause_s(tries))
+                tries += 1
+                continue
+            other = next(iter(ids - {None, topic_id}), None)
+            try:
+                if topic_id is not None and other is not None:
+                    end = yield from self._log_end(tp)
+                    epoch = UNDEFINED if told is None else told.leader_epoch
+                    walked = Walked(_all_gone(lineage, position, end), epoch, 0, recreated=True)
+                else:
+                    current = self._newest_epoch(tp)
+                    walked = yield from self._walk_one_leader(tp, lineage, marks, position, current)
+            except LeaderChangedError:
+                self._manager.cluster.request_update()
+                yield Pause(pause_s(tries))
+                tries += 1
+                continue
+            walked.topic_id = other or topic_id
+            walked.leadership = leadership
+            return walked
+
+    def _fresh(self, topic: str) -> Procedure[TopicInfo]:
+        """What metadata say now of a topic, once it exists."""
+        transport = self._network()
+        tries = 0
+        while True:
+            answer = yield Ask(functools.partial(transport.refresh_metadata, [topic]))
+            info = transport.topic(topic)
+            if not isinstance(answer, Failure) and info is not None:
+                if not info.error_code:
+                    return info
+                verdict = classify_code(info.error_code, "metadata")
+                if not verdict.retriable:
+                    raise code_error(info.error_code, f"{topic}: {verdict.explanation}")
+            yield Pause(pause_s(tries))
+            tries += 1
+
+    def _walk_one_leader(
+        self, tp: TopicPartition, lineage: Lineage, marks: Sequence[BatchMark], position: int, current: int
+    ) -> Procedure[Walked]:
+        start = yield from self._start(tp)
+        walk = EpochWalk(lineage, position=position, log_start_offset=start)
+        outcome: Outcome | None
+        try:
+            while (epoch := walk.query()) is not None:
+                answer = yield from self._lookups.epoch_end(*tp, epoch, current)
+                walk.answer(answer.leader_epoch, answer.end_offset)
+        except kafka_errors.IllegalStateError:  # closed meanwhile
+            raise
+        except kafka_errors.KafkaError as error:
+            # Brokers before 2.3 do not let every client ask about epochs.
+            outcome = Unknown(f"the broker does not tell about epochs: {error!r}")
+        else:
+            outcome = walk.outcome
+        if marks and not (isinstance(outcome, Diverged) and outcome.exact):
+            compared = yield from self._compare(tp, marks, position, start, current)
+            rounds = walk.round_trips + compared.round_trips
+            match outcome, compared.outcome:
+                case Diverged(at=at, rolled_back_epochs=epochs), Diverged(at=first) as found if first <= at:
+                    return Walked(dataclasses.replace(found, rolled_back_epochs=epochs), current, rounds)
+                case ((Unknown() | Same() | None), (Same() | Diverged()) as found):
+                    return Walked(found, current, rounds)
+                case _:
+                    pass  # what the epochs say stands
+        if isinstance(outcome, Unknown) and walk.steps:
+            ours = lineage.copy()
+            ours.truncate(position)
+            if 0 <= current < ours.newest_epoch:
+                # It answered to its own epoch, and that is older than what we have read: epochs never decrease.
+                end = yield from self._log_end(tp)
+                return Walked(_all_gone(lineage, position, end), current, walk.round_trips, recreated=True)
+        if isinstance(outcome, Diverged):
+            end = yield from self._log_end(tp)
+            again = EpochWalk(lineage, position=position, log_start_offset=start, log_end_offset=end)
+            for step in walk.steps:
+                again.answer(step.reply_epoch, step.reply_end_offset)
+            outcome = again.outcome
+        return Walked(outcome or _NOTHING, current, walk.round_trips)
+
+    def _compare(
+        self, tp: TopicPartition, marks: Sequence[BatchMark], position: int, start: int, current: int
+    ) -> Procedure[BatchWalk]:
+        """Compares batches that were read with the leader's."""
+        end = yield from self._log_end(tp)
+        walk = BatchWalk(marks, position=position, log_start_offset=start, log_end_offset=end)
+        tries = 0
+        while (offset := walk.query()) is not None:
+            answer = yield from self._batch_at(tp, offset, current)
+            found = next((each for each in headers(answer.records) if each.last_offset >= offset), None)
+            if found is None:
+                # Behind the high watermark: a new leader that catches up. Nothing could be fetched now anyway.
+                yield Pause(pause_s(tries))
+                tries += 1
+                continue
+            rewritten = found.rewritten or found.base_offset > offset
+            walk.answer(found.last_offset, found.crc, rewritten=rewritten)
+        return walk
+
+    def _batch_at(self, tp: TopicPartition, offset: int, current: int) -> Procedure[RecordsFetched]:
+        transport = self._network()
+
+        def send(reply: Reply[Any]) -> None:
+            # The first batch comes whole, however large.
+            transport.fetch_records(tp.topic, tp.partition, offset, 1, reply, current_leader_epoch=current)
+
+        def failed(_: Exception, verdict: Verdict) -> None:
+            if verdict.code in _OTHER_LEADER or verdict.code == OUT_OF_RANGE:
+                raise LeaderChangedError
+
+        answer: RecordsFetched = yield from insist(
+            transport, tp.topic, "fetch", send, failed, stats=self._stats
+        )
+        return answer
+
+    def _log_end(self, tp: TopicPartition) -> Procedure[int]:
+        transport = self._network()
+
+        def send(reply: Reply[Any]) -> None:
+            transport.log_end_offset(tp.topic, tp.partition, reply)
+
+        answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send, stats=self._stats)
+        return answer.offset
+
+    def _newest_epoch(self, tp: TopicPartition) -> int:
+        """kafka-python and our transport have metadata of their own each."""
+        leadership = self._leadership(tp)
+        info = self._network().topic(tp.topic)
+        told = info.partitions.get(tp.partition) if info is not None else None
+        return max(
+            UNDEFINED if leadership is None else leadership[2],
+            UNDEFINED if told is None else told.leader_epoch,
+        )
+
+    def _examine_range(
+        self,
+        tp: TopicPartition,
+        lineage: Lineage,
+        marks: Sequence[BatchMark],
+        position: int,
+        topic_id: bytes | None,
+        former_ids: frozenset[bytes],
+    ) -> Procedure[Ranged]:
+        start = yield from self._start(tp)
+        end = yield from self._log_end(tp)
+        walked = None
+        if position > end and lineage.entries and lineage.start_offset < position:
+            walked = yield from self._walk(tp, lineage, marks, position, topic_id, former_ids)
+        return Ranged(start, end, walked)
+
+
+def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
+    """The topic of this name is another one."""
+    ours = lineage.copy()
+    ours.truncate(position)
+    first, last = ours.start_offset, ours.end_offset - 1
+    standing = min(log_end - 1, last)
+    epochs = tuple(epoch for epoch, _ in ours.entries if epoch != UNDEFINED)
+    return Diverged(0, (first, last), (first, standing) if standing >= first else None, None, epochs)
