@@ -9,7 +9,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from kafkasafe._io.transport import _Manager
+from kafkasafe._io.transport import Manager
 
 __all__ = ["open_admin", "settings_of", "tidy_client"]
 
@@ -75,5 +75,5 @@ def tidy_client(**options: Any) -> Any:
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
     client = make(manager=False, **options)  # not None: it must not make one of its own
-    client._manager = _Manager(client._net, **options)  # type: ignore[no-untyped-call]
+    client._manager = Manager(client._net, **options)  # type: ignore[no-untyped-call]
     return client

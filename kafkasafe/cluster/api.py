@@ -1,7 +1,7 @@
 """The seam between a client and its brokers: one protocol, and the answers as plain data.
 
 Everything a producer, a look-up or a doctor wants of a Kafka cluster goes through `Cluster`, so that tests can swap the
-brokers for some that fail as they are told, in virtual time. `_io/transport.py` is the real thing behind it.
+brokers for some that fail as they are told, in virtual time. `_io/transport/` is the real thing behind it.
 
 The rules, for callers and for whoever implements it:
 

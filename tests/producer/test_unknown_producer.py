@@ -28,7 +28,8 @@ from kafka import KafkaProducer, TopicPartition
 
 from kafkasafe import DataLossError, UndecidableError, events
 from kafkasafe._core import batch as codec
-from kafkasafe._io import transport as t
+from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.api import ProduceRequest
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 
@@ -493,12 +494,12 @@ def steal(site: Site, topic: str, producer_id: int) -> None:
     data = codec.encode(None, [b"9" * harness.lives.DIGITS], timestamps=int(time.time() * 1000))
     codec.stamp_identity(data, producer_id, 1, 0)
     answers: list = []
-    thief = t.Transport({"bootstrap_servers": site.servers, "client_id": "thief"})
+    thief = Transport({"bootstrap_servers": site.servers, "client_id": "thief"})
     thief.start()
     try:
         thief.refresh_metadata([topic], answers.append)
         harness.until(lambda: answers, 120)
-        request = t.ProduceRequest(None, topic, 0, data, 0)
+        request = ProduceRequest(None, topic, 0, data, 0)
         thief.produce([request], -1, 5000, lambda _, reply: answers.append(reply))
         harness.until(lambda: len(answers) == 2, 120)
     finally:

@@ -11,7 +11,8 @@ import kafka.errors
 import pytest
 
 from kafkasafe._io.at_once import at_once, held
-from kafkasafe._io.transport import Transport, _EpochsWanted, _Question
+from kafkasafe._io.transport import Transport
+from kafkasafe._io.transport.calls import EpochsWanted, PartitionQuestion
 from kafkasafe.cluster.api import MAX_TIMESTAMP, EpochEnd, Failure, OffsetListed
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -110,7 +111,9 @@ def test_a_leader_that_moves_takes_only_its_own_questions_along() -> None:
     link.not_before = float("inf")
     for number in range(3):
         wanted = {"partition": number, "current_leader_epoch": -1, "leader_epoch": 0}
-        link.ask(_EpochsWanted(), _Question(("t", number), wanted, lambda row: row, answers.of(number)))
+        link.ask(
+            EpochsWanted(), PartitionQuestion(("t", number), wanted, lambda row: row, answers.of(number))
+        )
     link.drop_moved(lambda target: 2 if target[1] == 1 else 1)
     ((token, failure),) = answers.take(1).items()
     assert token == 1

@@ -29,14 +29,19 @@ from pytest_mock import MockerFixture
 from waiting import until
 
 from kafkasafe._core import batch
-from kafkasafe._io import transport as module
-from kafkasafe._io.transport import Transport, encode_produce
+from kafkasafe._io.transport import Transport
+from kafkasafe._io.transport.calls import KafkaCall
+from kafkasafe._io.transport.loop import Loop
+from kafkasafe._io.transport.produce_call import Group, ProduceCall
+from kafkasafe._io.transport.transport import _next_offset
+from kafkasafe._io.transport.wire import Appended, ProduceHeader, decode_appended, encode_produce
 from kafkasafe.cluster.api import (
     EpochEnd,
     Failure,
     HeadersFetched,
     MetadataRefreshed,
     OffsetListed,
+    PartitionInfo,
     ProduceReply,
     ProduceRequest,
     ProducerIdGranted,
@@ -221,10 +226,8 @@ def test_produce_responses_are_what_kafka_python_decodes(
 ) -> None:
     """What says that all was appended is decoded here, the rest there, and both say the same."""
     transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
-    call = module._ProduceCall(
-        transport, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
-    )
-    header = module._ProduceHeader(version, 7)
+    call = ProduceCall(transport, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print)
+    header = ProduceHeader(version, 7)
 
     def decoded(data: bytes) -> Any:
         buffer = KafkaBytes(len(data))
@@ -239,11 +242,11 @@ def test_produce_responses_are_what_kafka_python_decodes(
     theirs.parse_header(buffer)
     expected = theirs.decode(buffer)
     response = decoded(data)
-    assert isinstance(response, module._Appended) is (plain and version >= 9)
+    assert isinstance(response, Appended) is (plain and version >= 9)
     assert response.throttle_time_ms == expected.throttle_time_ms
     assert call._parse(response) == call._parse(expected)
     if version >= 9:
-        assert not any(module.decode_appended(data[:size], 5) for size in range(5, len(data)))
+        assert not any(decode_appended(data[:size], 5) for size in range(5, len(data)))
     transport.close(60.0)
 
 
@@ -494,8 +497,8 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
 def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_can_be_closed(
     mocker: MockerFixture, free_port: int
 ) -> None:
-    mocker.patch.object(module._Loop, "_schedule_tasks", autospec=True, side_effect=ZeroDivisionError)
-    born = mocker.spy(module._Loop, "start")
+    mocker.patch.object(Loop, "_schedule_tasks", autospec=True, side_effect=ZeroDivisionError)
+    born = mocker.spy(Loop, "start")
     transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     transport.start()
     until(lambda: born.call_count >= 3)
@@ -525,7 +528,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     replies = Replies()
     entries = [(ProduceRequest(p, "t", p, b"x"), memoryview(b"x")) for p in range(2)]
-    call = module._ProduceCall(transport, 1, entries, -1, 1000, replies.produced)
+    call = ProduceCall(transport, 1, entries, -1, 1000, replies.produced)
     answer_of = ProduceResponse.TopicProduceResponse
     answer = answer_of.PartitionProduceResponse(index=1, error_code=0, base_offset=5)
     response = ProduceResponse(responses=[answer_of(name="t", partition_responses=[answer])], version=9)
@@ -545,14 +548,14 @@ def test_a_fetch_goes_on_behind_batches_of_any_format() -> None:
     old = struct.pack(">qiIbb", 41, 14, 0, 1, 0) + bytes(8)
     new = plain_batch(4)
     batch.stamp_address(new, 42, 0)
-    assert module._next_offset(old + new, 41) == 46
-    assert module._next_offset(old + new[:-1], 41) == 42
-    assert module._next_offset(old[:-1], 41) == 41
-    assert module._next_offset(b"", 41) == 41
+    assert _next_offset(old + new, 41) == 46
+    assert _next_offset(old + new[:-1], 41) == 42
+    assert _next_offset(old[:-1], 41) == 41
+    assert _next_offset(b"", 41) == 41
 
 
 def test_split_into_requests_by_partition_and_size() -> None:
-    group = module._Group(1000)
+    group = Group(1000)
     for token, partition, size in (("a", 0, 400), ("b", 1, 400), ("c", 0, 10), ("d", 2, 5000), ("e", 3, 10)):
         request = ProduceRequest(token, "t", partition, bytes(size))
         group.add(request, memoryview(request.data))
@@ -695,7 +698,7 @@ class TestRequests:
             info = transport.topic(topic)
             assert info is not None
             epoch = info.partitions[0].leader_epoch
-            stale = dataclasses.replace(info, partitions={0: module.PartitionInfo(1, epoch + 1)})
+            stale = dataclasses.replace(info, partitions={0: PartitionInfo(1, epoch + 1)})
             transport._topics = {**transport._topics, topic: stale}
             transport.log_end_offset(topic, 0, ends)
             assert ends.get().error_code == 75
@@ -1022,7 +1025,7 @@ class TestFaults:
             info = transport.topic(topic)
             assert info is not None
             # As if metadata were stale: the follower is taken for the leader.
-            follower = dataclasses.replace(info, partitions={0: module.PartitionInfo(2, -1)})
+            follower = dataclasses.replace(info, partitions={0: PartitionInfo(2, -1)})
             transport._topics = {**transport._topics, topic: follower}
             producer.send(producer.request("a", producer.make(1)))
             reply = producer.replies.get()
@@ -1040,7 +1043,7 @@ class TestFaults:
             producer.replies.nothing_more(0.1)
             info = transport.topic(topic)
             assert info is not None
-            moved = dataclasses.replace(info, partitions={0: module.PartitionInfo(2, 99)})
+            moved = dataclasses.replace(info, partitions={0: PartitionInfo(2, 99)})
             transport._topics = {**transport._topics, topic: moved}
             producer.send(producer.request("second", producer.make(1)))
             token, result = producer.replies.take(1)[0]
@@ -1079,7 +1082,7 @@ class TestFaults:
             producer = Producer(transport, topic)
             assert producer.deliver([producer.make(1)]) == [0]
             replies = Replies()
-            call = module._KafkaCall(request, lambda response: response, replies, timeout_s=5)
+            call = KafkaCall(request, lambda response: response, replies, timeout_s=5)
             transport._post(
                 lambda: transport._route_any(lambda: call, final=True, reply=replies), lambda _: None
             )

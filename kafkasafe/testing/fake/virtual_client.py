@@ -1,4 +1,4 @@
-"""A client of a `VirtualCluster`: what `_io/transport.py` is for real brokers, in virtual time and without a thread.
+"""A client of a `VirtualCluster`: what `_io/transport/` is for real brokers, in virtual time and without a thread.
 
 It follows the rules of `kafkasafe.cluster.api`, and the transport where these leave something open: links with a
 back-off of their own, everything that waited for a connection fails with it, requests without a known leader wait for

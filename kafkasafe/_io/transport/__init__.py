@@ -1,0 +1,60 @@
+"""The network: requests to Kafka brokers, each answered exactly once.
+
+The only package that knows kafka-python's `kafka.net`. Sockets, TLS, SASL, proxies and the
+event loop are kafka-python's (`NetworkSelector`, `KafkaConnectionManager`, `KafkaConnection`); which request goes
+where and when, metadata, back-off and the encoding of Produce requests are decided here.
+
+In this order, each room knows those above it:
+
+    terms.py         names, codes and errors that all have in common
+    loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
+    wire.py          bytes of Produce requests and their answers
+    calls.py         one request and its single outcome; produce_call.py one of Produce
+    link.py          the way to one broker
+    transport.py     `Transport`
+
+Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into `_inbox`
+and wakes that thread. The thread passes each job on: to the `Link` of one broker, or aside (`_parked`) until the
+next answer about metadata. A link holds what cannot be written yet (connection being made, throttled), in order,
+and lets go of all of it when its connection fails.
+
+A request's journey: (1) `produce` → inbox; (2) `_route_produce` finds leaders and groups by them; (3) `Link.submit`
+appends it to `waiting`, `Link.pump` connects, or writes it as soon as the connection takes it; (4) the reply, the
+end of the connection, or its timeout → `reply` is called, once; (5) codes that mean "not here" ask for new metadata.
+
+Non-obvious:
+
+- Another cluster may have come to live behind an address (a switch of DNS names, a pod's address given to another).
+  A guarded transport (`guard`) therefore asks on each new connection which cluster it is, before anything else goes
+  out on it: `Link.pump` holds everything back until the answer to a Metadata request admits the connection.
+- A request counts as sent from the moment its bytes were handed to the connection's write buffer. Before that it
+  failed with `sent=False`: the broker cannot have seen it.
+- Its time-out begins when the last of them has left that buffer (`_SocketMixin.mark`): on a slow way the time before
+  that says nothing about the broker. A socket that takes no byte at all for as long has timed out as well.
+- Nothing is sent to a partition's new leader while batches for it are outstanding at the old one: whoever answers
+  first would decide the order.
+- Questions about offsets and epochs are gathered (`Link.ask`): those of one kind that are for one broker and come in
+  the same turn of the loop go out as one request. What else goes to that broker sends them first, so they stay in
+  order. The kind includes what is looked for: ends must not wait for a look-up by time in remote storage.
+- A connection that ends takes everything with it that waited for it, sent or not: a later batch must not overtake
+  an earlier one that was lost. Batches that another thread submits before it has heard of the loss are held off by
+  the *fence* (see `ProduceRequest.fence`).
+- kafka-python's own metadata loop is not used: it knows no way back to the bootstrap servers once all brokers it
+  knew are gone, and logs an error ten times a second for a topic that does not exist. `ClusterMetadata` serves as
+  the address book only.
+- kafka-python's back-off is reset by a connection that fails while it is being initialised (`initialize` swallows
+  the error), and one authentication failure blocks a node for ever. Links keep their own back-off.
+- A task of kafka-python's loop costs some 50 µs, and so does it to register a socket. So what each request needs goes
+  without (`Loop`, `_WithoutTasks`): sockets stay registered, what a turn has to write goes out at its end, and one
+  timer watches all that is in flight on a link. The consumer and the admin client have kafka-python's loop as it is.
+- kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
+  thread and never gives up a TLS handshake: `Manager._build_transport` replaces that part.
+"""
+
+from kafkasafe._io.transport.manager import Manager
+from kafkasafe._io.transport.transport import Transport
+
+__all__ = ["Manager", "Transport"]
+
+_Manager = Manager
+"""By the name that other modules have it under."""

@@ -1,0 +1,372 @@
+"""The way to one broker.
+
+All that is about one connection: when it is made, what waits for it, what is in flight on it, when it is given up.
+Which broker a request is for is not decided here.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.net.connection import KafkaConnection
+from kafka.protocol.metadata import MetadataRequest
+
+from kafkasafe._io.transport.calls import Call, MetadataCall, PartitionQuestion, QuestionsCall, Wanted
+from kafkasafe._io.transport.terms import NodeId, TopicPartition, safely
+from kafkasafe._io.transport.wire import Frame
+from kafkasafe.cluster.api import Failure
+
+if TYPE_CHECKING:
+    from kafkasafe._io.transport.transport import Transport
+
+__all__ = ["Link"]
+
+_MAX_QUESTIONS: Final = 500  # in one request
+
+_PAUSE_POLL_S: Final = 0.02
+
+_NEVER_MS: Final = 1e12
+
+
+class Link:
+    """The way to one broker: its connection, what waits for it, its back-off.
+
+    Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `_drop`.
+    """
+
+    __slots__ = (
+        "conn", "failures", "gathered", "hub", "identifying", "in_flight", "node_id", "not_before", "ready_once",
+        "suspect_until", "timer", "timer_at", "waiting", "watch", "watch_at",
+    )  # fmt: skip
+
+    def __init__(self, hub: Transport, node_id: NodeId) -> None:
+        self.hub = hub
+        self.node_id = node_id
+        self.conn: KafkaConnection | None = None
+        self.ready_once = False  # whether `conn` has been usable: connected, and to the right cluster
+        self.identifying = False  # whether the request that tells which cluster it is was written
+        self.waiting: collections.deque[Call] = collections.deque()
+        self.gathered: dict[Wanted, list[PartitionQuestion]] = {}  # in this turn of the loop
+        self.in_flight: dict[Call, float] = {}  # in the order they were written, with the time
+        self.failures = 0  # connection attempts that failed since the last success
+        self.not_before = 0.0
+        self.suspect_until = 0.0
+        self.timer: Any = None
+        self.timer_at = 0.0
+        self.watch: Any = None
+        self.watch_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be written at once."""
+        conn = self.conn
+        return (
+            conn is not None
+            and conn.connected
+            and self.ready_once
+            and not conn.paused
+            and not conn._reauth.is_reauthenticating
+            and not self.waiting
+        )
+
+    def alive(self, now: float) -> bool:
+        """Whether there is a usable connection to a broker that is not suspected to hang."""
+        return self.usable and self.suspect_until <= now
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a connection, and to the right cluster."""
+        conn = self.conn
+        return conn is not None and conn.connected and self.ready_once
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.in_flight)
+
+    def submit(self, call: Call) -> None:
+        """Writes the request, or holds it back until the connection can take it."""
+        self._collect()
+        self.waiting.append(call)
+        self.pump()
+
+    def ask(self, kind: Wanted, question: PartitionQuestion) -> None:
+        """Sends the question, together with others of its kind, at the end of this turn of the loop."""
+        self.gathered.setdefault(kind, []).append(question)
+        self.hub._asking.append(self)
+
+    def ask_gathered(self) -> None:
+        """The end of the turn."""
+        if self.gathered:
+            self._collect()
+            self.pump()
+
+    def _collect(self) -> None:
+        """Makes requests of the questions that were gathered, to go out after what waits already."""
+        if not self.gathered:
+            return
+        gathered, self.gathered = self.gathered, {}
+        for kind, questions in gathered.items():
+            # Brokers refuse a partition that is asked about twice in one request.
+            calls: list[dict[TopicPartition, PartitionQuestion]] = [{}]
+            for question in questions:
+                if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
+                    calls.append({})
+                calls[-1][question.target] = question
+            timeout_s = self.hub._request_timeout_s
+            self.waiting.extend(QuestionsCall(kind, call, timeout_s) for call in calls)
+
+    def pump(self) -> None:
+        now = time.monotonic()
+        while self.waiting:
+            call = self.waiting[0]
+            if call.deadline <= now:
+                self.waiting.popleft()
+                error = kafka_errors.KafkaTimeoutError(f"Node {self.node_id} was not ready in time")
+                call.fail(error, sent=False)
+                continue
+            conn = self.conn
+            if conn is None or conn.closed:
+                if self.not_before > now:
+                    self._arm(min(self.not_before, call.deadline))
+                    return
+                self._connect()
+                continue
+            if not conn.connected:
+                self._arm(call.deadline)
+                return
+            if conn.paused or conn._reauth.is_reauthenticating:
+                # Throttled by the broker, or authenticating again: soon over, and nothing overtakes meanwhile.
+                throttled = conn._throttle_time or 0.0
+                self._arm(min(max(throttled, now + _PAUSE_POLL_S), call.deadline))
+                return
+            if self.hub._guarded and not self.ready_once and (self.identifying or not call.identifies):
+                self._identify(conn, now)
+                self._arm(call.deadline)
+                return
+            self.waiting.popleft()
+            self._write(conn, call, now)
+
+    def _identify(self, conn: KafkaConnection, now: float) -> None:
+        """Ask the connection which cluster it leads to, once."""
+        if self.identifying:
+            return
+
+        def answered(result: Any) -> None:
+            if not isinstance(result, Failure) or conn is not self.conn or not conn.connected:
+                return
+            if isinstance(result.error, kafka_errors.UnsupportedVersionError):
+                self._admit(conn)  # too old to say, and to be sent a batch
+            else:
+                self.hang_up(result.error)
+
+        # Without topics: it needs no right, and what is known of topics stays as it is.
+        request = MetadataRequest(
+            topics=[],
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        timeout_s = self.hub._request_timeout_s
+        self._write(
+            conn,
+            MetadataCall(request, lambda response: response, answered, timeout_s=timeout_s, minimum=1),
+            now,
+        )
+
+    def _admit(self, conn: KafkaConnection) -> None:
+        """The connection leads where it should: what waits may go out on it."""
+        if conn is self.conn and not self.ready_once:
+            self.ready_once = True
+            self.failures = 0
+            self.suspect_until = 0.0
+            if self.hub._guarded:
+                safely(self.hub._on_home)
+            self.pump()
+
+    def _write(self, conn: Any, call: Call, now: float) -> None:
+        frame: Frame | None = None
+        try:
+            frame = call.frame(conn.broker_version_data)
+            if frame is None:
+                return
+            # kafka-python counts from now on, not from when it was written.
+            future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
+            if frame.encoded and conn.transport is not None:
+                if frame.rest:
+                    conn.transport.writelines(frame.rest)
+                    frame.rest.clear()
+                conn.transport.mark(call)
+        except kafka_errors.IncompatibleBrokerVersion as error:
+            call.fail(_unsupported(error), sent=False)
+            return
+        except Exception as error:  # nothing may leave a caller without an answer
+            call.fail(error, sent=frame is not None and frame.encoded)
+            return
+        self.in_flight[call] = now
+        self._watch(now + call.timeout_s)
+        self.identifying = self.identifying or call.identifies
+        self.hub._watch_silence()
+
+        def done(response: Any) -> None:
+            self.in_flight.pop(call, None)
+            if call.identifies:
+                stranger = self.hub._stranger(response.cluster_id)
+                if stranger is not None:
+                    call.fail(stranger, sent=True)
+                    if conn is self.conn:
+                        self.hang_up(stranger)
+                    return
+                self._admit(conn)
+            call.succeed(response, frame)
+
+        def failed(error: BaseException) -> None:
+            self.in_flight.pop(call, None)
+            if isinstance(error, kafka_errors.Cancelled):
+                error = kafka_errors.KafkaConnectionError("The connection was closed")
+            call.fail(error, sent=frame.encoded)
+
+        future._add_cb_eb(done, failed)
+
+    def _watch(self, due: float) -> None:
+        """One timer for all that is in flight: it stays where it is when what it was for is answered."""
+        if self.watch is not None:
+            if self.watch_at <= due:
+                return
+            self.hub._net.cancel(self.watch)
+        self.watch_at = due
+        self.watch = self.hub._net.call_at(due, self._look_for_overdue)
+
+    def _look_for_overdue(self) -> None:
+        self.watch = None
+        conn = self.conn
+        if not self.in_flight or conn is None or conn.closed or conn.transport is None:
+            return
+        now, next_due = time.monotonic(), float("inf")
+        for call, began in self.in_flight.items():
+            due = (call.written_at or max(began, conn.transport.last_write)) + call.timeout_s
+            if due <= now:
+                what = "answer" if call.written_at else "take the request"
+                conn.close(
+                    kafka_errors.RequestTimedOutError(
+                        f"Node {self.node_id} did not {what} within {call.timeout_s:.1f} s"
+                    )
+                )
+                return
+            next_due = min(next_due, due)
+        self._watch(next_due)
+
+    def _connect(self) -> None:
+        manager = self.hub._manager
+        # The link's own back-off has passed: kafka-python's, which is wrong in both directions, must not count.
+        manager.reset_backoff(self.node_id)
+        manager._auth_failures.pop(self.node_id, None)
+        try:
+            conn = manager.get_connection(self.node_id, refresh_metadata_on_err=False)
+        except Exception as error:  # no such broker any more, or options that cannot work
+            self._back_off()
+            self.hub._want_metadata()
+            self._drop(error)
+            return
+        self.conn = conn
+        self.ready_once = self.identifying = False
+        conn.init_future.add_callback(lambda _: self._on_ready(conn))
+        conn.close_future.add_both(lambda error: self._on_closed(conn, error))
+
+    def _on_ready(self, conn: KafkaConnection) -> None:
+        if not self.hub._guarded:
+            self._admit(conn)
+        elif conn is self.conn:
+            self.pump()
+
+    def _on_closed(self, conn: KafkaConnection, error: Any) -> None:
+        if conn is not self.conn:
+            return
+        self.conn = None
+        if not self.ready_once:
+            self._back_off()
+        elif error is not None:
+            # A connection that broke may be made again at once, but not in a tight circle.
+            self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(1)
+        if error is not None or not self.ready_once:
+            self.hub._want_metadata()
+        cause = error if isinstance(error, BaseException) else None
+        self._drop(
+            cause or kafka_errors.KafkaConnectionError(f"The connection to node {self.node_id} was closed")
+        )
+
+    def _back_off(self) -> None:
+        self.failures += 1
+        self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(self.failures)
+
+    def _drop(self, error: BaseException) -> None:
+        """All that waits fails, in order: none of it may overtake what was lost with the connection."""
+        self._collect()
+        waiting, self.waiting = self.waiting, collections.deque()
+        for call in waiting:
+            call.fail(error, sent=False)
+
+    def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
+        """Waiting requests whose partition has another leader by now fail, and later ones of those partitions."""
+        self._collect()
+        if not self.waiting:
+            return
+        moved: set[TopicPartition] = set()
+
+        def is_gone(target: TopicPartition) -> bool:
+            return target in moved or leader_of(target) != self.node_id
+
+        kept: collections.deque[Call] = collections.deque()
+        waiting, self.waiting = self.waiting, collections.deque()
+        for call in waiting:
+            error = kafka_errors.NotLeaderForPartitionError(f"Node {self.node_id} is not the leader any more")
+            if isinstance(call, QuestionsCall):
+                if call.drop(is_gone, error):
+                    kept.append(call)
+            elif any(is_gone(target) for target in call.targets):
+                moved.update(call.targets)
+                call.fail(error, sent=False)
+            else:
+                kept.append(call)
+        kept.extend(self.waiting)
+        self.waiting = kept
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the node should have said something, 0 if it owes nothing."""
+        if not self.in_flight or self.conn is None or self.conn.transport is None:
+            return 0.0
+        call, since = next(iter(self.in_flight.items()))
+        # As long as it takes what is written, it has nothing to say.
+        since = max(since, call.written_at or self.conn.transport.last_write)
+        heard: float = self.conn.transport.last_read
+        return max(0.0, now - max(since, heard))
+
+    def hang_up(self, error: BaseException | None = None) -> None:
+        """Closes the connection at once; unsent bytes are dropped."""
+        conn = self.conn
+        if conn is None:
+            return
+        if conn.transport is not None and error is None:
+            # Buffered bytes would keep a closed transport open until a broker that may hang has taken them.
+            conn.transport._write_buffer.clear()
+        conn.close(error)
+
+    def _arm(self, at: float) -> None:
+        if self.timer is not None:
+            if self.timer_at <= at:
+                return
+            self.hub._net.cancel(self.timer)
+        self.timer_at = at
+        self.timer = self.hub._net.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self.timer = None
+        self.pump()
+
+
+def _unsupported(error: BaseException) -> BaseException:
+    unsupported: BaseException = kafka_errors.UnsupportedVersionError(str(error))
+    return unsupported

@@ -1,0 +1,150 @@
+"""kafka-python's event loop, with what it lacks.
+
+Only what each turn of the loop does for every request has a place here; what a request is, it does not know.
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from kafka.future import Future
+from kafka.net.selector import NetworkSelector, Task, TaskState
+
+from kafkasafe._io.transport.terms import log
+from kafkasafe.logs import apart, own_threads
+
+__all__ = ["Loop"]
+
+_NEVER_AT: Final = 1e9  # monotonic seconds; `_NEVER_MS` of link.py from now is later
+_LONGEST_SELECT_S: Final = 3600.0
+
+
+class Loop(NetworkSelector):
+    """kafka-python's event loop, which says when it ends and closes itself on its own thread.
+
+    Its tasks cost some 50 µs each. So what is done for each request goes without one: reading, writing, jobs of other
+    threads, and its time limit.
+    """
+
+    on_exit: Callable[[], None]
+    on_wake: Callable[[], None]
+    """Called when another thread woke this one."""
+
+    def __init__(self, **configs: Any) -> None:
+        super().__init__(**configs)  # type: ignore[no-untyped-call]
+        self.unwritten: list[Callable[[], None]] = []
+        """To be called at the end of this turn: writes what came in it."""
+        self._never: Any = Task(lambda: None)
+        self._never.close()
+
+    def call_at(self, when: float, task: Any) -> Any:
+        """As kafka-python's; what is never due takes no place."""
+        if when >= _NEVER_AT:
+            return self._never
+        return super().call_at(when, task)  # type: ignore[no-untyped-call]
+
+    def read_with(self, sock: Any, receive: Callable[[], None]) -> None:
+        """Calls `receive` whenever there is something to read, until `unregister_event`."""
+        self._selector.register(sock, selectors.EVENT_READ, (receive, None))
+
+    def _poll_once(self, timeout: float | None = None) -> None:
+        if self._ready:
+            timeout = 0.0
+        elif self._scheduled:
+            due_s = max(0.0, min(self._scheduled[0][0] - time.monotonic(), _LONGEST_SELECT_S))
+            timeout = due_s if timeout is None else min(timeout, due_s)
+        self._process_events(self._selector.select(timeout))
+        self._schedule_tasks()  # type: ignore[no-untyped-call]
+        for _ in range(len(self._ready)):
+            self._run_task(self._ready.popleft())
+        while self.unwritten:
+            unwritten, self.unwritten = self.unwritten, []
+            for write in unwritten:
+                self._do(write)
+
+    def _process_events(self, event_list: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
+        for event in event_list:
+            key, events = event
+            reader, _ = key.data
+            if key.fileobj is self._wakeup_r:
+                super()._process_events((event,))  # type: ignore[no-untyped-call]
+                self._do(self.on_wake)
+            elif reader is None or type(reader) is Task:
+                super()._process_events((event,))  # type: ignore[no-untyped-call]
+            else:
+                if events & ~selectors.EVENT_READ:
+                    others = ((key, events & ~selectors.EVENT_READ),)
+                    super()._process_events(others)  # type: ignore[no-untyped-call]
+                if events & selectors.EVENT_READ:
+                    self._do(reader)
+
+    def _run_task(self, task: Any) -> None:
+        """One step of one of kafka-python's tasks."""
+        if task.state in {TaskState.DONE, TaskState.CANCELLED}:
+            return
+        self._current, task.state = task, TaskState.RUNNING
+        try:
+            awaited = task()
+        except StopIteration:
+            self._task_done(task)  # type: ignore[no-untyped-call]
+            return
+        except BaseException:
+            log.exception("A task of the network thread failed", event="network_step_failed")
+            self._task_done(task)  # type: ignore[no-untyped-call]
+            return
+        finally:
+            self._current = None
+        if task.state is TaskState.CANCELLED:
+            # By itself.
+            self._pending_tasks.discard(task)
+            task.close()
+        elif isinstance(awaited, Future):
+            task.state = TaskState.WAIT_FUTURE
+            awaited.add_both(lambda _: self.call_soon(task))  # type: ignore[no-untyped-call]
+        else:
+            self._begin_wait(task, awaited)
+
+    def _begin_wait(self, task: Any, awaited: Any) -> None:
+        # What begins a wait takes the task for granted that runs.
+        self._current = task
+        try:
+            getattr(self, awaited.method)(*awaited.args)
+        except Exception as error:  # the task's own: it is told
+            task.inject_exc(error)
+            self._add_ready_task(task)  # type: ignore[no-untyped-call]
+        finally:
+            self._current = None
+            if task.state is TaskState.RUNNING:
+                task.state = TaskState.UNSCHEDULED
+
+    @staticmethod
+    def _do(step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            # A bug, but one that must not take the other connections with it.
+            log.exception("A step of the network thread failed", event="network_step_failed")
+
+    @apart()
+    def run_forever(self) -> None:
+        own_threads.add(threading.get_ident())
+        try:
+            super().run_forever()  # type: ignore[no-untyped-call]
+        except Exception:
+            log.exception(
+                "The network thread ended by an error; another one takes its place",
+                event="network_thread_ended",
+            )
+        finally:
+            self._stop = True  # close() must not try to join its own thread
+            try:
+                self.on_exit()
+            finally:
+                own_threads.discard(threading.get_ident())
+                # After a crash close() would run what is ready once more, crash again and leave sockets open.
+                self._ready.clear()
+                self.close()  # type: ignore[no-untyped-call]

@@ -1,0 +1,137 @@
+"""kafka-python's manager of connections, with what it lacks: how a connection is made.
+
+Names are looked up and sockets opened here, and a connection that fails leaves none behind.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka.future import Future
+from kafka.net.inet import KafkaNetSocket
+from kafka.net.manager import KafkaConnectionManager
+
+from kafkasafe._io.transport.sockets import DirectPlainSocket, DirectTlsSocket, PlainSocket, TlsSocket
+from kafkasafe.logs import apart
+
+__all__ = ["DirectManager", "Manager", "suppress_closed"]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class suppress_closed:  # noqa: N801  # reads as contextlib.suppress
+    """Swallows what a closed or crashed event loop raises."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
+        return isinstance(error, Exception)
+
+
+class Manager(KafkaConnectionManager):
+    """Makes connections without leaking sockets and without blocking the I/O thread on a name server."""
+
+    plain: type[PlainSocket] = PlainSocket
+    tls: type[TlsSocket] = TlsSocket
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        sock = await self._open_socket(node.host, node.port, timeout_at)
+        transport: Any = None
+        kind: Any = self.tls if self.ssl_enabled else self.plain
+        try:
+            options = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
+            transport = kind(self._net, sock, host=node.host, **(options if self.ssl_enabled else {}))
+            await transport.handshake(timeout_at)
+        except BaseException as error:
+            # GeneratorExit as well: that is how the loop ends what is under way when it closes.
+            if transport is not None:
+                transport.close()
+            sock.close()
+            if isinstance(error, Exception):
+                raise kafka_errors.KafkaConnectionError(f"Handshake failed: {error}") from error
+            raise
+        return transport
+
+    async def _open_socket(self, host: str, port: int, timeout_at: float | None) -> Any:
+        factory, addresses = await self._resolve(host, port, timeout_at)
+        failure = kafka_errors.KafkaConnectionError(f"No address found for {host}")
+        opened: list[socket.socket] = []
+        make = factory.socket
+
+        def recorded(*args: Any) -> Any:
+            opened.append(make(*args))
+            return opened[-1]
+
+        factory.socket = recorded
+        for address in addresses:
+            try:
+                return await factory.connect(
+                    self._net, address, self.config["socket_options"], timeout_at=timeout_at
+                )
+            except BaseException as error:
+                for sock in opened:
+                    sock.close()
+                opened.clear()
+                if isinstance(error, kafka_errors.KafkaTimeoutError):
+                    raise kafka_errors.KafkaConnectionError(
+                        f"Connecting to {host}:{port} timed out"
+                    ) from error
+                if not isinstance(error, Exception):
+                    raise
+                failure = kafka_errors.KafkaConnectionError(f"{host}:{port}: {error}")
+        raise failure
+
+    async def _resolve(self, host: str, port: int, timeout_at: float | None) -> tuple[Any, list[Any]]:
+        def look_up() -> tuple[Any, list[Any]]:
+            factory = KafkaNetSocket(self.config["proxy_url"])
+            return factory, factory.dns_lookup(host, port)
+
+        if self.config["proxy_url"] is None and _is_address(host):
+            return look_up()
+        future = Future()
+
+        def settle(result: Any) -> None:
+            if not future.is_done:
+                if isinstance(result, BaseException):
+                    future.failure(result)
+                else:
+                    future.success(result)
+
+        @apart()
+        def work() -> None:
+            try:
+                result: Any = look_up()
+            except Exception as error:
+                result = kafka_errors.KafkaConnectionError(f"Looking up {host}: {error}")
+            # A closed loop has nobody left who waits for the answer.
+            with suppress_closed():
+                self._net.call_soon_threadsafe(lambda: settle(result))
+
+        threading.Thread(target=work, name=f"kafkasafe-lookup-{host}", daemon=True).start()
+        timer = None
+        if timeout_at is not None:
+            late = kafka_errors.KafkaConnectionError(f"Looking up {host} timed out")
+            timer = self._net.call_at(timeout_at, lambda: settle(late))
+        try:
+            result: tuple[Any, list[Any]] = await future
+        finally:
+            if timer is not None:
+                self._net.cancel(timer)
+        return result
+
+
+class DirectManager(Manager):
+    """On a `Loop`."""
+
+    plain = DirectPlainSocket
+    tls = DirectTlsSocket

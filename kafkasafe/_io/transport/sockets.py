@@ -1,0 +1,288 @@
+"""kafka-python's sockets, plain and TLS, with what they lack.
+
+Bytes in and out, without copies, and how a socket ends. What the bytes mean is not known here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.protocol.frame import KafkaBytes
+
+from kafkasafe._io.transport.loop import Loop
+from kafkasafe.cluster.api import Buffer
+
+if TYPE_CHECKING:
+    from kafkasafe._io.transport.calls import Call
+
+__all__ = ["FORGETS", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "TlsSocket"]
+
+_RECEIVE_BYTES: Final = 256 * 1024
+_MAX_IOVEC: Final = 64
+
+
+class _Incoming(KafkaBytes):
+    """A response that is being received; kafka-python's copies what is read from it twice."""
+
+    _idx: int
+
+    @staticmethod
+    def become(parser: Any) -> None:
+        """Makes one of the response that a connection is in the middle of, as all large ones are."""
+        frame = getattr(parser, "_rbuffer", None)
+        if type(frame) is KafkaBytes:
+            frame.__class__ = _Incoming
+
+    def read(self, nbytes: int | None = None) -> bytes:
+        """The next bytes, as many as there are."""
+        start, size = self._idx, len(self)
+        self._idx = size if nbytes is None else min(start + nbytes, size)
+        with memoryview(self) as view, view[start : self._idx] as part:
+            return bytes(part)
+
+
+FORGETS: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: what the kernel has not sent when the socket ends, also by the death of the process, is dropped.
+
+Else it would go on to send a request without an answer, for minutes on a slow way, after it was taken for dead.
+"""
+_LINGERS: Final = struct.pack("ii", 0, 0)
+"""SO_LINGER as it is by default."""
+
+
+class _SocketMixin:
+    """Reads in large pieces, tries to write before it waits, and dies of any error instead of staying silent.
+
+    It ends in order where nothing is owed, else with all that the kernel has not sent yet.
+    """
+
+    _sock: Any
+    _net: Any
+    _closed: bool
+    _read: bool
+    _write: bool
+    _writing: bool
+    _protocol: Any
+    _write_buffer: collections.deque[Any]
+    last_read: float
+    last_write: float
+    _written = 0
+    _marks: collections.deque[tuple[int, Call]] | None = None
+
+    def mark(self, call: Call) -> None:
+        """Notes in `written_at` of a call when the last byte is written of all that was given to be written."""
+        if self._marks is None:
+            self._marks = collections.deque()
+        self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
+
+    def _count_written(self, size: int) -> None:
+        sensors = self._protocol._sensors if self._protocol else None
+        if sensors:
+            sensors.bytes_sent.record(size)
+        self.last_write = time.monotonic()
+        self._written += size
+        marks = self._marks
+        while marks and marks[0][0] <= self._written:
+            marks.popleft()[1].written_at = self.last_write
+
+    async def _read_from_sock(self) -> None:
+        while self._read and not self._closed:
+            await self._net.wait_read(self._sock)
+            self._receive()
+
+    def _receive(self) -> None:
+        if self._closed or not self._read:
+            return
+        came, at_its_end = self._fill()
+        data, error = self._sock_recv() if at_its_end else (b"", None)
+        if came or data:
+            self.last_read = time.monotonic()
+            sensors = self._protocol._sensors if self._protocol else None
+            if sensors:
+                sensors.bytes_received.record(came + len(data))
+        if error is None and data:
+            try:
+                self._protocol.data_received(data)
+                _Incoming.become(getattr(self._protocol, "parser", None))
+            except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
+                error = decoding
+        if error is not None:
+            self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
+
+    def _fill(self) -> tuple[int, bool]:
+        """Receives into the large response that is under way, without a copy.
+
+        Returns:
+            The bytes that came, and whether it is to go on with `_sock_recv`: at the end of the response, where none is
+            under way, and after an error, which it meets again.
+        """
+        frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
+        if not isinstance(frame, _Incoming):
+            return 0, True
+        came = 0
+        # The last byte is left to the parser, which notices by it that the response is whole.
+        with memoryview(frame) as view, view[frame._idx : max(frame._idx, len(frame) - 1)] as rest:
+            while came < len(rest):
+                try:
+                    with rest[came:] as place:
+                        size = self._sock.recv_into(place)
+                except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return came, False
+                except Exception:
+                    break
+                if not size:
+                    break
+                came += size
+                frame._idx += size
+        return came, True
+
+    def _sock_recv(self) -> tuple[bytes, BaseException | None]:
+        chunks = []
+        error: BaseException | None = None
+        while True:
+            try:
+                chunk = self._sock.recv(_RECEIVE_BYTES)
+            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            except Exception as failed:
+                error = kafka_errors.KafkaConnectionError(failed)
+                break
+            if not chunk:
+                error = kafka_errors.KafkaConnectionError("The broker closed the connection")
+                break
+            chunks.append(chunk)
+            # TLS must be read until it is empty: what OpenSSL holds does not make the socket readable.
+            if len(chunk) < _RECEIVE_BYTES and not isinstance(self._sock, ssl.SSLSocket):
+                break
+        if chunks and error is not None:
+            # What arrived before the end still counts; the error shows again at the next read.
+            error = None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks), error
+
+    def _close(self, error: BaseException | None = None) -> None:
+        if self._sock is not None and error is None and not getattr(self._protocol, "in_flight_requests", ()):
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGERS)
+        super()._close(error)  # type: ignore[misc]  # the other base class has it
+
+    async def _write_to_sock(self) -> None:
+        try:
+            while self._write_buffer:
+                sent, error = self._sock_send()  # type: ignore[attr-defined]  # the other base class has it
+                if error is not None:
+                    self.abort(error=error)  # type: ignore[attr-defined]
+                    return
+                self._count_written(sent)
+                if self._write_buffer:
+                    await self._net.wait_write(self._sock)
+        finally:
+            self._writing = False
+        if self._closed:
+            self._close()
+
+
+class PlainSocket(_SocketMixin, KafkaTCPTransport):
+    async def handshake(self, timeout_at: float | None = None) -> None:
+        """A plain connection has none."""
+
+    def _sock_send(self) -> tuple[int, BaseException | None]:
+        total = 0
+        if self._sock is None:
+            return total, kafka_errors.KafkaConnectionError("Connection closed during send")
+        pending = self._write_buffer
+        while pending:
+            try:
+                # One call for many buffers: no copy, and no tiny packet for a frame's head.
+                sent = self._sock.sendmsg(list(itertools.islice(pending, _MAX_IOVEC)))
+            except (BlockingIOError, InterruptedError):
+                break
+            except Exception as error:
+                return total, kafka_errors.KafkaConnectionError(error)
+            total += sent
+            while pending and sent >= len(pending[0]):
+                sent -= len(pending.popleft())
+            if sent:
+                pending[0] = memoryview(pending[0])[sent:]
+        return total, None
+
+
+class TlsSocket(_SocketMixin, KafkaSSLTransport):
+    async def handshake(self, timeout_at: float | None = None) -> None:
+        """As kafka-python's, but bounded: a hung broker must not keep a connection attempt for ever."""
+        while True:
+            try:
+                self._sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._net.wait_read(self._sock, timeout_at)
+            except ssl.SSLWantWriteError:
+                await self._net.wait_write(self._sock, timeout_at)
+            else:
+                return
+
+
+class _WithoutTasks:
+    """On a `Loop`: what comes is read at once, and what is to be written is at the end of the turn."""
+
+    _sock: Any
+    _net: Loop
+    _closed: bool
+    _read: bool
+    _write: bool
+    _writing: bool
+    _write_task: Any
+    _write_buffer: collections.deque[Any]
+
+    def resume_reading(self) -> None:
+        """From now on: the socket stays in the selector until it is closed."""
+        if not self._read and not self._closed:
+            self._read = True
+            self._net.read_with(self._sock, self._receive)  # type: ignore[attr-defined]  # the other base class has it
+
+    def write(self, data: Buffer) -> None:
+        """To be written at the end of this turn of the loop, together with what else comes in it."""
+        if not len(data):
+            raise ValueError("Nothing to write")
+        self.writelines((data,))
+
+    def writelines(self, buffers: Iterable[Buffer]) -> None:
+        """To be written at the end of this turn of the loop, together with what else comes in it."""
+        if not self._write or self._closed:
+            raise RuntimeError("The connection is closed for writes")
+        self._write_buffer.extend(buffers)
+        if not self._writing:
+            self._writing = True
+            self._net.unwritten.append(self.write_now)
+
+    def write_now(self) -> None:
+        """The end of the turn. What the socket does not take waits in a task."""
+        if self._write_buffer and not self._closed:
+            sent, error = self._sock_send()  # type: ignore[attr-defined]  # the other base class has it
+            if error is not None:
+                self._writing = False
+                self.abort(error=error)  # type: ignore[attr-defined]
+                return
+            self._count_written(sent)  # type: ignore[attr-defined]
+        if self._write_buffer:
+            self._write_task = self._net.call_soon(self._write_to_sock)  # type: ignore[attr-defined,no-untyped-call]
+            return
+        self._writing = False
+        if self._closed:
+            self._close()  # type: ignore[attr-defined]
+
+
+class DirectPlainSocket(_WithoutTasks, PlainSocket):
+    pass
+
+
+class DirectTlsSocket(_WithoutTasks, TlsSocket):
+    pass

@@ -1,0 +1,232 @@
+"""Bytes of Produce requests and of their answers, which kafka-python would encode and decode slowly.
+
+Pure but for the frame that a connection takes; what is asked for, and why, is not known here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
+from kafka.protocol.producer import ProduceResponse
+
+from kafkasafe._io.transport.terms import MAX_OFFSET, TopicPartition, plausible
+from kafkasafe.cluster.api import Buffer, ProduceReply
+
+__all__ = ["Appended", "Frame", "ProduceHeader", "decode_appended", "encode_produce"]
+
+_FLEXIBLE_PRODUCE: Final = 9
+
+_INT32: Final = struct.Struct(">i")
+_APPENDED: Final = struct.Struct(
+    ">ihqqq"
+)  # of a Produce response: partition, code, offset, time, start of the log
+_NO_MORE: Final = b"\1\0\0"  # no errors of records, no message, no tagged fields
+_ONE_BYTE: Final = 0x7F
+
+
+def _uvarint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def encode_produce(
+    version: int,
+    correlation_id: int,
+    client_id: str,
+    acks: int,
+    timeout_ms: int,
+    batches: Sequence[tuple[str, int, Buffer]],
+    transactional_id: str | None = None,
+) -> list[Buffer]:
+    """A Produce request as a list of buffers, of which the batches are not copies.
+
+    Args:
+        version: 3 to 12.
+        correlation_id: Of the request header.
+        client_id: Of the request header.
+        acks: -1 or 1.
+        timeout_ms: How long the broker may wait for replicas.
+        batches: (topic, partition, batch), at most one for each partition.
+        transactional_id: Of the transaction that the batches belong to.
+
+    Returns:
+        The frame, size field included. Joined it is what kafka-python's `ProduceRequest` encodes.
+    """
+    flexible = version >= _FLEXIBLE_PRODUCE
+    topics: dict[str, list[tuple[int, Buffer]]] = {}
+    for topic, partition, data in batches:
+        topics.setdefault(topic, []).append((partition, data))
+    name = client_id.encode()
+    head = bytearray(4)  # the size, known at the end
+    head += struct.pack(">hhih", KafkaProduceRequest.API_KEY, version, correlation_id, len(name)) + name
+    if flexible:
+        head += b"\x00"  # no tagged fields
+        transaction = b"" if transactional_id is None else transactional_id.encode()
+        head += (b"\x00" if transactional_id is None else _uvarint(len(transaction) + 1)) + transaction
+        head += struct.pack(">hi", acks, timeout_ms) + _uvarint(len(topics) + 1)
+    else:
+        transaction = b"" if transactional_id is None else transactional_id.encode()
+        head += struct.pack(">h", -1 if transactional_id is None else len(transaction)) + transaction
+        head += struct.pack(">hii", acks, timeout_ms, len(topics))
+    parts: list[Buffer] = []
+    for topic, partitions in topics.items():
+        encoded = topic.encode()
+        if flexible:
+            head += _uvarint(len(encoded) + 1) + encoded + _uvarint(len(partitions) + 1)
+        else:
+            head += struct.pack(">h", len(encoded)) + encoded + struct.pack(">i", len(partitions))
+        for partition, data in partitions:
+            head += struct.pack(">i", partition)
+            head += _uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
+            parts += (head, data)
+            head = bytearray(b"\x00" if flexible else b"")
+        if flexible:
+            head += b"\x00"
+    if flexible:
+        head += b"\x00"
+    parts.append(head)
+    first = parts[0]
+    assert isinstance(first, bytearray)  # noqa: S101  # the head comes first
+    struct.pack_into(">i", first, 0, sum(map(len, parts)) - 4)
+    return [part for part in parts if len(part)]
+
+
+@dataclass(frozen=True, slots=True)
+class _ResponseHeader:
+    correlation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A Produce response in which every batch was appended, and nothing else is said.
+
+    Attributes:
+        replies: By topic and partition.
+        throttle_time_ms: As in kafka-python's.
+    """
+
+    replies: Mapping[TopicPartition, ProduceReply]
+    throttle_time_ms: int
+
+
+class ProduceHeader:
+    """Of a Produce request. For kafka-python it is the header, and the class of the response as well.
+
+    What says more than that batches were appended is decoded by kafka-python, and so is what is not as it should be.
+    """
+
+    __slots__ = ("api_key", "api_version", "correlation_id")
+
+    def __init__(self, api_version: int, correlation_id: int) -> None:
+        self.api_key = KafkaProduceRequest.API_KEY
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+
+    def get_response_class(self) -> ProduceHeader:
+        return self
+
+    def parse_header(self, buffer: Any) -> _ResponseHeader:
+        data = bytes(buffer)
+        if self.api_version < _FLEXIBLE_PRODUCE or data[4:5] != b"\0":
+            header: _ResponseHeader = self._theirs.parse_header(buffer)
+            return header
+        buffer.seek(5)
+        return _ResponseHeader(_INT32.unpack_from(data)[0])
+
+    def decode(self, buffer: Any) -> Any:
+        at = buffer.tell()
+        if self.api_version >= _FLEXIBLE_PRODUCE:
+            appended = decode_appended(bytes(buffer), at)
+            if appended is not None:
+                return appended
+        return self._theirs.decode(buffer)
+
+    @property
+    def _theirs(self) -> Any:
+        return ProduceResponse[self.api_version]
+
+
+def decode_appended(data: bytes, at: int) -> Appended | None:
+    """A Produce response of version 9 to 12.
+
+    Args:
+        data: With its header.
+        at: Where the header ends.
+
+    Returns:
+        None where it says more than that batches were appended, or is not whole.
+    """
+    replies: dict[TopicPartition, ProduceReply] = {}
+    try:
+        topics = data[at]
+        at += 1
+        for _ in range(topics - 1):
+            size = data[at]
+            name = data[at + 1 : at + size].decode()
+            partitions = data[at + size]
+            at += size + 1
+            if max(topics, size, partitions) > _ONE_BYTE:
+                return None
+            for _ in range(partitions - 1):
+                index, code, base_offset, append_time, start = _APPENDED.unpack_from(data, at)
+                at += _APPENDED.size
+                if code or data[at : at + 3] != _NO_MORE:
+                    return None
+                at += 3
+                replies[name, index] = ProduceReply(
+                    error_code=0,
+                    base_offset=base_offset,
+                    log_append_time=append_time,
+                    log_start_offset=plausible(start, MAX_OFFSET),
+                    record_errors=(),
+                    error_message=None,
+                    leader_hint=None,
+                )
+            if data[at]:
+                return None
+            at += 1
+        (throttled_ms,) = _INT32.unpack_from(data, at)
+    except (IndexError, ValueError, struct.error):
+        return None
+    return Appended(replies, throttled_ms) if data[at + 4 :] == b"\0" else None
+
+
+class Frame:
+    """What `KafkaConnection.send_request` takes for a request.
+
+    It gives the connection its first buffer; the link writes the `rest` behind it, uncopied. `encoded` tells
+    whether the connection has got that far, that is, whether bytes may have been sent.
+    """
+
+    __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")
+
+    def __init__(
+        self, what: str, version: int, encoder: Callable[[int, str], tuple[Any, list[Buffer]]]
+    ) -> None:
+        self.what = what
+        self.API_VERSION = version
+        self.encoder = encoder
+        self.encoded = False
+        self.header: Any = None
+        self.rest: list[Buffer] = []
+
+    def __str__(self) -> str:
+        return f"{self.what} v{self.API_VERSION}"
+
+    def expect_response(self) -> bool:
+        return True
+
+    def with_header(self, correlation_id: int, client_id: str) -> None:
+        self.header, self.rest = self.encoder(correlation_id, client_id)
+
+    def encode(self, *, framed: bool, header: bool) -> Buffer:  # noqa: ARG002  # kafka-python's signature
+        self.encoded = True
+        return self.rest.pop(0)
