@@ -33,7 +33,7 @@ from kafkasafe._io.transport import Transport
 from kafkasafe._io.transport.calls import KafkaCall
 from kafkasafe._io.transport.loop import Loop
 from kafkasafe._io.transport.produce_call import Group, ProduceCall
-from kafkasafe._io.transport.transport import _next_offset
+from kafkasafe._io.transport.questions import _next_offset
 from kafkasafe._io.transport.wire import Appended, ProduceHeader, decode_appended, encode_produce
 from kafkasafe.cluster.api import (
     EpochEnd,

@@ -11,7 +11,12 @@ In this order, each room knows those above it:
     wire.py          bytes of Produce requests and their answers
     calls.py         one request and its single outcome; produce_call.py one of Produce
     link.py          the way to one broker
-    transport.py     `Transport`
+    ground.py        parts of `Transport`: options, the loop, the way in for other threads
+    brokers.py         who leads what, the links, the right cluster, silence
+    metadata.py        when they are asked for, and what an answer changes
+    routing.py         which broker a request goes to, and the order of batches
+    questions.py       what is asked of a leader
+    transport.py     `Transport` itself: its life, and what any broker may be asked
 
 Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into `_inbox`
 and wakes that thread. The thread passes each job on: to the `Link` of one broker, or aside (`_parked`) until the

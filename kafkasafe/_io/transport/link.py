@@ -21,7 +21,7 @@ from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import Failure
 
 if TYPE_CHECKING:
-    from kafkasafe._io.transport.transport import Transport
+    from kafkasafe._io.transport.brokers import Brokers
 
 __all__ = ["Link"]
 
@@ -43,7 +43,7 @@ class Link:
         "suspect_until", "timer", "timer_at", "waiting", "watch", "watch_at",
     )  # fmt: skip
 
-    def __init__(self, hub: Transport, node_id: NodeId) -> None:
+    def __init__(self, hub: Brokers, node_id: NodeId) -> None:
         self.hub = hub
         self.node_id = node_id
         self.conn: KafkaConnection | None = None

@@ -29,7 +29,7 @@ from kafkasafe.cluster.api import (
 )
 
 if TYPE_CHECKING:
-    from kafkasafe._io.transport.transport import Transport
+    from kafkasafe._io.transport.routing import Routing
 
 __all__ = ["Group", "ProduceCall"]
 
@@ -43,7 +43,7 @@ class ProduceCall(Call):
 
     def __init__(
         self,
-        hub: Transport,
+        hub: Routing,
         node_id: NodeId,
         requests: list[tuple[ProduceRequest[Any], memoryview]],
         acks: int,

@@ -16,6 +16,7 @@ from kafkasafe.logs import EventLog
 __all__ = [
     "LEADER_NOT_AVAILABLE",
     "MAX_OFFSET",
+    "SILENCE_S",
     "STALE_METADATA",
     "UNKNOWN_TOPIC",
     "NodeId",
@@ -41,6 +42,8 @@ LEADER_NOT_AVAILABLE: Final = 5
 # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER, REPLICA_NOT_AVAILABLE, NETWORK_EXCEPTION,
 # KAFKA_STORAGE_ERROR, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID
 STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
+
+SILENCE_S: Final = 2.0  # a node with requests in flight that says nothing for so long is suspected
 
 
 def plausible(number: int | None, limit: int = 2**31) -> int:

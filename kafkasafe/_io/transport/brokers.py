@@ -1,0 +1,202 @@
+"""Who leads what, and the links to brokers: which cluster they must belong to, and when they have been silent too long.
+
+What is sent on a link, and when metadata are asked for, is not decided here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._io.transport.ground import Ground
+from kafkasafe._io.transport.link import Link
+from kafkasafe._io.transport.terms import (
+    LEADER_NOT_AVAILABLE,
+    SILENCE_S,
+    UNKNOWN_TOPIC,
+    NodeId,
+    TopicPartition,
+    error_of,
+    safely,
+)
+from kafkasafe.cluster.api import PartitionInfo, TopicInfo
+from kafkasafe.errors import WrongClusterError
+
+__all__ = ["Brokers"]
+
+_TICK_S: Final = 0.5
+
+
+class Brokers(Ground):
+    """Part of `Transport`: brokers and leaders."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self._links: dict[NodeId, Link] = {}
+        self._asking: list[Link] = []  # those with questions gathered in this turn of the loop
+        self._topics: dict[str, TopicInfo] = {}
+        self._guarded = False
+        self._home: str | None = None
+        """The cluster that connections of a guarded transport must lead to, None until one has said which it is."""
+        self._on_stranger: Callable[[str], None] = lambda _: None
+        self._on_home: Callable[[], None] = lambda: None
+        self._ticking = False
+
+    @abstractmethod
+    def _want_metadata(self, *, urgent: bool = False) -> None: ...
+
+    def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
+        """Speak to one cluster only: the first that answers, until `move` names another. Call before `start`.
+
+        Each new connection is asked for its cluster's id before anything else is written to it (one round trip). One
+        that leads elsewhere is closed, with WrongClusterError for what waited for it, and tried again with back-off.
+        Brokers that do not say (before 0.10.1) are believed as long as none has said.
+
+        Args:
+            on_stranger: Called with the id of another cluster that answered, on the network thread.
+            on_home: Called there when a new connection leads to the right cluster, before anything goes out on it.
+        """
+        self._guarded = True
+        self._on_stranger = on_stranger
+        self._on_home = on_home
+
+    def move(self, cluster_id: str) -> None:
+        """From now on this is the cluster to speak to (guarded transports only)."""
+
+        def run() -> None:
+            self._home = cluster_id
+            for link in self._links.values():
+                link.not_before = 0.0
+            self._want_metadata(urgent=True)
+
+        self._post(run, lambda _: None)
+
+    @property
+    def at_home(self) -> bool:
+        """Whether a broker of the right cluster is connected. From any thread."""
+        return any(link.usable for link in list(self._links.values()))
+
+    def _stranger(self, cluster_id: str | None) -> BaseException | None:
+        """Why a connection that leads to this cluster must not be used; None where it may."""
+        if not self._guarded:
+            return None
+        cluster_id = cluster_id or None
+        if self._home is None:
+            self._home = cluster_id
+        if cluster_id == self._home:
+            return None
+        if cluster_id is None:
+            unknown: BaseException = kafka_errors.KafkaConnectionError(
+                f"The broker does not say that it belongs to cluster {self._home}"
+            )
+            return unknown
+        safely(self._on_stranger, cluster_id)
+        return WrongClusterError(
+            f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
+        )
+
+    def _link(self, node_id: NodeId) -> Link:
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = Link(self, node_id)
+        return link
+
+    def _preference(self, link: Link, now: float) -> tuple[object, ...]:
+        """Orders links: lowest is best to send to."""
+        return (
+            link.suspect_until > now,
+            not link.ready,
+            link.failures,
+            isinstance(link.node_id, str),  # bootstrap servers when known brokers are no better
+            len(link.in_flight),
+            random.random(),
+        )
+
+    def _leader(self, topic: str, partition: int) -> int | BaseException | None:
+        """The leader's node id; why there is none; or None while nothing is known of the topic."""
+        info = self._topics.get(topic)
+        if info is None:
+            return None
+        if info.error_code:
+            return error_of(info.error_code, topic)
+        known = info.partitions.get(partition)
+        if known is None:
+            return error_of(UNKNOWN_TOPIC, f"{topic} has no partition {partition}")
+        if known.leader < 0:
+            return error_of(LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader")
+        return known.leader
+
+    def _leader_id(self, target: TopicPartition) -> int | None:
+        leader = self._leader(*target)
+        return leader if isinstance(leader, int) else None
+
+    def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
+        topic, partition = target
+        leader, epoch = hint
+        info = self._topics.get(topic)
+        known = info.partitions.get(partition) if info is not None else None
+        if info is None or known is None or epoch <= known.leader_epoch:
+            return False
+        if self._manager.cluster.broker_metadata(leader) is None:
+            return False
+        partitions = {**info.partitions, partition: PartitionInfo(leader, epoch)}
+        self._topics = {**self._topics, topic: replace(info, partitions=partitions)}
+        return True
+
+    def _learn_broker(self, endpoint: Any) -> None:
+        brokers = self._manager.cluster._brokers
+        if endpoint.node_id not in brokers:
+            broker = self._broker_class()(endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack)
+            self._manager.cluster._brokers = {**brokers, endpoint.node_id: broker}
+
+    def _broker_class(self) -> Any:
+        return type(self._manager.cluster.bootstrap_brokers()[0])
+
+    def _ask_gathered(self) -> None:
+        asking, self._asking = self._asking, []
+        for link in asking:
+            link.ask_gathered()
+
+    def _drop_moved(self) -> None:
+        for link in list(self._links.values()):
+            link.drop_moved(self._leader_id)
+
+    # -- Silence -------------------------------------------------------------------------------------------------
+
+    def _watch_silence(self) -> None:
+        if not self._ticking and not self._closing:
+            self._ticking = True
+            self._net.call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """A leader that hangs keeps its connection: only other brokers can tell that it leads no more."""
+        self._ticking = False
+        if self._closing:
+            return
+        now = time.monotonic()
+        busy = False
+        for link in self._links.values():
+            busy = busy or bool(link.in_flight)
+            if link.silent_for(now) > SILENCE_S:
+                link.suspect_until = now + 2 * SILENCE_S
+                self._want_metadata()
+        if busy:
+            self._watch_silence()
+
+    def _drop_hung(self) -> None:
+        """Cuts silent connections whose requests have a new leader to go to."""
+        now = time.monotonic()
+        for link in list(self._links.values()):
+            if link.silent_for(now) <= SILENCE_S:
+                continue
+            leaders = {self._leader_id(target) for call in link.in_flight for target in call.targets}
+            if leaders - {link.node_id, None}:
+                link.hang_up(
+                    kafka_errors.KafkaConnectionError(f"Node {link.node_id} is silent and leads no more")
+                )

@@ -1,0 +1,399 @@
+"""Metadata: of which topics, when they are asked for, whom, and what an answer changes.
+
+What cannot be routed before the next answer waits here, and so does who wants to hear of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import kafka.errors as kafka_errors
+from kafka.protocol.metadata import MetadataRequest
+from kafka.util import ensure_valid_topic_name
+
+from kafkasafe._io.backoff import Backoff
+from kafkasafe._io.transport.brokers import Brokers
+from kafkasafe._io.transport.calls import KafkaCall, MetadataCall
+from kafkasafe._io.transport.link import Link
+from kafkasafe._io.transport.terms import SILENCE_S, UNKNOWN_TOPIC, error_of, not_sent, plausible, safely
+from kafkasafe.cluster.api import (
+    NO_TOPIC_ID,
+    Broker,
+    Failure,
+    MetadataRefreshed,
+    PartitionInfo,
+    Reply,
+    TopicInfo,
+    in_words,
+)
+
+__all__ = ["Metadata", "Parked"]
+
+_METADATA_PATIENCE_S: Final = 3.0  # after that another node is asked
+
+_LEADERLESS_POLL_MAX_S: Final = 1.0
+_MISSING_TOPIC_POLL_MAX_S: Final = 5.0
+
+_LOG_EVERY_S: Final = 30.0
+
+# (route again: whether this is the last try, fail instead)
+Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A metadata request under way. `waiters` and `parked` are those who asked before it began."""
+
+    link: Link
+    waiters: list[Reply[Any]]
+    parked: list[Parked]
+    timer: Any = None
+    over: bool = False
+
+
+class Metadata(Brokers):
+    """Part of `Transport`: what is known of the cluster, and finding out."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
+        self._leaderless_backoff = Backoff(
+            self._retry_backoff_s, _LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
+        )
+        self._missing_backoff = Backoff(
+            self._retry_backoff_s, _MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
+        )
+        config: dict[str, Any] = self._manager.config
+        self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
+        self._auto_create: bool = options.get("allow_auto_create_topics", True)
+        self._watched: set[str] = set()
+        self._asked: set[str] = set()  # watched topics that some metadata request has named
+        self._cluster_id: str | None = None
+        self._may_create: Callable[[str], bool] = lambda _: True
+        self._listeners: list[Callable[[MetadataRefreshed], None]] = []
+        self._parked: list[Parked] = []
+        self._waiters: list[Reply[Any]] = []
+        self._wanted = False
+        self._attempt: _Attempt | None = None
+        self._attempted_at = -1e9
+        self._refresh_timer: Any = None
+        self._refresh_at = 0.0
+        self._bad_refreshes = 0
+        self._failed_refreshes = 0
+        self._connected = False
+        self._last_error: BaseException | None = None
+        self._known = False
+        self._logged_at = -1e9
+
+    @property
+    def connected(self) -> bool:
+        """Whether the cluster answered the latest metadata request."""
+        return self._connected
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """Why no broker can be used, as of the latest try; None while the cluster answers, and before any try."""
+        return self._last_error
+
+    @property
+    def cluster_id(self) -> str | None:
+        """Id of the cluster that answered last; None before the first answer and from old brokers."""
+        return self._cluster_id
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
+        return self._topics.get(name)
+
+    def topics(self) -> list[str]:
+        """Watched topics of which the latest metadata knows partitions."""
+        return [name for name, info in self._topics.items() if info.partitions]
+
+    def brokers(self) -> list[Broker]:
+        """The brokers of the latest metadata."""
+        return [
+            Broker(each.node_id, each.host, each.port, each.rack) for each in self._manager.cluster.brokers()
+        ]
+
+    def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
+        """Watches these topics from now on and asks for metadata.
+
+        Topics never seen are asked for at once, others not within `retry_backoff_ms` of the last time.
+
+        Args:
+            topics: Names to watch, besides those that are watched already.
+            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`.
+        """
+        try:
+            for topic in topics:
+                ensure_valid_topic_name(topic)
+        except (TypeError, ValueError) as error:
+            safely(reply, Failure(kafka_errors.InvalidTopicError(str(error)), sent=False))
+            return
+
+        def run() -> None:
+            self._waiters.append(reply)
+            self._watched.update(topics)
+            self._want_metadata(urgent=not self._asked.issuperset(topics))
+
+        self._post(run, not_sent(reply))
+
+    def unwatch(self, topic: str) -> None:
+        """Forgets a topic. A request for it watches it again."""
+
+        def run() -> None:
+            self._watched.discard(topic)
+            self._asked.discard(topic)
+            self._topics = {name: info for name, info in self._topics.items() if name != topic}
+
+        self._post(run, lambda _: None)
+
+    def create_only(self, may_create: Callable[[str], bool]) -> None:
+        """Which topics the brokers may create where they do not know them, if they do that at all. Call before `start`.
+
+        Args:
+            may_create: Called with a topic's name on the network thread, when the topic is missing.
+        """
+        self._may_create = may_create
+
+    def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
+        """Calls `callback` on the network thread after each answer about metadata."""
+        self._listeners.append(callback)
+
+    def _watch(self, topic: str) -> BaseException | None:
+        """Sees to it that metadata of the topic will come. Returns why it cannot."""
+        if topic not in self._watched:
+            try:
+                ensure_valid_topic_name(topic)
+            except (TypeError, ValueError) as error:
+                invalid: BaseException = kafka_errors.InvalidTopicError(str(error))
+                return invalid
+            self._watched.add(topic)
+        self._want_metadata(urgent=topic not in self._asked)
+        return None
+
+    def _want_metadata(self, *, urgent: bool = False) -> None:
+        """Asks for a metadata request: as soon as possible, or `retry_backoff_ms` after the last one."""
+        if self._closing:
+            return
+        self._wanted = True
+        if self._attempt is None:
+            now = time.monotonic()
+            self._refresh_no_later(now if urgent else max(now, self._attempted_at + self._retry_backoff_s))
+
+    def _refresh_no_later(self, at: float) -> None:
+        if self._refresh_timer is not None:
+            if self._refresh_at <= at:
+                return
+            self._net.cancel(self._refresh_timer)
+        self._refresh_at = at
+        self._refresh_timer = self._net.call_at(at, self._refresh)
+
+    def _refresh(self) -> None:
+        self._refresh_timer = None
+        if self._attempt is not None or self._closing:
+            return
+        now = time.monotonic()
+        cluster = self._manager.cluster
+        nodes = [broker.node_id for broker in (*cluster.brokers(), *cluster.bootstrap_brokers())]
+        links = [self._link(node) for node in nodes]
+        able = [link for link in links if link.not_before <= now or link.ready]
+        self._wanted = True
+        if not able:
+            # All are backing off: wait for the first to be over.
+            self._refresh_no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
+            return
+        self._wanted = False
+        self._attempted_at = now
+        link = min(able, key=lambda link: self._preference(link, now))
+        attempt = _Attempt(link, self._waiters, self._parked)
+        self._waiters, self._parked = [], []
+        self._attempt = attempt
+        attempt.timer = self._net.call_later(_METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
+        self._asked = set(self._watched)
+        request = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in sorted(self._watched)],
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        link.submit(
+            MetadataCall(
+                request,
+                self._parse_metadata,
+                functools.partial(self._on_metadata, attempt),
+                timeout_s=self._request_timeout_s,
+                minimum=1,
+            )
+        )
+
+    def _on_slow_metadata(self, attempt: _Attempt) -> None:
+        attempt.timer = None
+        if not attempt.over:
+            attempt.link.suspect_until = time.monotonic() + 2 * SILENCE_S
+            error = kafka_errors.KafkaTimeoutError(f"Node {attempt.link.node_id} did not answer in time")
+            self._on_metadata(attempt, Failure(error, sent=True))
+
+    def _on_metadata(self, attempt: _Attempt, result: MetadataRefreshed | Failure) -> None:
+        if attempt.over:
+            return
+        attempt.over = True
+        if attempt.timer is not None:
+            self._net.cancel(attempt.timer)
+        self._attempt = None
+        now = time.monotonic()
+        parked, self._parked = self._parked, []
+        if isinstance(result, Failure):
+            self._failed_refreshes += 1
+            if not any(link.alive(now) for link in self._links.values()):
+                self._connected = False
+                self._last_error = result.error
+                self._log_unreachable(result.error, now)
+            for reply in attempt.waiters:
+                safely(reply, result)
+            # Those that came later as well: they must not get ahead of the ones that fail now.
+            for _, fail in (*attempt.parked, *parked):
+                fail(result.error)
+            self._want_metadata()
+            return
+        if self._failed_refreshes and not self._connected:
+            self._log.info("The cluster answers again", event="cluster_reachable")
+            self._logged_at = -1e9
+        self._failed_refreshes = 0
+        self._connected = True
+        self._last_error = None
+        self._known = True
+        for reply in attempt.waiters:
+            safely(reply, result)
+        for route, _ in attempt.parked:
+            route(True)
+        for route, _ in parked:
+            route(False)  # the request may have been made before their topic was known of
+        self._ask_gathered()
+        self._drop_moved()
+        self._drop_hung()
+        for callback in list(self._listeners):
+            safely(callback, result)
+        self._create_missing(attempt.link, result)
+        for node, link in list(self._links.items()):
+            if isinstance(node, str) and not link.busy:
+                link.hang_up()  # it was for the first contact only
+        self._plan_refresh(now)
+
+    def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
+        """Brokers create topics that a metadata request names: so one names only those that are wanted."""
+        if not self._auto_create:
+            return
+        missing = [
+            name
+            for name, info in result.topics.items()
+            if info.error_code == UNKNOWN_TOPIC and name in self._watched and self._may_create(name)
+        ]
+        if missing:
+            request = MetadataRequest(
+                topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(missing)],
+                allow_auto_topic_creation=True,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            link.submit(
+                KafkaCall(
+                    request,
+                    lambda _: None,
+                    lambda _: self._want_metadata(),
+                    timeout_s=self._request_timeout_s,
+                    minimum=1,
+                )
+            )
+
+    def _plan_refresh(self, now: float) -> None:
+        infos = self._topics.values()
+        missing = any(info.error_code for info in infos)
+        leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
+        self._refresh_no_later(now + self._metadata_max_age_s)
+        if missing or leaderless:
+            self._bad_refreshes += 1
+            backoff = self._leaderless_backoff if leaderless else self._missing_backoff
+            self._refresh_no_later(now + backoff.pause_s(self._bad_refreshes))
+        else:
+            self._bad_refreshes = 0
+        if self._wanted or self._waiters:
+            self._want_metadata(urgent=not self._asked.issuperset(self._watched))
+
+    def _log_unreachable(self, error: BaseException, now: float) -> None:
+        if now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            self._log.warning(
+                "Brokers cannot be used yet (%s); trying again until they can",
+                in_words(error),
+                error=type(error).__name__,
+                event="cluster_unreachable",
+            )
+
+    def _parse_metadata(self, response: Any) -> MetadataRefreshed:
+        code = getattr(response, "error_code", 0)
+        if code:
+            raise error_of(code, "Metadata")
+        if not response.brokers:
+            raise kafka_errors.MetadataEmptyBrokerList("The broker does not know its cluster yet")
+        cluster_id = response.cluster_id or None
+        if self._cluster_id is not None and cluster_id is not None and cluster_id != self._cluster_id:
+            self._log.warning(
+                "Another cluster answers: %s, until now %s",
+                cluster_id,
+                self._cluster_id,
+                event="cluster_changed",
+            )
+        cluster = self._manager.cluster
+        cluster._brokers = {broker.node_id: broker for broker in response.brokers}
+        # KAFKA-9212: brokers before 2.4 may announce stale leader epochs.
+        reliable = response.API_VERSION >= 9
+        topics = dict(self._topics)
+        told = {}
+        for answer in response.topics:
+            name = answer.name
+            if name is None or name not in self._watched:
+                continue
+            old = topics.get(name)
+            topic_id = NO_TOPIC_ID if answer.topic_id is None else answer.topic_id.bytes
+            if answer.error_code:
+                info = TopicInfo(
+                    name,
+                    old.topic_id if old else topic_id,
+                    old.partitions if old else {},
+                    answer.error_code,
+                )
+            else:
+                same = old is not None and old.topic_id == topic_id != NO_TOPIC_ID
+                partitions = {}
+                for partition in answer.partitions:
+                    epoch = plausible(partition.leader_epoch) if reliable else -1
+                    told_info = PartitionInfo(partition.leader_id, epoch)
+                    known = (
+                        old.partitions.get(partition.partition_index) if old is not None and same else None
+                    )
+                    # A broker that lags behind must not undo what a newer leader has told.
+                    stale = known is not None and known.leader_epoch > told_info.leader_epoch
+                    partitions[partition.partition_index] = known if stale and known else told_info
+                info = TopicInfo(name, topic_id, partitions, 0)
+            topics[name] = told[name] = info
+        self._cluster_id = cluster_id
+        self._topics = topics
+        return MetadataRefreshed(cluster_id, tuple(cluster._brokers), told)
+
+    def _fail_aside(self, error: BaseException) -> None:
+        attempt, self._attempt = self._attempt, None
+        parked, self._parked = self._parked, []
+        waiters, self._waiters = self._waiters, []
+        if attempt is not None:
+            attempt.over = True
+            parked = attempt.parked + parked
+            waiters = attempt.waiters + waiters
+        for _, fail in parked:
+            fail(error)
+        for reply in waiters:
+            safely(reply, Failure(error, sent=False))

@@ -1,0 +1,325 @@
+"""What is asked of a partition's leader: each request and what its answer means, as `kafkasafe.cluster.api` has it."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.protocol.admin import DescribeProducersRequest
+from kafka.protocol.consumer import FetchRequest
+
+from kafkasafe._core.batch import iter_headers
+from kafkasafe._io.transport.calls import EpochsWanted, OffsetsWanted
+from kafkasafe._io.transport.routing import Routing
+from kafkasafe._io.transport.terms import MAX_OFFSET, absurd, plausible
+from kafkasafe.cluster.api import (
+    Buffer,
+    EpochEnd,
+    HeadersFetched,
+    OffsetListed,
+    ProducersDescribed,
+    ProducerState,
+    RecordsFetched,
+    Reply,
+)
+
+__all__ = ["Questions"]
+
+# Newest version this module speaks. From v13 on topics are named by id.
+_MAX_FETCH: Final = 12
+
+# Oldest version that carries RecordBatch v2 (brokers from 0.11).
+_MIN_FETCH: Final = 4
+
+# Of a batch: offset and length, then what `length` counts; the magic byte; the last offset's delta (v2).
+_LOG_OVERHEAD: Final = 12
+_MAGIC_AT: Final = 16
+_LAST_DELTA_AT: Final = 23
+
+
+class Questions(Routing):
+    """Part of `Transport`: requests to leaders but for Produce."""
+
+    def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
+        """Asks the leader which producers it remembers (KIP-664).
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            reply: Gets `ProducersDescribed`, or `Failure`; with `UnsupportedVersionError` from brokers < 2.8.
+        """
+
+        def parse(response: Any) -> ProducersDescribed:
+            answer = _only(response.topics, "partitions", "partition_index", topic, partition)
+            producers = {
+                producer.producer_id: ProducerState(
+                    producer.producer_epoch, producer.last_sequence, producer.last_timestamp
+                )
+                for producer in answer.active_producers
+            }
+            return ProducersDescribed(answer.error_code, producers, answer.error_message)
+
+        def make() -> tuple[Any, int, int]:
+            return (
+                DescribeProducersRequest(
+                    topics=[DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[partition])]
+                ),
+                0,
+                0,
+            )
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    def fetch_headers(
+        self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
+    ) -> None:
+        """Reads batch headers from a log, isolation read_uncommitted, without waiting for new ones.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            offset: Where to begin; the batch that holds it comes first.
+            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
+            reply: Gets `HeadersFetched` or `Failure`. A batch that is damaged on its way is a `Failure`.
+        """
+
+        def parse(response: Any) -> HeadersFetched:
+            if response.error_code:
+                return HeadersFetched(response.error_code, -1, -1, -1, [], offset)
+            answer = _only(
+                response.responses, "partitions", "partition_index", topic, partition, name="topic"
+            )
+            records = answer.records or b""
+            headers = [header for _, header in iter_headers(records)]
+            return HeadersFetched(
+                error_code=answer.error_code,
+                high_watermark=answer.high_watermark,
+                last_stable_offset=answer.last_stable_offset,
+                log_start_offset=answer.log_start_offset,
+                headers=headers,
+                next_offset=_next_offset(records, offset),
+            )
+
+        def make() -> tuple[Any, int, int]:
+            request = FetchRequest
+            wanted = request.FetchTopic.FetchPartition(
+                partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
+            )
+            return (
+                request(
+                    replica_id=-1,
+                    max_wait_ms=0,
+                    min_bytes=0,
+                    max_bytes=max_bytes,
+                    isolation_level=0,
+                    session_id=0,
+                    session_epoch=-1,
+                    topics=[request.FetchTopic(topic=topic, partitions=[wanted])],
+                    forgotten_topics_data=[],
+                ),
+                _MIN_FETCH,
+                _MAX_FETCH,
+            )
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    def fetch_records(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+        reply: Reply[RecordsFetched],
+        *,
+        isolation_level: int = 0,
+        max_wait_ms: int = 0,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+    ) -> None:
+        """Reads whole batches from a log.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            offset: Where to begin; the batch that holds it comes first.
+            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
+            reply: Gets `RecordsFetched` or `Failure`.
+            isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
+            max_wait_ms: How long the broker may wait for a first byte.
+            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
+                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for none: a leader whose log differs
+                there says so (Kafka 2.7 and later).
+        """
+
+        def parse(response: Any) -> RecordsFetched:
+            if response.error_code:
+                return RecordsFetched(response.error_code, -1, -1, -1, b"", (), offset)
+            answer = _only(
+                response.responses, "partitions", "partition_index", topic, partition, name="topic"
+            )
+            records = answer.records or b""
+            diverging = answer.diverging_epoch
+            told = diverging is not None and diverging.end_offset >= 0
+            return RecordsFetched(
+                error_code=answer.error_code,
+                high_watermark=plausible(answer.high_watermark, MAX_OFFSET),
+                last_stable_offset=plausible(answer.last_stable_offset, MAX_OFFSET),
+                log_start_offset=plausible(answer.log_start_offset, MAX_OFFSET),
+                records=records,
+                aborted=tuple(
+                    (entry.producer_id, entry.first_offset) for entry in answer.aborted_transactions or ()
+                ),
+                next_offset=_next_offset(records, offset),
+                diverging=(diverging.epoch, diverging.end_offset) if told else None,
+            )
+
+        def make() -> tuple[Any, int, int]:
+            request = FetchRequest
+            wanted = request.FetchTopic.FetchPartition(
+                partition=partition,
+                current_leader_epoch=current_leader_epoch,
+                fetch_offset=offset,
+                last_fetched_epoch=last_fetched_epoch,
+                partition_max_bytes=max_bytes,
+            )
+            return (
+                request(
+                    replica_id=-1,
+                    max_wait_ms=max_wait_ms,
+                    min_bytes=1,
+                    max_bytes=max_bytes,
+                    isolation_level=isolation_level,
+                    session_id=0,
+                    session_epoch=-1,
+                    topics=[request.FetchTopic(topic=topic, partitions=[wanted])],
+                    forgotten_topics_data=[],
+                ),
+                _MIN_FETCH,
+                _MAX_FETCH,
+            )
+
+        self._ask_leader(topic, partition, make, parse, reply)
+
+    def list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """Asks the leader for an offset.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: -1 for the end (the high watermark), -2 for the start of the log, -3 for the record with the
+                largest timestamp (Kafka 3.0 and later, else UnsupportedVersionError), -4 for the start of what the
+                leader has on its own disk (3.4 and later), -5 for the last offset in remote storage (3.9 and later),
+                else ms since the epoch.
+            reply: Gets `OffsetListed` or `Failure`.
+            isolation_level: 1 (read_committed): the end is the last stable offset.
+        """
+        self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
+
+    def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
+        """Asks the leader where its log ends, which may be beyond the high watermark.
+
+        Asked as a debugging replica (-2), which a broker answers whether it leads or not. From Kafka 2.4 on the
+        leader epoch in the request makes one that leads no more answer 74 instead.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            reply: Gets `OffsetListed` or `Failure`.
+        """
+        self._list_offset(topic, partition, -1, reply, replica_id=-2)
+
+    def _list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        replica_id: int,
+        isolation_level: int = 0,
+    ) -> None:
+        def parse(answer: Any) -> OffsetListed:
+            if not answer.error_code and not -1 <= answer.offset < MAX_OFFSET:
+                raise absurd(answer.offset)
+            time_ms = -1 if answer.timestamp is None else answer.timestamp
+            return OffsetListed(answer.error_code, answer.offset, plausible(answer.leader_epoch), time_ms)
+
+        def wanted() -> dict[str, int]:
+            info = self._topics.get(topic)
+            known = info.partitions.get(partition) if info is not None and replica_id == -2 else None
+            return {
+                "partition_index": partition,
+                "current_leader_epoch": -1 if known is None else known.leader_epoch,
+                "timestamp": timestamp,
+            }
+
+        kind = OffsetsWanted(replica_id, isolation_level, min(timestamp, 0))
+        self._question(topic, partition, kind, wanted, parse, reply)
+
+    def offset_for_leader_epoch(
+        self,
+        topic: str,
+        partition: int,
+        leader_epoch: int,
+        reply: Reply[EpochEnd],
+        *,
+        current_leader_epoch: int = -1,
+    ) -> None:
+        """Asks the leader where an epoch ends in its log (KIP-279).
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            leader_epoch: The epoch.
+            reply: Gets `EpochEnd` or `Failure`.
+            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
+                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+        """
+
+        def parse(answer: Any) -> EpochEnd:
+            end_offset = plausible(answer.end_offset, MAX_OFFSET)
+            return EpochEnd(answer.error_code, plausible(answer.leader_epoch), end_offset)
+
+        def wanted() -> dict[str, int]:
+            return {
+                "partition": partition,
+                "current_leader_epoch": current_leader_epoch,
+                "leader_epoch": leader_epoch,
+            }
+
+        self._question(topic, partition, EpochsWanted(), wanted, parse, reply)
+
+
+def _next_offset(records: Buffer, offset: int) -> int:
+    """Where complete batches, of old formats as well, end."""
+    at = 0
+    while len(records) - at > _MAGIC_AT:
+        base, length = struct.unpack_from(">qi", records, at)
+        if length < 0 or length > len(records) - at - _LOG_OVERHEAD:
+            break
+        last_delta = (
+            struct.unpack_from(">i", records, at + _LAST_DELTA_AT)[0] if records[at + _MAGIC_AT] > 1 else 0
+        )
+        offset = max(offset, base + last_delta + 1)
+        at += _LOG_OVERHEAD + length
+    return offset
+
+
+def _only(topics: Any, group: str, number: str, topic: str, partition: int, *, name: str = "name") -> Any:
+    """The answer for one partition among a response's topics."""
+    for entry in topics:
+        if getattr(entry, name) == topic:
+            for answer in getattr(entry, group):
+                if getattr(answer, number) == partition:
+                    return answer
+    raise kafka_errors.KafkaProtocolError(f"The response left {topic}-{partition} out")
