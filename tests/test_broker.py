@@ -18,7 +18,7 @@ from pathlib import Path
 
 import kafka.errors
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.testing import jars
@@ -419,6 +419,22 @@ def test_a_topic_is_ready_when_it_is_there(kafka):
     kafka.delete_topic("broker-one")
     with pytest.raises(ClusterError, match="topic broker-one did not get there in time"):
         kafka.leader("broker-one", timeout_s=0.3)
+
+
+@pytest.mark.kafka
+def test_a_topic_is_there_when_its_leader_knows_that_it_leads(kafka, mocker):
+    """A client without patience was told NOT_LEADER_OR_FOLLOWER: brokers tell of a leader before it is one."""
+    ask, asked = KafkaAdminClient.list_partition_offsets, []
+
+    def not_yet(admin, partitions, **more):
+        asked.append(set(partitions))
+        if len(asked) < 3:
+            raise kafka_error("UnknownTopicOrPartitionError")
+        return ask(admin, partitions, **more)
+
+    mocker.patch.object(KafkaAdminClient, "list_partition_offsets", autospec=True, side_effect=not_yet)
+    kafka.create_topic("broker-led", partitions=2)
+    assert asked == [{TopicPartition("broker-led", 0), TopicPartition("broker-led", 1)}] * 3
 
 
 def kafka_error(name: str) -> type[BaseException]:

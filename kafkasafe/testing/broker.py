@@ -47,7 +47,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from kafka import KafkaAdminClient, TopicPartition
-from kafka.admin import ConfigResource, ConfigResourceType, UserScramCredentialUpsertion
+from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec, UserScramCredentialUpsertion
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from kafkasafe._core.batch import iter_headers
@@ -634,7 +634,7 @@ class KafkaCluster:
         assignments: Mapping[int, Sequence[int]] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Creates a topic; returns when every partition has a leader and all its replicas are in sync.
+        """Creates a topic; returns when every partition is led, and all its replicas are in sync.
 
         Args:
             name: Its name.
@@ -677,6 +677,7 @@ class KafkaCluster:
             ),
             deadline,
         )
+        self._until_led([TopicPartition(name, number) for number in range(count)], deadline)
 
     def delete_topic(self, name: str, timeout_s: float = 30.0) -> None:
         """Deletes a topic; returns when the metadata no longer has it."""
@@ -1418,6 +1419,16 @@ class KafkaCluster:
                 time.sleep(_POLL_S)
 
         return self._admin(poll, deadline, f"read the metadata of {topic}")
+
+    def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
+        """Returns when the leaders know that they lead: a broker tells who does before it has heard of it itself."""
+        newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
+        # What it does not know yet is an error that passes, and asked again.
+        self._admin(
+            lambda admin: admin.list_partition_offsets(newest, timeout_ms=5000),
+            deadline,
+            f"ask who leads {newest}",
+        )
 
     def _alter(
         self, kind: ConfigResourceType, name: str, values: Mapping[str, str | None], deadline: float
