@@ -25,7 +25,11 @@ def options(fake_kafka, tmp_path):
 
 def test_all_or_nothing_and_the_consumers_offsets_with_it(options, fake_kafka):
     async def main():
-        reading = {"bootstrap_servers": options["bootstrap_servers"], "enable_auto_commit": False}
+        reading = {
+            "bootstrap_servers": options["bootstrap_servers"],
+            "enable_auto_commit": False,
+            "isolation_level": "read_committed",  # what is committed is known when the marker of the batch is there
+        }
         async with SafeProducer(**options) as producer:
             for number in range(10):
                 await producer.send("orders", b"%d" % number)

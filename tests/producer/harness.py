@@ -45,6 +45,7 @@ __all__ = [
     "send",
     "tidy_client",
     "until",
+    "until_decided",
 ]
 
 tidy_client = _tidy_client
@@ -170,6 +171,19 @@ def end_offset(cluster: KafkaCluster, topic: str, partition: int = 0) -> int:
     where = TopicPartition(topic, partition)
     with cluster.admin() as admin:
         return admin.list_partition_offsets({where: OffsetSpec.LATEST})[where].offset
+
+
+def until_decided(servers: list[str], places: list[TopicPartition]) -> None:
+    """Until each transaction in these partitions is committed or aborted for readers: markers come a moment after EndTxn."""
+    options = {"bootstrap_servers": servers, "group_id": None, "kafka_client": _tidy_client}
+    with (
+        KafkaConsumer(isolation_level="read_committed", **options) as decided,
+        KafkaConsumer(isolation_level="read_uncommitted", **options) as everything,
+    ):
+        until(
+            lambda: decided.end_offsets(places) == everything.end_offsets(places),
+            what="a transaction is open",
+        )
 
 
 # -- audit -------------------------------------------------------------------------------------------------------------

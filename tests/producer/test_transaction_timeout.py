@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import harness
 import kafka.errors as kafka_errors
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -106,6 +107,7 @@ def test_it_is_prepared_again_and_seen_once(cluster_and_proxy, tmp_path):
         producer.begin_transaction()
         producer.send(TOPIC, b"next")
         producer.commit_transaction()
+    harness.until_decided(cluster.bootstrap_servers, [TopicPartition(TOPIC, 0)])
     assert read(cluster, "read_committed") == [*VALUES, b"next"]
 
 
@@ -143,4 +145,5 @@ def test_after_a_takeover_it_is_not(cluster_and_proxy, tmp_path):
         assert isinstance(failed[0], kafka_errors.ProducerFencedError), failed
         other.commit_transaction()
     producer.close(timeout=10)
+    harness.until_decided(cluster.bootstrap_servers, [TopicPartition(TOPIC, 0)])
     assert read(cluster, "read_committed") == [b"others"]

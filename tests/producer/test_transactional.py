@@ -9,6 +9,7 @@ import sys
 import threading
 import uuid
 
+import harness
 import kafka.errors as kafka_errors
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -80,6 +81,7 @@ def read(cluster, topic, *, isolation="read_committed"):
     try:
         numbers = reader.partitions_for_topic(topic)
         places = [TopicPartition(topic, number) for number in sorted(numbers)]
+        harness.until_decided(cluster.bootstrap_servers, places)
         reader.assign(places)
         reader.seek_to_beginning()
         ends = reader.end_offsets(places)
@@ -97,7 +99,10 @@ def read(cluster, topic, *, isolation="read_committed"):
 
 
 def position(cluster, group, at):
-    reader = KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, group_id=group)
+    """What is committed; it waits until nothing is undecided."""
+    reader = KafkaConsumer(
+        bootstrap_servers=cluster.bootstrap_servers, group_id=group, isolation_level="read_committed"
+    )
     try:
         return reader.committed(at)
     finally:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import harness
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from waiting import until
@@ -114,6 +115,7 @@ def read(servers):
     reader = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
     try:
         places = [TopicPartition("t", number) for number in range(PARTITIONS)]
+        harness.until_decided(servers, places)
         reader.assign(places)
         reader.seek_to_beginning()
         ends = reader.end_offsets(places)
