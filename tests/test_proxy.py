@@ -75,7 +75,7 @@ def topic(proxy, cluster):
 class Wire:
     """One connection of raw requests."""
 
-    def __init__(self, proxy: FaultProxy, timeout_s: float = 5.0) -> None:
+    def __init__(self, proxy: FaultProxy, timeout_s: float = 60.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", proxy.ports[1]), timeout_s)
         self.number = 0
 
@@ -428,7 +428,7 @@ def test_a_consumer_is_told_an_error_in_a_fetch_session(proxy, cluster, topic) -
         rule = proxy.on("Fetch", topic=topic, partition=0).answer(74, times=1)
         fill(cluster, topic, 2)
         found = []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while len(found) < 2 and time.monotonic() < deadline:
             found += [r for records in consumer.poll(200).values() for r in records]
     assert len(found) == 2
@@ -571,8 +571,10 @@ def test_an_idempotent_producer_sends_again(proxy, topic, how, forward) -> None:
         producer.send(topic, b"1", partition=0).get(120)
     assert rule.hits == 1
     assert values(proxy, topic) == [0, 1]
-    forwarded = [call.forwarded for call in proxy.requests("Produce", topic=topic)]
-    assert forwarded == [True, forward, True]
+    first, *again = [call.forwarded for call in proxy.requests("Produce", topic=topic)]
+    # A broker that takes longer than the request may is asked more often.
+    assert len(again) >= 2
+    assert [first, again[-1], again.count(False)] == [True, True, not forward]
 
 
 def test_delays_hold_back_what_is_behind_and_nobody_else(proxy, topic) -> None:
@@ -710,7 +712,7 @@ def test_in_front_of_any_cluster(cluster) -> None:
 
 
 def test_closing(cluster) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     proxy = FaultProxy()
     proxy.close()  # never started
     proxy = FaultProxy((1, 2))
@@ -729,7 +731,7 @@ def test_closing(cluster) -> None:
         assert wire.ended()
     with pytest.raises(RuntimeError, match="closed"):
         proxy.cut()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # those of other tests may end
 
 
 def test_frames_are_decoded_as_kafka_python_encodes_them() -> None:

@@ -87,7 +87,7 @@ def test_a_scrape_counts_what_happened(kafka, consumers, tmp_path):
         consumer.seek(tp, 5)
         until(lambda: consumer.poll(500))
         with pytest.raises(kafka_errors.KafkaTimeoutError):
-            consumer.end_offsets([TopicPartition(topic, 9)], timeout_ms=300)
+            consumer.end_offsets([TopicPartition(topic, 9)], timeout_ms=2000)
         assert consumers.of(PositionReset)[0].skipped == (5, 11)
         seen = scrape(registry)
     assert seen["kafkasafe_offset_resets_total", topic, "retention"] == 1

@@ -81,7 +81,7 @@ class Doubt:
             first=1,
             numbers=[begin, end],
             timestamp_ms=self.stamp,
-            options={"linger_ms": 1000},
+            options={"linger_ms": 60_000},  # however slow the machine is: five records are one batch
         )
         life.until(Path(f"{ready}.first"))
         before = self.broker.end_offset(self.topic)
@@ -91,7 +91,7 @@ class Doubt:
         # Of an old batch a broker may forget the producer any time: such ones go one by one.
         wanted = before + 5 * (1 if self.stamp else arriving)
         harness.until(
-            lambda: self.broker.end_offset(self.topic) == wanted, 20, "the batches to be in the log"
+            lambda: self.broker.end_offset(self.topic) == wanted, 120, "the batches to be in the log"
         )
         self.sent = end
         assert life.kill() == -9
@@ -164,7 +164,9 @@ def test_nothing_of_the_batches_in_doubt_arrived(broker, zygote, producers, tmp_
 def test_answers_lost_to_a_living_producer(broker, producers, fault):
     topic = harness.new_topic(broker.cluster, 1)
     stamp = int(time.time() * 1000) - TWO_DAYS_MS if fault is old else None
-    producer = producers(broker.servers, request_timeout_ms=1500, linger_ms=1000)
+    producer = producers(
+        broker.servers, request_timeout_ms=1500, linger_ms=60_000
+    )  # five records are one batch
     harness.send(producer, topic, 0, timestamp_ms=stamp).get(60)
     broker.proxy.drop_responses()
     futures = []

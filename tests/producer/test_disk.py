@@ -175,7 +175,7 @@ def test_a_full_spool_blocks_and_then_refuses(broker, producers, spool):
     # And goes on by itself when the cluster is back.
     harness.until(lambda: _accepts(producer, topic, big(count)), what="room in the spool")
     producer.flush(60)
-    assert producer.metrics()["kafkasafe"]["spool_bytes"] < 6 * MIB
+    harness.until(lambda: producer.metrics()["kafkasafe"]["spool_bytes"] < 6 * MIB)
     producer.close()
     delivered(broker.servers, topic, count + 1)
 
@@ -203,11 +203,14 @@ def test_a_blocked_send_goes_on_when_there_is_room(broker, producers):
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        harness.until(lambda: sent > 100, 120)
-        time.sleep(0.5)
-        blocked_at = sent
-        time.sleep(0.5)
-        assert sent == blocked_at < 160
+
+        def blocked() -> bool:
+            before = sent
+            time.sleep(0.5)
+            return before == sent > 100
+
+        harness.until(blocked, 120)
+        assert sent < 160
     finally:
         broker.proxy.restore()
         sender.join(60)
@@ -253,7 +256,8 @@ def test_a_full_disk(broker, producers, quota, honest):
     harness.until(lambda: _accepts(producer, topic, big(count)), what="room on the disk")
     producer.flush(60)
     # There again for the next time.
-    assert (producers.spool / producer.lane / "reserve").stat().st_size == 65_536
+    reserve = producers.spool / producer.lane / "reserve"
+    harness.until(lambda: reserve.exists() and reserve.stat().st_size == 65_536)
     producer.close()
     delivered(broker.servers, topic, count + 1)
 
