@@ -10,13 +10,13 @@ import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 
 from kafkasafe._io.metadata import Metadata
-from kafkasafe._io.transport import _Manager
+from kafkasafe._io.transport import Manager
 from kafkasafe.logs import as_own_thread, limit_foreign
 
 __all__ = ["OURS"]
 
 
-class _ReachingManager(_Manager):
+class _ReachingManager(Manager):
     """Finds the way back when all brokers that the metadata name are gone: by the bootstrap servers (KIP-899).
 
     Attributes:

@@ -60,6 +60,3 @@ from kafkasafe._io.transport.manager import Manager
 from kafkasafe._io.transport.transport import Transport
 
 __all__ = ["Manager", "Transport"]
-
-_Manager = Manager
-"""By the name that other modules have it under."""
