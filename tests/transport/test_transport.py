@@ -540,7 +540,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     assert isinstance(results[0], Failure)
     assert results[0].sent
     assert results[1].base_offset == 5
-    assert not transport._pending
+    assert [transport._order.owing(("t", p)) for p in range(2)] == [None, None]
     transport.close(60.0)
 
 

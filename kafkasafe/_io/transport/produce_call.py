@@ -68,15 +68,15 @@ class ProduceCall(Call):
             transactional_id if self.transaction is None else self.transaction.transactional_id
         )
         for target in targets:
-            hub._enter(target, node_id)
+            hub._order.enter(target, node_id)
 
     def frame(self, versions: Any) -> Frame | None:
         version = self.hub._produce_version(self.node_id, versions, self.transaction)
-        fences = self.hub._fences
+        order = self.hub._order
         fresh: list[ProduceRequest[Any]] = []
         batches: list[tuple[str, int, Buffer]] = []
         for request, view in zip(self.requests, self.views, strict=True):
-            fence = fences.get((request.topic, request.partition), 0)
+            fence = order.fence((request.topic, request.partition))
             if request.fence is None or request.fence == fence:
                 fresh.append(request)
                 batches.append((request.topic, request.partition, view))
@@ -121,12 +121,14 @@ class ProduceCall(Call):
             answer = replies.get(target)
             if answer is None:
                 missing = kafka_errors.KafkaProtocolError("The Produce response left this partition out")
-                self._answer(request, Failure(missing, sent=True, fence=hub._raise_fence(target)))
+                self._answer(request, Failure(missing, sent=True, fence=hub._order.raise_fence(target)))
                 continue
             if not answer.error_code and not -1 <= answer.base_offset < MAX_OFFSET:
-                self._answer(request, Failure(absurd(answer.base_offset), True, hub._raise_fence(target)))
+                self._answer(
+                    request, Failure(absurd(answer.base_offset), True, hub._order.raise_fence(target))
+                )
                 continue
-            fence = hub._raise_fence(target) if answer.error_code else hub._fences.get(target, 0)
+            fence = hub._order.raise_fence(target) if answer.error_code else hub._order.fence(target)
             stale = stale or answer.error_code in STALE_METADATA
             if answer.leader_hint is not None:
                 moved = hub._take_hint(target, answer.leader_hint) or moved
@@ -166,11 +168,11 @@ class ProduceCall(Call):
         self.done = True
         self.views = []
         for request in self.requests:
-            fence = self.hub._raise_fence((request.topic, request.partition))
+            fence = self.hub._order.raise_fence((request.topic, request.partition))
             self._answer(request, Failure(error, sent=sent, fence=fence))
 
     def _answer(self, request: ProduceRequest[Any], result: ProduceReply | Failure) -> None:
-        self.hub._leave((request.topic, request.partition))
+        self.hub._order.leave((request.topic, request.partition))
         safely(self.reply, request.token, result)
 
 

@@ -1,4 +1,4 @@
-"""Which broker a request goes to: the leader, or the best there is; and in which order batches go.
+"""Which broker a request goes to: the leader, or the best there is; and how batches become requests.
 
 What does not know its leader yet is put aside until there are metadata.
 """
@@ -15,12 +15,12 @@ from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 
 from kafkasafe._io.transport.calls import KafkaCall, PartitionQuestion, Wanted
 from kafkasafe._io.transport.metadata import Metadata
+from kafkasafe._io.transport.order import Order
 from kafkasafe._io.transport.produce_call import Group, ProduceCall
 from kafkasafe._io.transport.terms import (
     LEADER_NOT_AVAILABLE,
     STALE_METADATA,
     NodeId,
-    TopicPartition,
     error_of,
     not_sent,
     safely,
@@ -42,9 +42,7 @@ class Routing(Metadata):
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         self._max_request_bytes: int = options.get("max_request_size", 1048576)
-        self._fences: dict[TopicPartition, int] = {}
-        # Where the unanswered batches of a partition went, and how many. Invariant: all to one node.
-        self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
+        self._order = Order()
         self._produce_versions: dict[tuple[NodeId, int, int], tuple[Any, int]] = {}
         """By node and what will do: what it said it speaks, and which version that makes."""
 
@@ -172,8 +170,8 @@ class Routing(Metadata):
         for request in requests:
             leader = self._leader(request.topic, request.partition)
             if isinstance(leader, int):
-                elsewhere = self._pending.get((request.topic, request.partition), (leader, 0))[0]
-                if elsewhere != leader:
+                elsewhere = self._order.owing((request.topic, request.partition))
+                if elsewhere is not None and elsewhere != leader:
                     # Batches on their way to the old leader: this one would overtake them.
                     moving = (
                         f"{request.topic}-{request.partition} has requests outstanding at node {elsewhere}"
@@ -221,13 +219,8 @@ class Routing(Metadata):
     def _fail_produce(
         self, request: ProduceRequest[Any], error: BaseException, sent: bool, reply: ProduceCallback[Any]
     ) -> None:
-        fence = self._raise_fence((request.topic, request.partition))
+        fence = self._order.raise_fence((request.topic, request.partition))
         safely(reply, request.token, Failure(error, sent=sent, fence=fence))
-
-    def _raise_fence(self, target: TopicPartition) -> int:
-        fence = self._fences.get(target, 0) + 1
-        self._fences[target] = fence
-        return fence
 
     def _produce_version(self, node_id: NodeId, versions: Any, transaction: Any) -> int:
         lowest, highest = lowest_produce(transaction), highest_produce(transaction, _MAX_PRODUCE)
@@ -236,13 +229,3 @@ class Routing(Metadata):
             version = versions.api_version(KafkaProduceRequest, min_version=lowest, max_version=highest)
             known = self._produce_versions[node_id, lowest, highest] = versions, version
         return known[1]
-
-    def _enter(self, target: TopicPartition, node_id: NodeId) -> None:
-        self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
-
-    def _leave(self, target: TopicPartition) -> None:
-        node_id, count = self._pending[target]
-        if count == 1:
-            del self._pending[target]
-        else:
-            self._pending[target] = (node_id, count - 1)

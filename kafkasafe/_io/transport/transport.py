@@ -160,7 +160,7 @@ class Transport(Questions):
         """
         self._links = {}
         self._asking = []
-        self._pending = {}
+        self._order.begin_anew()
         self._asked = set()
         self._refresh_timer = None
         self._attempted_at = -1e9
