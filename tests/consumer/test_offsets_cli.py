@@ -71,7 +71,7 @@ def test_what_is_not_there_is_told_and_not_made(kafka, capsys):
     topic = new_topic(kafka)
     servers = ",".join(kafka.bootstrap_servers)
     missing = f"{topic}-missing"
-    code, out, _ = run(capsys, "offsets", topic, missing, f"{topic}:7", "-b", servers, "--timeout", "2s")
+    code, out, _ = run(capsys, "offsets", topic, missing, f"{topic}:7", "-b", servers, "--timeout", "5s")
     assert code == 3
     assert f"{topic}-missing" in out
     assert "the cluster does not have it" in out

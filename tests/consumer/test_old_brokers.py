@@ -263,7 +263,7 @@ def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
     topic = new_topic(pair, 1, replication_factor=1)
     tp = TopicPartition(topic, 0)
     with Consumers(pair) as consumers:
-        consumer = consumers.assigned(topic, auto_offset_reset="latest", offsets_hold_timeout_s=1.0)
+        consumer = consumers.assigned(topic, auto_offset_reset="latest", offsets_hold_timeout_s=3.0)
         consuming.produce(pair, topic, [b"x"] * 10, acks="all")
         assert consumer.end_offsets([tp]) == {tp: 10}
         pair.lose_log(topic)

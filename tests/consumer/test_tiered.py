@@ -99,11 +99,11 @@ class Tiered:
         return box[0]
 
 
-def polled(consumer, seconds):
-    """(partition, offset) of what comes in that time."""
+def polled(consumer, seconds, least=0):
+    """(partition, offset) of what comes in that time; at least so many records are waited for."""
     got = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    began = time.monotonic()
+    while (elapsed := time.monotonic() - began) < seconds or (len(got) < least and elapsed < 60):
         for tp, records in consumer.poll(100).items():
             got += [(tp.partition, record.offset) for record in records]
     return got
@@ -169,7 +169,7 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         before = one._stats.retries.copy()
         began = time.monotonic()
         consuming.produce(cluster, topic.topic, [b"y"], 1)
-        assert polled(one, 1.5) == [(1, 5)]
+        assert polled(one, 1.5, 1) == [(1, 5)]
         tries = sum(one._stats.retries.values()) - sum(before.values())
         assert 2 <= tries <= 10 * (time.monotonic() - began) + 1
         assert one.position(topic.remote) == 2
@@ -179,7 +179,7 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         other = consumers(auto_offset_reset="none")
         other.assign([topic.remote])
         other.seek(topic.remote, 33)  # on the leader's own disk
-        assert polled(other, 1.0) == [(0, 33), (0, 34)]
+        assert polled(other, 1.0, 2) == [(0, 33), (0, 34)]
         # The first record there is, is a remote one: it is waited for, not replaced by the first local one.
         first = consumers(auto_offset_reset="earliest")
         first.assign([topic.remote, topic.local])
@@ -256,7 +256,7 @@ def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumer
             consumer = consumers.assigned(topic.topic, 0, 1, auto_offset_reset="latest")
             for tp in (topic.remote, topic.local):
                 consumer.seek(tp, 0)
-            assert polled(consumer, 2.0) == [(1, offset) for offset in range(5)]
+            assert polled(consumer, 2.0, 5) == [(1, offset) for offset in range(5)]
             assert consumer.position(topic.remote) == 0
             with pytest.raises(RemoteStorageNotReadyError):
                 consumer.offsets_for_times({topic.remote: 0}, timeout_ms=1000)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import kafka.errors as kafka_errors
 import pytest
-from consuming import Consumers, Writer, collect
+from consuming import Consumers, Writer, collect, until
 from kafka import TopicPartition
 
 from kafkasafe.testing import FakeCluster
@@ -37,10 +35,16 @@ def test_a_leader_that_the_metadata_do_not_have_yet(two_brokers, monkeypatch):
             cluster.wait_in_sync("orders", 0)
             cluster.move_leader("orders", 0, 2)
             writer.write("orders", 5)
-            end = time.monotonic() + 1
-            while time.monotonic() < end:
+            tp = TopicPartition("orders", 0)
+
+            def led():
                 assert not consumer.poll(50)
-            assert known.leader_for_partition(TopicPartition("orders", 0)) == 2
+                return known.leader_for_partition(tp) == 2
+
+            until(led)
+            for _ in range(10):
+                assert not consumer.poll(50)
+            assert known.leader_for_partition(tp) == 2
             assert known.broker_metadata(2) is None
         known.request_update()
         assert [record.offset for record in collect(consumer, 5)] == list(range(5, 10))

@@ -585,7 +585,7 @@ def test_offsets_after_deleted_records(side):
     assert (side.offset(topic, -2).offset, side.offset(topic, -1).offset) == (7, 10)
     assert side.offset(topic, 0).offset == 7
     assert side.fetch(topic, 6).error_code == 1
-    found = side.fetch(topic, 7)
+    found = side.fetch_some(topic, 7)
     assert (found.error_code, found.log_start_offset) == (0, 7)
     (_, first), *_ = iter_headers(found.records)
     assert first.base_offset == 5
@@ -666,7 +666,7 @@ def test_fetch_notices_another_history(side):
     side.restart(topic)
     epoch = side.leader_epoch(topic)
     side.send(topic, 2)
-    good = side.fetch(topic, 3, last_epoch=0)
+    good = side.fetch_some(topic, 3, last_epoch=0)
     assert good.error_code == 0
     assert good.diverging_epoch is None or good.diverging_epoch.end_offset == -1
     assert good.records
@@ -909,7 +909,7 @@ def test_a_transaction(side, committed):
     assert (held.last_stable_offset, bytes(held.records)) == (0, b"")
     assert end(side, name, pid, epoch, committed=committed) == 0
     until(lambda: side.offset(topic, -1, isolation_level=1).offset == 3)
-    found = side.fetch(topic, 0, isolation_level=1)
+    found = side.fetch_some(topic, 0, isolation_level=1)
     headers = [header for _, header in iter_headers(found.records)]
     assert [(header.is_transactional, header.is_control) for header in headers] == [
         (True, False),

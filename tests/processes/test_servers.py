@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe import SafeProducer
+from kafkasafe.testing.broker import _reserve_port
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -145,17 +145,22 @@ SERVERS = {
 }
 
 
+@pytest.fixture
+def port():
+    """One that is not given to anybody who asks for any: a client of another test would have it by chance."""
+    number, lock = _reserve_port()
+    yield number
+    os.close(lock)
+
+
 @pytest.mark.parametrize("server", SERVERS)
-def test_workers_of_an_asgi_server_are_killed_and_restarted_under_load(kafka, tmp_path, server):
+def test_workers_of_an_asgi_server_are_killed_and_restarted_under_load(kafka, tmp_path, server, port):
     """`examples/fastapi_app.py`. One process is ended by SIGTERM in the midst of requests; of several, one is killed."""
     pytest.importorskip("uvicorn")
     topic = "orders"
     with contextlib.suppress(Exception):
         kafka.create_topic(topic, partitions=1)
     environment = {"KAFKA": ",".join(kafka.bootstrap_servers), "KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool")}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [part.format(port=port) for part in SERVERS[server]]
     first = 1_000_000 * (list(SERVERS).index(server) + 1)
     accepted, lock, stop = set(), threading.Lock(), threading.Event()

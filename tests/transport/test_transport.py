@@ -591,11 +591,11 @@ class Site:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+def free_port() -> Iterator[int]:
+    """Where nobody listens, and nobody else can, not even by chance: connecting is refused."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
