@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import pkgutil
 import signal
 import sys
 import threading
@@ -13,7 +14,15 @@ from typing import Any
 
 import pytest
 
-__all__ = ["CtrlC"]
+from kafkasafe import _producing
+
+__all__ = ["PRODUCER", "CtrlC"]
+
+PRODUCER = {
+    "kafkasafe.producer",
+    *(f"kafkasafe._producing.{each.name}" for each in pkgutil.iter_modules(_producing.__path__)),
+}
+"""The modules of `SafeProducer`."""
 
 _Trace = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 """A trace function that is not written in Python, or the interrupt would come in the trace function itself."""

@@ -15,7 +15,16 @@ from kafkasafe._io.engine import messages
 from kafkasafe._io.files import OsFiles
 
 PACKAGE = Path(journal.__file__).parents[1]
-ROOMS = ["_consuming", "_core/units", "_io/engine", "_io/transport", "aio", "cluster", "testing/fake"]
+ROOMS = [
+    "_consuming",
+    "_core/units",
+    "_io/engine",
+    "_io/transport",
+    "_producing",
+    "aio",
+    "cluster",
+    "testing/fake",
+]
 MOST_LINES = 600
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kafka.errors as kafka_errors
 
 from kafkasafe import producer as threads
+from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
 
@@ -206,21 +207,19 @@ class Gate:
         # It is sealed just now, without this record.
         return _Obstacle.FULL
 
-    def put(
-        self, chunk: threads._Chunk, index: int, key: bytes | None, value: bytes | None, special: Any
-    ) -> bool:
+    def put(self, chunk: Chunk, index: int, key: bytes | None, value: bytes | None, special: Any) -> bool:
         """Put a record at its number, for which there may be no room yet. False: it is not accepted."""
-        if index < threads._MAX_RECORDS:
+        if index < MAX_RECORDS:
             chunk.put(index, key, value, special)
             if not chunk.open:
                 return chunk.took(index)
-        if index >= threads._MAX_RECORDS - 1 or chunk.left <= 0:
+        if index >= MAX_RECORDS - 1 or chunk.left <= 0:
             chunk.left = -1
             producer = self.producer
             self._worker.put(lambda: producer._seal_chunk(chunk))
-        return index < threads._MAX_RECORDS
+        return index < MAX_RECORDS
 
-    def future(self, owner: SafeProducer, chunk: threads._Chunk, index: int) -> RecordFuture:
+    def future(self, owner: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:
         """Of a record that was accepted just now, which is counted."""
         if not self._counting:
             # In this order: a Ctrl-C in between must not leave nobody who counts anew.

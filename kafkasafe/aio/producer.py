@@ -16,6 +16,7 @@ from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.one_process import OfOneProcess
+from kafkasafe._producing.chunk import Special
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
@@ -220,7 +221,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             and not gate.lines
             and gate.place._thread_id == get_ident()
         ):
-            # As `kafkasafe.SafeProducer.send` does it: see `threads._Chunk`. What is rare is for the gate.
+            # As `kafkasafe.SafeProducer.send` does it: see `Chunk`. What is rare is for the gate.
             size = RECORD_OVERHEAD + len(value)
             if key is not None:
                 size += len(key)
@@ -254,7 +255,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
 
     def _checked(
         self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
-    ) -> tuple[bytes | None, bytes | None, threads.Special | None, int]:
+    ) -> tuple[bytes | None, bytes | None, Special | None, int]:
         """Value, key, what else there is, and about how many bytes it is."""
         producer = self._producer
         if producer is None:

@@ -14,8 +14,9 @@ import pytest
 from helpers import LONG_S, Ticks, cancelled_at, longest_callback, run, until
 
 import kafkasafe
-from kafkasafe import producer as producer_module
 from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._producing.encoding import Encoding
 from kafkasafe.aio import RecordFuture, SafeProducer
 from kafkasafe.aio.gate import _QUOTA
 from kafkasafe.aio.threads import _Place
@@ -376,12 +377,8 @@ def test_the_loop_waits_for_no_disk_no_lock_and_no_opening(options, fake_kafka, 
         return wait_then_call
 
     monkeypatch.setattr(OsFiles, "sync_data", patient(OsFiles.sync_data, "fsync"))
-    monkeypatch.setattr(
-        producer_module.SpoolDirectory, "open", patient(producer_module.SpoolDirectory.open, "open")
-    )
-    monkeypatch.setattr(
-        producer_module.SafeProducer, "_encoded", patient(producer_module.SafeProducer._encoded, "encoding")
-    )
+    monkeypatch.setattr(SpoolDirectory, "open", patient(SpoolDirectory.open, "open"))
+    monkeypatch.setattr(Encoding, "_encoded", patient(Encoding._encoded, "encoding"))
 
     async def main():
         ticking = asyncio.create_task(ticks.run())

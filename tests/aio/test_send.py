@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from ctrl_c import CtrlC
+from ctrl_c import PRODUCER, CtrlC
 from helpers import LONG_S, run, until
 from kafka.producer.future import RecordMetadata
 
@@ -20,8 +20,8 @@ MODULES = {
     "kafkasafe.aio.producer",
     "kafkasafe.aio.gate",
     "kafkasafe.aio.threads",
-    "kafkasafe.producer",
     "kafkasafe._io.pump",
+    *PRODUCER,
 }
 
 WAITING = {"wait_and_accept", "_clear", "sleep", "wake"}

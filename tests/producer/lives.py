@@ -26,9 +26,9 @@ from pathlib import Path
 import kafka.errors as kafka_errors
 
 from kafkasafe import cli, cli_common
-from kafkasafe import producer as producer_module
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.transport import Transport
+from kafkasafe._producing import opening
 from kafkasafe.producer import SafeProducer
 from kafkasafe.testing.demo import Ledger
 
@@ -249,7 +249,7 @@ class Mortal(OsFiles):
 def command(*, arguments: list[str], calls: int) -> None:
     """A command line that has to end well; it dies when it has done so much to the disk."""
     files = Mortal(calls)
-    cli_common.OsFiles = producer_module.OsFiles = lambda: files
+    cli_common.OsFiles = opening.OsFiles = lambda: files
     try:
         cli.main(arguments)
     except SystemExit as ended:

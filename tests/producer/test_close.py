@@ -30,7 +30,7 @@ def values_of(servers, topic) -> list[int]:
 
 def test_close_after_an_idle_time(kafka, producers, tmp_path, monkeypatch):
     """Its patience was counted from the last delivery, or the constructor: it gave up at once, on a healthy broker."""
-    monkeypatch.setattr("kafkasafe.producer._CLOSE_IDLE_S", 3.0)
+    monkeypatch.setattr("kafkasafe._producing.closing._CLOSE_IDLE_S", 3.0)
     topic = harness.new_topic(kafka, 1)
     used = producers(kafka.bootstrap_servers, spool_dir=tmp_path / "used")
     used.send(topic, b"0").get(60)
@@ -131,7 +131,7 @@ def left(caplog) -> list[logging.LogRecord]:
 
 def test_what_is_left_on_disk_is_said_once(producers, tmp_path, monkeypatch, caplog):
     """close() returned without a word, and a program ended so, though nothing had been delivered."""
-    monkeypatch.setattr("kafkasafe.producer._CLOSE_IDLE_S", 0.2)
+    monkeypatch.setattr("kafkasafe._producing.closing._CLOSE_IDLE_S", 0.2)
     producer = producers(harness.dead_address())
     for number in range(7):
         producer.send("t", b"%d" % number)

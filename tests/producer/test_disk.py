@@ -121,7 +121,7 @@ class Quota(OsFiles):
 def quota(producers, monkeypatch):
     """What producers opened by the test have for a disk."""
     files = Quota(producers.spool)
-    monkeypatch.setattr("kafkasafe.producer.OsFiles", lambda: files)
+    monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", lambda: files)
     return files
 
 

@@ -344,7 +344,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
 ):
     """A disk that refuses the copy: the batch stays refused, everybody else goes on, and it is tried again."""
     files = Broken(operation, 0)
-    monkeypatch.setattr("kafkasafe.producer.OsFiles", lambda: files)
+    monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", lambda: files)
     if operation == "read":  # the batch has to be read back, once to be sent, then to be kept
         monkeypatch.setattr("kafkasafe._io.engine.disk._MEMORY_BYTES", 0)
     topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})

@@ -125,7 +125,7 @@ def test_waiting_for_a_producer_that_ended_by_an_error(broker, producers, monkey
 def test_close_tells_what_it_could_not_write(broker, producers, monkeypatch, mocker):
     topic = harness.new_topic(broker.cluster, 1)
     broker.proxy.refuse()
-    monkeypatch.setattr("kafkasafe.producer._CLOSE_DISK_LEAST_S", 0.3)
+    monkeypatch.setattr("kafkasafe._producing.closing._CLOSE_DISK_LEAST_S", 0.3)
     producer = producers(broker.servers)
     future = producer.send(topic, b"1")
     full = OSError(errno.ENOSPC, "No space left on device")

@@ -29,7 +29,7 @@ def test_a_disk_that_does_not_say_how_much_room_is_left_holds_up_no_caller(tmp_p
                 over.wait(120)
             return super().free_bytes(path)
 
-    monkeypatch.setattr("kafkasafe.producer.OsFiles", Hanging)
+    monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", Hanging)
     producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", linger_ms=0)
     try:
         producer.send("orders", b"first").durable(120)
@@ -62,7 +62,7 @@ def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path,
             busy.wait(0.02)
             return super().free_bytes(path)
 
-    monkeypatch.setattr("kafkasafe.producer.OsFiles", Slow)
+    monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", Slow)
     limit = 16 << 20
     spool = tmp_path / "spool"
     producer = SafeProducer(
@@ -103,7 +103,7 @@ def test_an_atomic_batch_that_waits_for_room_sleeps(tmp_path, monkeypatch):
                 over.wait(120)
             return super().writev(handle, buffers, offset)
 
-    monkeypatch.setattr("kafkasafe.producer.OsFiles", Stuck)
+    monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", Stuck)
     producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", max_block_ms=500)
     wait = producer._wait_for_room
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import harness
 import pytest
-from ctrl_c import CtrlC
+from ctrl_c import PRODUCER, CtrlC
 
 from kafkasafe.errors import ProducerClosedError
 from kafkasafe.testing import FakeCluster
@@ -170,7 +170,7 @@ def interrupted_at(function, step: int, action):
 
     def trace(frame, event, _):
         nonlocal left, done
-        if frame.f_globals.get("__name__") != "kafkasafe.producer":
+        if frame.f_globals.get("__name__") not in PRODUCER:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -295,7 +295,7 @@ def test_ctrl_c_at_each_place_of_send(fake_kafka, producers, room):
             send(b"%d before %d" % (step, i))
         if room == "none":
             producer._chunks["t"].left = 0
-        at = CtrlC(step, {"kafkasafe.producer", "kafkasafe._io.pump"})
+        at = CtrlC(step, PRODUCER | {"kafkasafe._io.pump"})
         with contextlib.suppress(KeyboardInterrupt), at:
             send(b"%d" % step)
         send(b"%d after" % step)

@@ -1,0 +1,111 @@
+"""The way in for an atomic batch: its records, which nobody else sees yet, then all of it in one step."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._producing.accepting import Accepting
+from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
+from kafkasafe._producing.sealing import NEVER
+from kafkasafe.atomic import AtomicBatch, BatchOutcome
+from kafkasafe.errors import SpoolFullError
+
+if TYPE_CHECKING:
+    from kafkasafe.producer import RecordFuture
+
+__all__ = ["Batching"]
+
+
+class Batching(Accepting):
+    """Part of `SafeProducer`."""
+
+    def _send_into(
+        self,
+        batch: AtomicBatch,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: list[tuple[str, bytes | None]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        chunk: Chunk | None = None,
+        index: int = -1,
+    ) -> tuple[RecordFuture, int]:
+        """A record into an atomic batch, which nobody else looks at yet; and its size.
+
+        In `chunk` it has a number (`index`) already if that is not negative, but there was no room for it.
+        """
+        key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
+        self._check_topic(topic)
+        if size > self._max_record_bytes:
+            raise kafka_errors.MessageSizeTooLargeError(
+                f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows"
+            )
+        if size > batch._room:
+            most = batch._most
+            raise SpoolFullError(
+                f"An atomic batch may hold {most:,} bytes (spool_segment_bytes): this record was not added. Commit what"
+                " is there, or raise spool_segment_bytes"
+            )
+        if index < 0:
+            chunk = batch._open.get(topic)
+            if chunk is not None and chunk.open and chunk.left >= size:
+                index = next(chunk.numbers)
+        if chunk is None or not 0 <= index < MAX_RECORDS - 1:
+            chunk = Chunk(topic, time.time_ns() // 1_000_000, NEVER, self._chunk_bytes, self._callbacks)
+            chunk.atomic = batch
+            # In this order: Ctrl-C between them leaves an empty one, not one that is forgotten.
+            batch._chunks.append(chunk)
+            batch._open[topic] = chunk
+            index = next(chunk.numbers)
+        chunk.left -= size
+        chunk.put(index, key, value, special)
+        return self._future(chunk, index), size
+
+    def _submit_unit(self, outcome: BatchOutcome, size: int) -> None:
+        """An atomic batch becomes one unit, unless it was dropped meanwhile. What was accepted before goes before it.
+
+        A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Until it is accepted, in
+        one step, nothing has happened; from then on it is among `_units` until it is handed over, by anybody.
+        """
+        self._check_fork()
+        pump = self._pump
+        deadline: float | None = None
+        while True:
+            if self._closed is not None:
+                raise self._closed
+            pump.ledger.raise_parked()
+            self._raise_wrong_cluster()
+            self._raise_loss()
+            self._raise_failure()
+            with pump.ledger.lock:
+                if pump.ledger.room(size + self._needed()):
+                    break
+            deadline = self._wait_for_room(deadline, size)
+        slip = outcome._head.slip
+        with self._lock:
+            for topic in dict.fromkeys(chunk.topic for chunk in outcome._chunks):
+                earlier = self._chunks.get(topic)
+                if earlier is not None:
+                    self._seal(earlier)
+            for chunk in outcome._chunks:
+                chunk.open = False
+                chunk.encoded = chunk.encoded or self._encoded(chunk)
+                outcome._parcels += chunk.encoded.parcels
+            for parcel in outcome._parcels:
+                parcel.slip = slip
+            try:
+                self._units[outcome] = None
+                # In this order: `close` sets it, then drops those that are not accepted.
+                if self._closed is not None:
+                    raise self._closed
+                outcome._accept()
+                self._hand_over_units()
+            finally:
+                if not outcome._accepted:
+                    self._units.pop(outcome, None)
+            if self._closed is not None and not outcome._accepted:
+                raise self._closed

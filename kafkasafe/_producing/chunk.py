@@ -1,0 +1,438 @@
+"""An open batch: records of one topic that are sealed together, with the callbacks that were added to them.
+
+It knows the callback thread and parcels, and no producer: when it is sealed, and where its records go, is decided by
+the parts of `SafeProducer` beside it. What threads and signal handlers do to it without a lock is said at `Chunk`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from kafka.producer.future import RecordMetadata
+from kafka.structs import TopicPartition
+
+from kafkasafe._io.callbacks import CallbackThread, take
+from kafkasafe._io.engine.parcels import Indexes, Parcel
+from kafkasafe.atomic import AtomicBatch
+
+__all__ = ["ABSENT", "MAX_RECORDS", "Chunk", "Encoded", "Headers", "Sizes", "Special"]
+
+MAX_RECORDS: Final = 8192
+_FEW_RECORDS: Final = 16
+"""Room in a new chunk; it grows fourfold."""
+ABSENT: Final[Any] = object()
+"""In place of a record that is not there."""
+
+Headers = Sequence[tuple[str, bytes | None]]
+Special = tuple[int | None, Headers, int | None]
+"""Given partition, headers and timestamp of a record that has any of them."""
+Sizes = int | list[int]
+"""Bytes of keys or values by record, -1 for null; one number where all have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What became of a chunk's records: `Chunk` has the same attributes."""
+
+    parcels: list[Parcel]
+    head: Parcel | None = None
+    count: int = 0
+    absent: frozenset[int] = frozenset()
+    sizes: tuple[Sizes, Sizes] = (-1, -1)
+    parcel_of: Indexes | None = None
+    index_in: Indexes | None = None
+
+
+class Chunk:
+    """Records of one topic that are sealed together.
+
+    Threads add records without a lock, and signal handlers in the middle of that: each takes a number, puts its record
+    there, the value last, and then looks whether the chunk is still open. Sealing does it the other way round: the
+    chunk is no longer open, then what is there is taken (`close`). So a sender that finds it open knows that its record
+    is in it; another one looks at what was taken (`has`).
+
+    Attributes:
+        topic: Topic name.
+        open: It takes records.
+        left: Bytes that it still has room for. Threads may make it too large, which makes a larger batch.
+        numbers: The next record's number. Some may never get their record: see `absent`.
+        keys, values: By number, with room for some more; `keys` shorter while there are none. Empty once sealed.
+        special: (partition, headers, timestamp) of the records that have any of them, by number.
+        timestamp_ms: For records without a timestamp of their own: when the first of the chunk came.
+        due: When it is sealed at the latest, monotonic seconds.
+        encoded: One parcel per partition, while it is being sealed, and where its records are in them.
+        parcels: The parcels, once sealed.
+        count, absent: Once sealed: numbers below this are its records, but for those that are absent.
+        acked: Once one was asked for: topic, partition, both, base offset, timestamp, and sizes of key and value of its
+            records' metadata, where only offsets differ.
+        parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
+        sizes: Of keys and values.
+        firsts: The callbacks that came first to their record, and before the chunk was sealed, by its number; shorter
+            while there are none. `RecordFuture.add_callback` says how.
+        callbacks, errbacks: What else was added and not looked at yet: record, function, record, function and so on.
+            An object for each would cost the garbage collector more than the records do.
+        thread: Calls them.
+        atomic: The batch that it is a part of, which alone has it sealed.
+        watched: Any were added.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_first_calls",
+        "_first_due",
+        "_sorted",
+        "_sorted_calls",
+        "_taken",
+        "absent",
+        "acked",
+        "atomic",
+        "callbacks",
+        "count",
+        "due",
+        "encoded",
+        "errbacks",
+        "firsts",
+        "index_in",
+        "keys",
+        "left",
+        "numbers",
+        "open",
+        "parcel_of",
+        "parcels",
+        "sizes",
+        "special",
+        "thread",
+        "timestamp_ms",
+        "topic",
+        "values",
+        "watched",
+    )
+
+    def __init__(self, topic: str, timestamp_ms: int, due: float, left: int, thread: CallbackThread) -> None:
+        self.topic = topic
+        self.open = True
+        self.left = left
+        self.numbers = itertools.count()
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = [ABSENT] * _FEW_RECORDS
+        self.special: dict[int, Special] = {}
+        self.timestamp_ms = timestamp_ms
+        self.due = due
+        self.encoded: Encoded | None = None
+        self.parcels: list[Parcel] | None = None
+        self.count = 0
+        self.absent: frozenset[int] = frozenset()
+        self.parcel_of: Indexes | None = None
+        self.index_in: Indexes | None = None
+        self.sizes: tuple[Sizes, Sizes] = (-1, -1)
+        self.firsts: list[Any] = []
+        self.callbacks: list[Any] = []
+        self.errbacks: list[Any] = []
+        self.thread = thread
+        self.watched = False
+        self.atomic: AtomicBatch | None = None
+        self.acked: tuple[str, int, TopicPartition, int, int, int, int] | None = None
+        self._taken: list[list[bytes | None]] = []
+        self._first_calls: list[Sequence[Any]] = []
+        self._first_due = -1
+        self._sorted: dict[int, tuple[Parcel, list[Any], list[Any]]] = {}
+        self._sorted_calls = 0
+
+    def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
+        """A record at its number, for which there may be no room yet. Threads that do it at once make too much room."""
+        keys, values = self.keys, self.values  # a signal handler may seal this, and these are forgotten
+        for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
+            while wanted and len(column) <= index:
+                # The last one has no room before it comes: it is put here, by who seals then.
+                room = min(max(4 * len(column), _FEW_RECORDS), MAX_RECORDS - 1)
+                column.extend([blank] * max(room - len(column), 1))
+        if key is not None:
+            keys[index] = key
+        if special is not None:
+            self.special[index] = special
+        values[index] = value
+
+    def close(self) -> list[bytes | None]:
+        """Take no more records. With the producer's lock held; a signal handler may call it in the middle of itself.
+
+        Returns:
+            The values by number, `ABSENT` where there is none: the same ones at each call.
+        """
+        self.open = False
+        taken = self._taken  # that one, also where a signal handler comes now, which seals and forgets it
+        taken.append(self.values[: next(self.numbers)])
+        return taken[0]
+
+    def has(self, index: int) -> bool:
+        """Whether a record is in it, which is sealed."""
+        return index < self.count and index not in self.absent
+
+    def took(self, index: int) -> bool:
+        """Whether a record that was put at its number is in it, which is no longer open: without waiting for its end.
+
+        Without the lock: the thread that seals may have it for as long as encoding takes.
+        """
+        taken: list[bytes | None] = []
+        if self.encoded is None:
+            # As that thread does it: what is taken first is what both see. It may be encoded, and forgotten, meanwhile.
+            with contextlib.suppress(IndexError):
+                taken = self.close()
+        encoded = self.encoded
+        if encoded is None:
+            return index < len(taken) and taken[index] is not ABSENT
+        return index < encoded.count and index not in encoded.absent
+
+    def forget(self) -> None:
+        """Let go of the records, which are encoded."""
+        self.keys, self.values, self._taken = [], [], []
+
+    def locate(self, index: int) -> tuple[Parcel, int]:
+        """The parcel of record `index` and its index there, through every division."""
+        if self.parcels is None:
+            raise AssertionError("A chunk that is not sealed has no parcels")
+        if self.parcel_of is None or self.index_in is None:
+            parcel = self.parcels[0]
+        else:
+            parcel = self.parcels[int(self.parcel_of[index])]
+            index = int(self.index_in[index])
+        while parcel.children is not None and parcel.error is None:
+            for child, indexes in parcel.children:
+                at = int(np.searchsorted(indexes, index))
+                if at < len(indexes) and indexes[at] == index:
+                    parcel, index = child, at + parcel.shift
+                    break
+            else:
+                raise AssertionError(f"No child of the parcel has record {index}")
+        return parcel, index
+
+    def metadata(self, index: int) -> RecordMetadata:
+        """Of a record that was acknowledged."""
+        parcel, at = self.locate(index)
+        special = self.special.get(index)
+        stamp = self.timestamp_ms
+        header_size = -1
+        if special is not None:
+            stamp = stamp if special[2] is None else special[2]
+            if special[1]:
+                header_size = sum(len(key.encode()) + len(value or b"") for key, value in special[1])
+        if parcel.log_append_time >= 0:
+            stamp = parcel.log_append_time
+        offset = parcel.base_offset + at if parcel.base_offset >= 0 else -1
+        keys, values = self.sizes
+        place = TopicPartition(parcel.topic, parcel.partition)
+        if (
+            self.parcel_of is None
+            and parcel.parent is None
+            and parcel.base_offset >= 0
+            and not self.special
+            and isinstance(keys, int)
+            and isinstance(values, int)
+        ):
+            self.acked = parcel.topic, parcel.partition, place, parcel.base_offset, stamp, keys, values
+        return RecordMetadata(
+            parcel.topic,
+            parcel.partition,
+            place,
+            offset,
+            stamp,
+            None,
+            keys if isinstance(keys, int) else keys[index],
+            values if isinstance(values, int) else values[index],
+            header_size,
+        )
+
+    def all_metadata(self, parcel: Parcel, indexes: Sequence[int]) -> Iterator[RecordMetadata]:
+        """The same of many records, which are all in this parcel: without a step in Python for each, as a rule.
+
+        Args:
+            parcel: It was acknowledged.
+            indexes: The records' numbers; a range is all of them in order.
+        """
+        if self.special or parcel.parent is not None:
+            return map(self.metadata, indexes)
+        base, every = parcel.base_offset, isinstance(indexes, range)
+        offsets: Iterable[int] = itertools.repeat(-1, len(indexes))
+        if base >= 0 and every and self.index_in is None:
+            offsets = range(base, base + len(indexes))
+        elif base >= 0:
+            at = indexes if self.index_in is None else self.index_in[indexes].tolist()
+            offsets = map(base.__add__, at)
+        place = parcel.topic, parcel.partition, TopicPartition(parcel.topic, parcel.partition)
+        stamp = self.timestamp_ms if parcel.log_append_time < 0 else parcel.log_append_time
+        keys, values = self.sizes
+        fields: Iterable[tuple[Any, ...]]
+        if isinstance(keys, int) and isinstance(values, int):
+            # Only offsets differ, and a product gives the fields that do not without being asked for each again.
+            fields = itertools.product(
+                *((field,) for field in place), offsets, (stamp,), (None,), (keys,), (values,), (-1,)
+            )
+        else:
+            fields = zip(
+                *map(itertools.repeat, place),
+                offsets,
+                itertools.repeat(stamp),
+                itertools.repeat(None),
+                itertools.repeat(keys) if isinstance(keys, int) else map(keys.__getitem__, indexes),
+                itertools.repeat(values) if isinstance(values, int) else map(values.__getitem__, indexes),
+                itertools.repeat(-1),
+                strict=False,
+            )
+        return map(tuple.__new__, itertools.repeat(RecordMetadata), fields)
+
+    # Callbacks. Callers add to the three lists, the callback thread alone takes from them.
+
+    def put_first(self, index: int, function: Any) -> None:
+        """A record's first callback, for which there is no room yet. Threads may do it at the same time."""
+        firsts = self.firsts  # the callback thread may replace it
+        firsts.extend([None] * (max(len(self.values), index + 1) - len(firsts)))
+        firsts[index] = function
+        self.thread.start()
+
+    def first_calls(self) -> Sequence[Any]:
+        """What was in `firsts` when the chunk, which is sealed, was asked for the first time, by number.
+
+        By any thread, and in the middle of itself. What has been called is there no more, but is not None either.
+        """
+        if not self._first_calls:
+            self._first_calls.append(self.firsts[:])
+        return self._first_calls[0]
+
+    def _take_firsts(self) -> tuple[Sequence[int], Sequence[Any]]:
+        """Records and their functions, once. On the callback thread, when the chunk is sealed."""
+        firsts = self.first_calls()
+        if not isinstance(firsts, list):
+            return (), ()
+        firsts = firsts[: self.count]
+        every, self._first_due = self._first_due == len(firsts), 0
+        # Functions are let go of when they have been called, though a future may be kept, and with it this.
+        self.firsts = []
+        if every:
+            self._first_calls[0] = range(len(firsts))
+            return range(len(firsts)), firsts
+        indexes = [i for i, function in enumerate(firsts) if function is not None]
+        self._first_calls[0] = tuple(None if function is None else True for function in firsts)
+        return indexes, [firsts[i] for i in indexes]
+
+    def watch(self, parcels: Iterable[Parcel]) -> None:
+        """Something was added, and the chunk is sealed: look at it when these are done. Twice does no harm."""
+        self.watched = True
+        if self._first_due < 0:
+            firsts = self.first_calls()[: self.count]
+            self._first_due = len(firsts) - (0 if _all_there(firsts) else sum(f is None for f in firsts))
+        for parcel in parcels:
+            parcel.watch(self.on_done)
+            # In this order: the pump sets what is looked at here, then looks for the watcher.
+            if parcel.children is not None:
+                self.watch(child for child, _ in parcel.children)
+            if parcel.done:
+                parcel.watcher = None
+                self.thread.put(self._call_done)
+
+    def on_done(self, parcel: Parcel) -> None:
+        """A parcel's fate is final. By the pump, with its lock held."""
+        waiting = (
+            self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
+        )
+        # A share of them where there are several parcels: how many fall due is not counted more exactly than that.
+        due = 0 if parcel.children is not None else waiting * parcel.count // max(self.count, 1)
+        # Also when none seems to wait: the thread may be sorting them, and have looked at this parcel already.
+        self.thread.hand(self._call_done, due)
+
+    def _call_done(self, due: int = 0) -> None:
+        """Call what is due, on the callback thread."""
+        parcels = self.parcels or []
+        if len(parcels) == 1 and parcels[0].children is None:
+            if parcels[0].done:
+                indexes, functions = self._take_firsts()
+                if functions:
+                    self._call(parcels[0], indexes, functions, [], due)
+                    due = 0
+                callbacks, errbacks = take(self.callbacks), take(self.errbacks)
+                self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
+            return
+        indexes, functions = self._take_firsts()
+        self._sort([*itertools.chain.from_iterable(zip(indexes, functions, strict=True))], [])
+        self._sort(take(self.callbacks), take(self.errbacks))
+        for key, (parcel, callbacks, errbacks) in list(self._sorted.items()):
+            if not _speaks(parcel):
+                del self._sorted[key]
+                self._sort(callbacks, errbacks)
+        done = [key for key, (parcel, _, _) in self._sorted.items() if parcel.done]
+        for key in done:
+            parcel, callbacks, errbacks = self._sorted.pop(key)
+            self._call(parcel, callbacks[::2], callbacks[1::2], errbacks[1::2], due)
+            due = 0
+        self._sorted_calls = sum(len(calls) + len(more) for _, calls, more in self._sorted.values()) // 2
+        if not done:
+            self.thread.call((), (), due)
+
+    def _sort(self, callbacks: list[Any], errbacks: list[Any]) -> None:
+        """By the parcels of their records."""
+        for calls, which in ((callbacks, 1), (errbacks, 2)):
+            if not calls:
+                continue
+            indexes, functions = np.array(calls[::2]), calls[1::2]
+            for parcel, picked in self._by_parcel(indexes):
+                mine = [None] * (2 * len(picked))
+                mine[::2] = indexes[picked].tolist()
+                mine[1::2] = map(functions.__getitem__, picked.tolist())
+                found = self._sorted.setdefault(id(parcel), (parcel, [], []))
+                (found[1] if which == 1 else found[2]).extend(mine)
+
+    def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
+        """Parcels of records, each with the places of its own in `indexes`.
+
+        Where nothing was divided there is no step in Python for each record.
+        """
+        if self.parcel_of is None:
+            groups = [np.arange(len(indexes))]
+        else:
+            numbers = self.parcel_of[indexes]
+            order = np.argsort(numbers, kind="stable")
+            groups = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        for group in groups:
+            parcel, _ = self.locate(int(indexes[group[0]]))
+            if parcel.parent is None:
+                yield parcel, group
+                continue
+            for at in group.tolist():
+                yield self.locate(int(indexes[at]))[0], np.array([at])
+
+    def _call(
+        self,
+        parcel: Parcel,
+        indexes: Sequence[int],
+        callbacks: Sequence[Any],
+        errbacks: Sequence[Any],
+        due: int,
+    ) -> None:
+        if parcel.error is None:
+            self.thread.call(callbacks, self.all_metadata(parcel, indexes), due)
+        else:
+            self.thread.call(errbacks, itertools.repeat(parcel.error), due)
+
+
+def _all_there(firsts: Sequence[Any]) -> bool:
+    """Whether none of these is None. False also where that would take a closer look."""
+    try:
+        # Of a function that is quick. An object of the application's may have a truth of its own, or none.
+        return all(firsts)
+    except Exception:
+        return False
+
+
+def _speaks(parcel: Parcel) -> bool:
+    """Whether its fate is that of its records, and not that of what it was divided into or from."""
+    if parcel.children is not None and parcel.error is None:
+        return False
+    above = parcel.parent
+    while above is not None:
+        if above.error is not None:
+            return False
+        above = above.parent
+    return True

@@ -1,0 +1,170 @@
+"""A chunk's records as parcels: encoded once, one parcel for each partition.
+
+Nothing is handed over or waited for here: whoever seals may do it again after a Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kafkasafe._core import batch as codec
+from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, seems_given
+from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special
+from kafkasafe._producing.placing import Placing
+
+__all__ = ["Encoding"]
+
+
+class Encoding(Placing):
+    """Part of `SafeProducer`."""
+
+    def _encoded(self, chunk: Chunk) -> Encoded:
+        values, keys = chunk.close(), chunk.keys
+        if chunk.encoded is not None:
+            return chunk.encoded
+        count = len(values)
+        if not count:
+            return Encoded([])
+        keys = keys[:count]
+        keys = [] if keys.count(None) == len(keys) else keys + [None] * (count - len(keys))
+        sizes = _sizes(keys), _sizes(values)
+        absent: frozenset[int] = frozenset()
+        if sizes[1] == -1 or (isinstance(sizes[1], list) and -1 in sizes[1]):
+            absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)
+        special = chunk.special.copy() if chunk.special else {}  # late ones may still come
+        if not absent:
+            special = {i: given for i, given in special.items() if i < count}
+            return replace(self._encoded_all(chunk, keys, values, special), count=count, sizes=sizes)
+        # Some took their number and did not get further: a signal handler, or Ctrl-C, came in the middle of `send`.
+        present = [i for i in range(count) if i not in absent]
+        if not present:
+            return Encoded([], None, count, absent, sizes)
+        encoded = self._encoded_all(
+            chunk,
+            [keys[i] for i in present] if keys else [],
+            [values[i] for i in present],
+            {at: special[i] for at, i in enumerate(present) if i in special},
+        )
+        parcel_of, index_in = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        parcel_of[present] = 0 if encoded.parcel_of is None else encoded.parcel_of
+        index_in[present] = np.arange(len(present)) if encoded.index_in is None else encoded.index_in
+        return Encoded(encoded.parcels, None, count, absent, sizes, parcel_of, index_in)
+
+    def _encoded_all(
+        self,
+        chunk: Chunk,
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        special: dict[int, Special],
+    ) -> Encoded:
+        """Records of a chunk, each of which is there; no keys where none has one."""
+        partitions = self._partition_counts.get(chunk.topic, 0)
+        chosen = sum(partition is not None for partition, _, _ in special.values())
+        if not partitions and chosen < len(values):
+            self._unchosen.add(chunk.topic)
+        if not partitions and chosen and chunk.topic in self._unchosen:
+            # Some wait for their partition to be chosen. What goes to a given one must not overtake them.
+            return Encoded([self._parcel(chunk, UNCHOSEN, keys or None, values, special, None)])
+        if chosen or (partitions > 1 and (keys or self._config.custom_partitioner)):
+            return self._encoded_scattered(chunk, keys or [None] * len(values), values, special, partitions)
+        partition = UNCHOSEN
+        if partitions:
+            self._rotation += 1
+            partition = self._rotation % partitions
+        return Encoded([self._parcel(chunk, partition, keys or None, values, special, None)])
+
+    def _encoded_scattered(
+        self,
+        chunk: Chunk,
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        special: dict[int, Special],
+        partitions: int,
+    ) -> Encoded:
+        chosen = (
+            self._choose(chunk.topic, partitions, keys, values)
+            if partitions
+            else np.full(len(values), UNCHOSEN, np.int64)
+        )
+        for index, (partition, _, _) in special.items():
+            if partition is not None:
+                chosen[index] = partition
+        order = np.argsort(chosen, kind="stable")
+        ordered = chosen[order]
+        edges = np.flatnonzero(np.diff(ordered)) + 1
+        parcels = []
+        parcel_of = np.empty(len(values), np.int64)
+        index_in = np.empty(len(values), np.int64)
+        for number, indexes in enumerate(np.split(order, edges)):
+            parcel_of[indexes] = number
+            index_in[indexes] = np.arange(len(indexes))
+            picked = indexes.tolist()
+            parcels.append(
+                self._parcel(
+                    chunk,
+                    int(chosen[indexes[0]]),
+                    [keys[i] for i in picked],
+                    [values[i] for i in picked],
+                    special,
+                    picked,
+                )
+            )
+        return Encoded(parcels, parcel_of=parcel_of, index_in=index_in)
+
+    def _parcel(
+        self,
+        chunk: Chunk,
+        partition: int,
+        keys: list[bytes | None] | None,
+        values: list[bytes | None],
+        own: dict[int, Special],
+        picked: list[int] | None,
+    ) -> Parcel:
+        timestamps: int | list[int] = chunk.timestamp_ms
+        headers: dict[int, Headers] | None = None
+        given: tuple[tuple[int, int, int], ...] | None = None
+        if own:
+            indexes: Sequence[int] = range(len(values)) if picked is None else picked
+            found = [(at, own[i]) for at, i in enumerate(indexes) if i in own]
+            headers = {at: special[1] for at, special in found if special[1]}
+            if partition == UNCHOSEN:
+                runs = _runs((at, special[0]) for at, special in found)
+                if runs or any(map(seems_given, headers.values())):
+                    given = runs
+            headers = headers or None
+            if any(special[2] is not None for _, special in found):
+                timestamps = [chunk.timestamp_ms] * len(indexes)
+                for at, special in found:
+                    if special[2] is not None:
+                        timestamps[at] = special[2]
+        data = codec.encode(
+            keys, values, timestamps=timestamps, headers=headers, compression=self._config.compression
+        )
+        newest = timestamps if isinstance(timestamps, int) else max(timestamps)
+        return Parcel(chunk.topic, partition, data, len(data), len(values), newest, given=given)
+
+
+def _sizes(items: list[bytes | None]) -> Sizes:
+    if not items:
+        return -1
+    try:
+        sizes = list(map(len, items))  # type: ignore[arg-type]  # of None it raises
+    except TypeError:
+        sizes = [len(item) if isinstance(item, bytes) else -1 for item in items]
+    return sizes[0] if sizes.count(sizes[0]) == len(sizes) else sizes
+
+
+def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:
+    """(index, given partition or None) of records, ascending → (first index, number of records, partition)."""
+    runs: list[tuple[int, int, int]] = []
+    for index, partition in given:
+        if partition is None:
+            continue
+        if runs and runs[-1][0] + runs[-1][1] == index and runs[-1][2] == partition:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1, partition)
+        else:
+            runs.append((index, 1, partition))
+    return tuple(runs)

@@ -1,0 +1,68 @@
+"""What may be asked of a producer: the partitions of a topic, and what it has counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._io.stats import Reading
+from kafkasafe._producing.transacting import Transacting
+from kafkasafe.metrics import producer_readings
+
+__all__ = ["Looking"]
+
+
+class Looking(Transacting):
+    """Part of `SafeProducer`."""
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """Partitions of a topic.
+
+        Raises:
+            ProducerClosedError: After `close`.
+            KafkaTimeoutError: Not known within `max_block_ms`.
+        """
+        if self._closed is not None:
+            raise self._closed
+        known = self._transport.topic(topic)
+        if known is None or not known.partitions:
+            self._pump.refresh_topic(topic)
+
+            def answered() -> bool:
+                info = self._transport.topic(topic)
+                return info is not None and bool(info.partitions)
+
+            if not self._pump.wait(answered, self._config.max_block_s):
+                raise kafka_errors.KafkaTimeoutError(
+                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self._network_cause()}"
+                )
+            known = self._transport.topic(topic)
+        return set(known.partitions) if known is not None else set()
+
+    def metrics(self, raw: bool = False) -> dict[str, Any]:
+        """Counters since the start: {"kafkasafe": {name: value}}; and a few values under KafkaProducer's names.
+
+        Those are in "producer-metrics", and rates and averages since the start; KafkaProducer's are of the last minute.
+        """
+        pump = self._pump
+        values: dict[str, Any] = dict(pump.counters)
+        values["spool_bytes"] = pump.ledger.kept_bytes
+        values["unfinished_batches"] = pump.ledger.unfinished
+        values["batches_not_durable"] = len(pump.ledger.undurable)
+        if raw:
+            return values
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        sent = values.get("records_committed", 0)
+        theirs = {
+            "record-send-rate": sent / seconds,
+            "record-error-rate": values.get("records_rejected", 0) / seconds,
+            "records-per-request-avg": sent / max(values.get("batches_sent", 0), 1),
+        }
+        return {"kafkasafe": values, "producer-metrics": theirs}
+
+    def _readings(self) -> Iterable[Reading]:
+        """For `kafkasafe.metrics`."""
+        return producer_readings(self._pump, closed=self._closed is not None)

@@ -1,0 +1,184 @@
+"""The beginning of a producer: its options, the spool and a lane in it, what earlier lives left there, the pump.
+
+The last of the parts: it makes what the others use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import random
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from kafkasafe._core import batch as codec
+from kafkasafe._io.at_exit import at_end_of_child
+from kafkasafe._io.connect import connect
+from kafkasafe._io.files import Files, OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.memory import MemoryFiles
+from kafkasafe._io.pump import Pump
+from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook
+from kafkasafe._producing.looking import Looking
+from kafkasafe.atomic import BatchOutcome
+from kafkasafe.cluster.api import Cluster
+from kafkasafe.config import ProducerConfig, validate, volatile_reason
+from kafkasafe.logs import EventLog
+from kafkasafe.metrics import install
+from kafkasafe.options import ProducerOptions
+
+if TYPE_CHECKING:
+    from kafkasafe.producer import RecordFuture, SafeProducer
+    from kafkasafe.transactional import Transactions
+
+__all__ = ["Opening"]
+
+log = EventLog("producer")
+
+
+class Opening(Looking):
+    """Part of `SafeProducer`."""
+
+    send: Callable[..., RecordFuture]
+
+    def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
+        self._closed: BaseException | None = None
+        config = self._config = self._validated(configs)
+        self.config: Mapping[str, Any] = config.kafka
+        # Taken by `with` only. A signal handler that calls this producer in the middle of one of its calls, on the same
+        # thread, takes it once more: see `_send_apart` and `_seal`.
+        self._new_lock()
+        self._asks_partitioner = config.custom_partitioner
+        self._started = time.monotonic()
+        self._chunks: dict[str, Chunk] = {}
+        self._units: dict[BatchOutcome, None] = {}
+        """Atomic batches on their way from their callers to the pump, in order."""
+        self._partition_counts: dict[str, int] = {}
+        self._unchosen: set[str] = set()
+        """Topics of which records wait, or did, for their partitions to be chosen."""
+        self._rotation = random.randrange(1 << 16)
+        self._key_serializer = _serializer(config.key_serializer)
+        self._value_serializer = _serializer(config.value_serializer)
+        self._partition_by = _partitioner(config.partitioner)
+        self._serializes = self._key_serializer is not None or self._value_serializer is not None
+        # What `send` looks at first: bytes are taken as they are.
+        self._plain = not self._serializes and not self._asks_partitioner
+        self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
+        self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
+        files: Files = MemoryFiles() if config.in_memory else OsFiles()
+        directory = SpoolDirectory.open(config.spool_dir, files=files)
+        if config.in_memory:
+            log.info(
+                "spool='never': records that the cluster has not acknowledged are lost when this process ends",
+                client_id=config.client_id,
+                event="spool_never",
+            )
+        elif config.spool_dir_is_default:
+            log.info(
+                "Records wait in %s (spool_dir or KAFKASAFE_SPOOL_DIR change it)",
+                config.spool_dir,
+                client_id=config.client_id,
+                path=str(config.spool_dir),
+                event="spool_directory",
+            )
+        reason = None if config.in_memory else volatile_reason(config.spool_dir)
+        if reason is not None:
+            log.warning(
+                "The spool %s may not survive a restart: %s",
+                config.spool_dir,
+                reason,
+                client_id=config.client_id,
+                path=str(config.spool_dir),
+                event="spool_volatile",
+            )
+        if not config.in_memory:
+            await_dropped(config.spool_dir)
+        lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
+        self._hold = Hold(self)
+        try:
+            self._transport: Cluster = connect(config.kafka)
+            try:
+                self._pump = Pump(
+                    config,
+                    self._transport,
+                    directory,
+                    files,
+                    choose=self._hold.choose,
+                    seal_due=self._hold.seal_due,
+                    on_topic=self._hold.on_topic,
+                    let_go=self._hold.let_go,
+                )
+                self._callbacks = self._callback_thread()
+                self._pump.open(lock)
+                # Before the threads start: then the journal is the pump's.
+                self._unchosen.update(self._pump.unchosen_topics())
+                self._partition_counts.update(self._pump.remembered_topics())
+                self._transactions: Transactions | None = None
+                if config.transactional_id is not None:
+                    from kafkasafe.transactional import Transactions
+
+                    self._transactions = Transactions(cast("SafeProducer", self), config.transactional_id)
+                    self.send = self._transactions.send
+                self._pump.start()
+            except BaseException:
+                self._transport.close(0.0)
+                raise
+        except BaseException:
+            lock.release()
+            raise
+        if config.metrics:
+            install(self)
+        PRODUCERS.add(self)
+        self._at_exit = exit_hook(weakref.ref(self))
+        atexit.register(self._at_exit)
+        self._not_at_end_of_child = at_end_of_child(self._at_exit)
+        self._opened = True
+
+    def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
+        return validate(options)
+
+
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # of a function written in C nothing may be known
+        return True
+    return True
+
+
+def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
+    if given is None:
+        return None
+    if hasattr(given, "serialize"):
+        serialize = given.serialize
+        if not _takes(serialize, 3) and _takes(serialize, 2):
+            warnings.warn(
+                "serializer does not implement serialize(topic, headers, data)",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            return lambda topic, _headers, data: serialize(topic, data)
+        return serialize  # type: ignore[no-any-return]
+    if callable(given):
+        return lambda _topic, _headers, data: given(data)
+    raise TypeError(
+        f"A serializer is a function or has a method serialize(topic, headers, data), not {given!r}"
+    )
+
+
+def _partitioner(given: Any) -> Callable[..., Any]:
+    partition = given.partition
+    if not _takes(partition, 6) and _takes(partition, 3):
+        warnings.warn(
+            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=3
+        )
+        return lambda topic, _key, key_bytes, _value, _value_bytes, cluster: partition(
+            topic, key_bytes, cluster
+        )
+    return partition  # type: ignore[no-any-return]

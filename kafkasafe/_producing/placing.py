@@ -1,0 +1,177 @@
+"""Which partition a record goes to: a given one, the choice of the user's partitioner, or KafkaProducer's.
+
+Here it is chosen, and nothing is sealed or waited for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from kafka.structs import TopicPartition
+
+from kafkasafe._core.partition import partition_for_key, partitions_for_keys
+from kafkasafe._io.engine.parcels import Indexes
+from kafkasafe._producing.state import State
+from kafkasafe.cluster.api import Broker, Cluster
+from kafkasafe.logs import EventLog, apart
+
+__all__ = ["Placing", "as_int"]
+
+log = EventLog("producer")
+
+_MAX_PARTITION: Final = 2**31 - 1
+
+
+class Placing(State):
+    """Part of `SafeProducer`."""
+
+    def _check_partition(self, topic: str, partition: Any) -> int:
+        number = as_int(partition, "partition", _MAX_PARTITION)
+        known = self._partition_counts.get(topic)
+        if known is None and (info := self._transport.topic(topic)) is not None and info.partitions:
+            known = max(info.partitions) + 1  # records that wait for their partition to be chosen go first
+        if known is not None and number >= known:
+            raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
+        return number
+
+    def _ask_partitioner(
+        self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
+    ) -> int | None:
+        """A partitioner of the user's is asked at once, while there are the key and value that it was written for.
+
+        None where the topic is not known yet: then it is asked at first contact, for bytes.
+        """
+        count = self._partition_counts.get(topic)
+        if count is None:
+            return None
+        cluster = _Cluster(topic, count, self._transport)
+        chosen = self._partition_by(topic, key, key_bytes, value, value_bytes, cluster)
+        return as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
+
+    def _choose(
+        self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
+    ) -> Indexes:
+        """Partition of each record, as KafkaProducer's partitioner would choose it."""
+        if self._config.custom_partitioner:
+            cluster = _Cluster(topic, partitions, self._transport)
+            try:
+                return np.array(
+                    [
+                        as_int(
+                            self._partition_by(topic, key, key, value, value, cluster),
+                            "the partitioner's choice",
+                            partitions - 1,
+                        )
+                        for key, value in zip(keys, values, strict=True)
+                    ],
+                    np.int64,
+                )
+            except Exception:
+                # The partitioner is the user's, the records are accepted: they go where the default one puts them.
+                with apart():  # whose handler may send through this producer, which is locked
+                    log.exception(
+                        "%s: the partitioner failed; records go where KafkaProducer's puts them",
+                        topic,
+                        client_id=self.client_id,
+                        topic=topic,
+                        event="partitioner_failed",
+                    )
+        # Records without a key go together: to one partition per batch, another one each time (KIP-480).
+        self._rotation += 1
+        if None not in keys:
+            if len(keys) == 1:
+                return np.array([partition_for_key(keys[0] or b"", partitions)], np.int64)
+            return np.asarray(partitions_for_keys([key or b"" for key in keys], partitions), np.int64)
+        chosen = np.full(len(keys), self._rotation % partitions, np.int64)
+        keyed = [i for i, key in enumerate(keys) if key is not None]
+        if keyed:
+            chosen[keyed] = partitions_for_keys([keys[i] or b"" for i in keyed], partitions)
+        return chosen
+
+    def _on_topic(self, topic: str, partitions: int) -> None:
+        if self._partition_counts.get(topic) != partitions:
+            self._partition_counts[topic] = partitions
+
+
+class _Cluster:
+    """What a partitioner may ask of the cluster: kafka-python's ClusterMetadata, as far as it is about partitions.
+
+    Args:
+        topic: The topic at hand, of which `partitions` partitions are known, maybe since an earlier life.
+        partitions: See there.
+        transport: Knows what the cluster said in this life.
+    """
+
+    def __init__(self, topic: str, partitions: int, transport: Cluster) -> None:
+        self._topic = topic
+        self._partitions = set(range(partitions))
+        self._transport = transport
+
+    def topics(self, exclude_internal_topics: bool = True) -> set[str]:
+        """Topics that this producer writes to."""
+        names = {self._topic, *self._transport.topics()}
+        return {name for name in names if not (exclude_internal_topics and name.startswith("__"))}
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Its partitions, None if it is not known."""
+        if topic == self._topic:
+            return set(self._partitions)
+        info = self._transport.topic(topic)
+        return set(info.partitions) if info is not None and info.partitions else None
+
+    def available_partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Those that have a leader. All while none is known to have one: records wait in the spool."""
+        known = self.partitions_for_topic(topic)
+        if known is None:
+            return None
+        return {number for number in known if self._leader(topic, number)[0] != -1} or known
+
+    def leader_for_partition(self, partition: TopicPartition) -> int | None:
+        """Node id of the leader, -1 if there is none now, None if the partition is not known."""
+        known = self.partitions_for_topic(partition.topic)
+        if known is None or partition.partition not in known:
+            return None
+        return self._leader(*partition)[0]
+
+    def leader_epoch_for_partition(self, partition: TopicPartition) -> int | None:
+        """Its epoch, -1 if that is not known, None if the partition is not."""
+        known = self.partitions_for_topic(partition.topic)
+        if known is None or partition.partition not in known:
+            return None
+        return self._leader(*partition)[1]
+
+    def partitions_for_broker(self, broker_id: int) -> set[TopicPartition] | None:
+        """Partitions that it leads, None if there are none."""
+        led = {
+            TopicPartition(topic, number)
+            for topic in self.topics(exclude_internal_topics=False)
+            for number in self.partitions_for_topic(topic) or ()
+            if self._leader(topic, number)[0] == broker_id
+        }
+        return led or None
+
+    def brokers(self) -> list[Broker]:
+        """The brokers, each with node_id, host, port and rack."""
+        return list(self._transport.brokers())
+
+    def broker_metadata(self, broker_id: int) -> Broker | None:
+        """One of them, None if it is not known."""
+        return next((broker for broker in self._transport.brokers() if broker.node_id == broker_id), None)
+
+    def _leader(self, topic: str, partition: int) -> tuple[int, int]:
+        info = self._transport.topic(topic)
+        known = None if info is None else info.partitions.get(partition)
+        return (-1, -1) if known is None else (known.leader, known.leader_epoch)
+
+
+def as_int(item: Any, what: str, most: int) -> int:
+    try:
+        number = operator.index(item)
+    except TypeError:
+        raise TypeError(f"{what} must be an int, not {type(item).__name__}") from None
+    if not 0 <= number <= most:
+        raise ValueError(f"{what} must be >= 0 and <= {most}, not {number}")
+    return number

@@ -1,0 +1,106 @@
+"""What all parts of `SafeProducer` stand on: what it has, and the errors that end its calls.
+
+The parts are a chain: each may use those below it (`Opening`, on top, makes what is declared here). Files and the
+network are only reached through the pump and the `Cluster`.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kafkasafe._io.callbacks import CallbackThread
+from kafkasafe._io.one_process import OfOneProcess
+from kafkasafe._io.pump import Pump
+from kafkasafe._producing.chunk import Chunk
+from kafkasafe.atomic import BatchOutcome
+from kafkasafe.cluster.api import Cluster, in_words
+from kafkasafe.config import ProducerConfig
+from kafkasafe.errors import DeliveryTimeoutError, ForkedProcessError, SpoolError, WrongClusterError
+
+if TYPE_CHECKING:
+    from kafkasafe._producing.hold import Hold
+    from kafkasafe.producer import RecordFuture
+    from kafkasafe.transactional import Transactions
+
+__all__ = ["State"]
+
+
+class State(OfOneProcess):
+    """Part of `SafeProducer`."""
+
+    _config: ProducerConfig
+    _closed: BaseException | None
+    _started: float
+    _lock: threading.RLock
+    _interrupted: Callable[[], bool]
+    _chunks: dict[str, Chunk]
+    _units: dict[BatchOutcome, None]
+    _partition_counts: dict[str, int]
+    _unchosen: set[str]
+    _rotation: int
+    _asks_partitioner: bool
+    _serializes: bool
+    _key_serializer: Callable[[str, Any, Any], Any] | None
+    _value_serializer: Callable[[str, Any, Any], Any] | None
+    _partition_by: Callable[..., Any]
+    _max_record_bytes: int
+    _chunk_bytes: int
+    _hold: Hold
+    _transport: Cluster
+    _pump: Pump
+    _callbacks: CallbackThread
+    _transactions: Transactions | None
+    _at_exit: Callable[[], None]
+    _not_at_end_of_child: Callable[[], object]
+    _opened: bool
+
+    @property
+    @abstractmethod
+    def client_id(self) -> str:
+        """Its name."""
+
+    @property
+    @abstractmethod
+    def lane(self) -> str:
+        """Of its spool."""
+
+    @abstractmethod
+    def _future(self, chunk: Chunk, index: int) -> RecordFuture: ...
+
+    def _raise_failure(self) -> None:
+        failure = self._pump.ledger.failure
+        if isinstance(failure, ForkedProcessError):
+            raise failure
+        if isinstance(failure, (SpoolError, DeliveryTimeoutError)):
+            raise type(failure)(str(failure)) from failure
+        if failure is not None:
+            raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
+
+    def _raise_wrong_cluster(self) -> None:
+        error = self._pump.ledger.wrong_cluster
+        if error is not None:
+            raise WrongClusterError(*error.args) from error
+
+    def _doubted(self, partitions: Sequence[tuple[str, int]] | None = None) -> str:
+        """Partitions where acknowledged records may be gone, for people; by default those of now."""
+        found = self._pump.ledger.doubted if partitions is None else partitions
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
+
+    def _raise_loss(self) -> None:
+        """Of acknowledged records that are not sent again, or of records that are missing in the spool: each once."""
+        loss = self._pump.ledger.next_loss()
+        if loss is not None:
+            raise loss
+
+    def _check_fork(self) -> None:
+        if isinstance(self._closed, ForkedProcessError):
+            raise self._closed
+
+    def _network_cause(self) -> str:
+        """For the end of a message."""
+        error = self._transport.last_error
+        return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"
