@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import kafka.errors as kafka_errors
+from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._io.at_exit import at_end_of_child
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, SpoolFullError
@@ -94,8 +95,14 @@ class KafkaHandler(logging.Handler):
 
         if on_full not in {"wait", "drop"}:
             raise ConfigError(f"on_full must be 'wait' or 'drop', not {on_full!r}")
-        if queue_records < 1 or not block_s >= 0 or not close_s >= 0:
-            raise ConfigError("queue_records must be at least 1, block_s and close_s at least 0")
+        numbers: dict[str, Any] = {"queue_records": queue_records, "block_s": block_s, "close_s": close_s}
+        for name, value in numbers.items():
+            least = 1 if name == "queue_records" else 0
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+                raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
+        _check_chosen("topic", topic)
+        if key is not None:
+            _check_chosen("key", key)
         self._configs = {
             "client_id": "kafkasafe-log",
             "on_refused_topic": "accept",
@@ -125,6 +132,8 @@ class KafkaHandler(logging.Handler):
         self._thread: threading.Thread | None = None
         self._producer: SafeProducer | None = None
         self._stuck = False
+        self._line: list[object] = []
+        """Who waits for room, in turn."""
         self._unsaid = 0
         """Dropped since the last record that said so."""
         self._give_up_at: float | None = None
@@ -178,16 +187,25 @@ class KafkaHandler(logging.Handler):
         return given % record.__dict__ if "%(" in given else given
 
     def _has_room(self) -> bool:
-        if self._queue.qsize() < self._most:
+        line = self._line
+        room = self._most - self._queue.qsize()
+        if len(line) < room:  # also for those who wait
             self._stuck = False
             return True
-        if self._stuck:
+        if self._stuck and room <= 0:
             return False
-        end = time.monotonic() + self._block_s
-        while time.monotonic() < end:
-            time.sleep(_STEP_S)
-            if self._queue.qsize() < self._most:
-                return True
+        # In turn: else those who log just then take each place that becomes free, and who waits for one never has it.
+        place = object()
+        line.append(place)
+        try:
+            end = time.monotonic() + self._block_s
+            while time.monotonic() < end:
+                time.sleep(_STEP_S)
+                if line.index(place) < self._most - self._queue.qsize():
+                    self._stuck = False
+                    return True
+        finally:
+            line.remove(place)
         # Nobody waits again before there was room.
         self._stuck = True
         return False
@@ -202,7 +220,9 @@ class KafkaHandler(logging.Handler):
             return
         try:
             _raise_full(
-                "The handler is closed" if self._closed else "The queue is full: the spool takes no more"
+                "The handler is closed"
+                if self._closed
+                else f"The queue is full: {self._most} records wait until the spool takes them"
             )
         except SpoolFullError:
             self.handleError(record)
@@ -355,6 +375,17 @@ def _configures() -> bool:
     """Whether this thread holds the lock of logging's configuration: the producer's threads log, and would wait."""
     owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
     return owned is not None and bool(owned())
+
+
+def _check_chosen(name: str, given: Any) -> None:
+    """Here, and not at each record that is logged."""
+    if not callable(given) and not isinstance(given, str):
+        raise ConfigError(f"{name} must be a string or a function of the log record, not {given!r}")
+    if name == "topic" and isinstance(given, str) and "%(" not in given:
+        try:
+            ensure_valid_topic_name(given)
+        except ValueError as error:
+            raise ConfigError(f"topic: {error}") from None
 
 
 def _raise_full(why: str) -> NoReturn:

@@ -178,8 +178,62 @@ def test_what_cannot_be_sent_costs_nothing_else(options, stderr, fake_kafka):
     assert handler.dropped == 4
     with pytest.raises(ConfigError):
         KafkaHandler("logs", bootstrap_servers="localhost:1", no_such_option=1)
-    with pytest.raises(ConfigError, match="on_full"):
-        KafkaHandler("logs", bootstrap_servers="localhost:1", on_full="maybe")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"on_full": "maybe"}, "on_full"),
+        ({"topic": None}, "topic must be a string or a function"),
+        ({"topic": ""}, "topic: "),
+        ({"topic": "not a topic"}, "topic: "),
+        ({"key": 5}, "key must be a string or a function"),
+        ({"queue_records": "many"}, "queue_records must be a number of at least 1"),
+        ({"block_s": float("nan")}, "block_s must be a number of at least 0"),
+        ({"close_s": None}, "close_s must be a number of at least 0"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(given, message):
+    """Not on stderr, at each record that is logged."""
+    with pytest.raises(ConfigError, match=message):
+        KafkaHandler(**{"topic": "logs", "bootstrap_servers": "localhost:1", **given})
+
+
+@pytest.mark.real
+def test_who_waits_for_room_has_it_before_those_who_log_just_then(options, logger, stderr, monkeypatch):
+    """Each place that became free went to a thread that logged at that moment; who waited dropped its record."""
+    handler = attach(KafkaHandler("logs", queue_records=1, block_s=LONG_S, **options))
+    let_go = threading.Semaphore(0)
+    sent = []
+
+    def accept(item):
+        let_go.acquire(timeout=LONG_S)
+        sent.append(item[3].getMessage())
+
+    monkeypatch.setattr(handler, "_accept", accept)
+    logger.info("is being sent")
+    while handler._queue.qsize():
+        time.sleep(0)
+    logger.info("is in the queue")
+    first = threading.Thread(target=logger.info, args=["first"])
+    first.start()
+    while not getattr(handler, "_line", [True]):
+        time.sleep(0)
+    time.sleep(0.05)  # it waits
+
+    def log_when_there_is_room():
+        while handler._queue.qsize():
+            pass
+        logger.info("second")
+
+    second = threading.Thread(target=log_when_there_is_room)
+    second.start()
+    let_go.release(100)
+    first.join(LONG_S)
+    second.join(LONG_S)
+    handler.close()
+    assert sent == ["is being sent", "is in the queue", "first", "second"]
+    assert handler.dropped == 0
 
 
 def test_full_and_told_to_drop_it_does_not_wait(options, logger, stderr, fake_kafka):
