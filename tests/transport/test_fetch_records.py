@@ -73,9 +73,10 @@ def wait_for_markers(transport: Transport, topic: str, end: int) -> None:
 def test_records_come_as_they_are_in_the_log_with_what_was_aborted(some_kafka: KafkaCluster) -> None:
     topic = "fetch-records"
     some_kafka.create_topic(topic)
-    transact(some_kafka, topic, "taken-back", commit=False)
-    transact(some_kafka, topic, "kept", commit=True)
     with opened(some_kafka) as transport:
+        transact(some_kafka, topic, "taken-back", commit=False)
+        wait_for_markers(transport, topic, 2)
+        transact(some_kafka, topic, "kept", commit=True)
         wait_for_markers(transport, topic, 4)
         plain = ask(transport.fetch_records, topic, 0, 0, 1_000_000)
         assert values(plain) == [b"taken-back", b"kept"]
