@@ -20,6 +20,7 @@ import kafka.errors
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
+from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.testing import jars
 from kafkasafe.testing.broker import (
@@ -28,7 +29,6 @@ from kafkasafe.testing.broker import (
     KafkaCluster,
     LostRecords,
     UnsupportedByVersionError,
-    _tidy_client,
 )
 
 OLD = "0.11.0.3"
@@ -36,9 +36,7 @@ OLD = "0.11.0.3"
 
 def write(cluster: KafkaCluster, topic: str, values, **options) -> list[int]:
     """Sends one record per value to partition 0, each acknowledged before the next; returns their offsets."""
-    producer = KafkaProducer(
-        bootstrap_servers=cluster.bootstrap_servers, kafka_client=_tidy_client, **options
-    )
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap_servers, kafka_client=tidy_client, **options)
     try:
         return [producer.send(topic, str(v).encode(), partition=0).get(60).offset for v in values]
     finally:
@@ -48,7 +46,7 @@ def write(cluster: KafkaCluster, topic: str, values, **options) -> list[int]:
 def read(cluster: KafkaCluster, topic: str) -> list[str]:
     """All that is in partition 0 now."""
     where = TopicPartition(topic, 0)
-    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, kafka_client=_tidy_client)
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, kafka_client=tidy_client)
     try:
         consumer.assign([where])
         consumer.seek_to_beginning(where)

@@ -23,6 +23,7 @@ ROOMS = [
     "_producing",
     "aio",
     "cluster",
+    "testing/_real",
     "testing/fake",
 ]
 MOST_LINES = 600

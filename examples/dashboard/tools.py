@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import yaml
 
-from kafkasafe.testing.broker import _reserve_port, _spawn
+from kafkasafe.testing._real.processes import reserve_port, spawn
 
 HERE = Path(__file__).parent
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -120,7 +120,7 @@ class Prometheus:
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="kafkasafe-prometheus-")
         here = Path(self._directory.name)
-        self._port, self._port_lock = _reserve_port()
+        self._port, self._port_lock = reserve_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.console = f"{self.url}/consoles/console.html?seconds=120&window=15s"
         (here / "rules.yml").write_text(yaml.safe_dump(rules(patient=False)))
@@ -133,7 +133,7 @@ class Prometheus:
         }
         (here / "prometheus.yml").write_text(yaml.safe_dump(config))
         self._log = here / "prometheus.log"
-        self._process = _spawn(
+        self._process = spawn(
             [
                 self._binary,
                 "--config.file=prometheus.yml",

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from kafkasafe.errors import ConfigError
 from kafkasafe.testing import jars
+from kafkasafe.testing._real.boot import boot_files
+from kafkasafe.testing._real.node import Node, random_id
+from kafkasafe.testing._real.values import CONTROLLER
 
 if TYPE_CHECKING:
-    from kafkasafe.testing.broker import KafkaCluster, _Node
+    from kafkasafe.testing.broker import KafkaCluster
 
 __all__ = ["leave_zookeeper", "upgrade"]
 
@@ -57,8 +60,6 @@ def upgrade(cluster: KafkaCluster, version: str, timeout_s: float) -> None:
 
 def leave_zookeeper(cluster: KafkaCluster, timeout_s: float) -> None:
     """See `KafkaCluster.leave_zookeeper`."""
-    from kafkasafe.testing.broker import CONTROLLER, _boot_files, _Node, _random_id
-
     if not cluster._zookeeper or cluster._number[:2] != _LAST_ON_ZOOKEEPER:
         raise ConfigError(
             f"Only Kafka 3.9 on ZooKeeper is migrated to KRaft here; this is {cluster.version}"
@@ -84,10 +85,10 @@ def leave_zookeeper(cluster: KafkaCluster, timeout_s: float) -> None:
     directory = cluster._work_dir / "node-controller"
     data = directory / "data"
     data.mkdir(parents=True)
-    boot = _boot_files(jars.resolve(cluster.version, extra=cluster._extra), cluster._java)
+    boot = boot_files(jars.resolve(cluster.version, extra=cluster._extra), cluster._java)
     shutil.copy(boot.checkpoint, data / boot.checkpoint.name)
     (data / "meta.properties").write_text(
-        f"version=1\ncluster.id={cluster.cluster_id}\nnode.id={CONTROLLER}\ndirectory.id={_random_id()}\n"
+        f"version=1\ncluster.id={cluster.cluster_id}\nnode.id={CONTROLLER}\ndirectory.id={random_id()}\n"
     )
     own = {
         **cluster._settings(),
@@ -99,7 +100,7 @@ def leave_zookeeper(cluster: KafkaCluster, timeout_s: float) -> None:
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,CLIENT:PLAINTEXT,INNER:PLAINTEXT",
         "inter.broker.listener.name": "CLIENT",
     }
-    controller = _Node(CONTROLLER, "controller", directory, [], (port,))
+    controller = Node(CONTROLLER, "controller", directory, [], (port,))
     controller.command = _command(cluster, controller)
     _write(controller, own | migrating)
     cluster._spawn(controller)
@@ -127,16 +128,16 @@ def leave_zookeeper(cluster: KafkaCluster, timeout_s: float) -> None:
     cluster.start_all(left())
 
 
-def _command(cluster: KafkaCluster, node: _Node) -> list[str]:
+def _command(cluster: KafkaCluster, node: Node) -> list[str]:
     return [*cluster._java_command("info"), "kafka.Kafka", str(node.directory / "server.properties")]
 
 
-def _read(node: _Node) -> dict[str, str]:
+def _read(node: Node) -> dict[str, str]:
     """As they were written: escaped."""
     lines = (node.directory / "server.properties").read_text().splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def _write(node: _Node, properties: Mapping[str, str]) -> None:
+def _write(node: Node, properties: Mapping[str, str]) -> None:
     text = "".join(f"{name}={value}\n" for name, value in properties.items())
     (node.directory / "server.properties").write_text(text)

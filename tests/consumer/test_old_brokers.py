@@ -14,10 +14,11 @@ from consuming import Consumers, Raw, collect, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 
+from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import OffsetHeld, OffsetLowered
 from kafkasafe.offsets import Cause, EndOffsetTracker, Lowered, Undecidable
-from kafkasafe.testing.broker import KafkaCluster, _tidy_client
+from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
 
@@ -87,7 +88,7 @@ def what_others_say(cluster, heir, tp):
             contextlib.suppress(KafkaTimeoutError),
             contextlib.closing(
                 KafkaConsumer(
-                    bootstrap_servers=f"{host}:{port}", enable_auto_commit=False, kafka_client=_tidy_client
+                    bootstrap_servers=f"{host}:{port}", enable_auto_commit=False, kafka_client=tidy_client
                 )
             ) as plain,
         ):
@@ -201,7 +202,7 @@ def test_batches_that_were_read_locate_a_loss(pair, tmp_path):
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             metadata_max_age_ms=1000,
-            kafka_client=_tidy_client,
+            kafka_client=tidy_client,
         )
         plain.assign(list(tps.values()))
         with contextlib.closing(plain):

@@ -15,13 +15,14 @@ from consuming import Consumers, Raw, Slowness, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from kafkasafe._io.admin import tidy_client
 from kafkasafe.cluster.api import Failure
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import read_options
 from kafkasafe.spark.planner import Planner, Range, SourceUnavailableError
-from kafkasafe.testing.broker import KafkaCluster, _tidy_client
+from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
@@ -274,7 +275,7 @@ def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumer
                     bootstrap_servers=cluster.bootstrap_servers,
                     auto_offset_reset="latest",
                     enable_auto_commit=False,
-                    kafka_client=_tidy_client,
+                    kafka_client=tidy_client,
                 )
             ) as plain:
                 plain.assign([topic.remote])

@@ -22,8 +22,9 @@ from lives import record_key, record_value, send
 from waiting import until
 
 from kafkasafe import SafeProducer
+from kafkasafe._io.admin import tidy_client
 from kafkasafe.testing import FakeCluster, jars
-from kafkasafe.testing.broker import KafkaCluster, _tidy_client
+from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
 __all__ = [
@@ -48,7 +49,6 @@ __all__ = [
     "until_decided",
 ]
 
-tidy_client = _tidy_client
 
 Log = dict[int, list]
 """By partition, the records in the order of the log."""
@@ -175,7 +175,7 @@ def end_offset(cluster: KafkaCluster, topic: str, partition: int = 0) -> int:
 
 def until_decided(servers: list[str], places: list[TopicPartition]) -> None:
     """Until each transaction in these partitions is committed or aborted for readers: markers come a moment after EndTxn."""
-    options = {"bootstrap_servers": servers, "group_id": None, "kafka_client": _tidy_client}
+    options = {"bootstrap_servers": servers, "group_id": None, "kafka_client": tidy_client}
     with (
         KafkaConsumer(isolation_level="read_committed", **options) as decided,
         KafkaConsumer(isolation_level="read_uncommitted", **options) as everything,
@@ -199,7 +199,7 @@ def read_log(servers: list[str], topic: str, timeout_s: float = 120.0) -> Log:
         max_partition_fetch_bytes=4 * 1024 * 1024,
         max_poll_records=10_000,
         # Its own leaves the socket of a connection that failed to the garbage collector, whose warning is an error.
-        kafka_client=_tidy_client,
+        kafka_client=tidy_client,
     )
     deadline = time.monotonic() + timeout_s
     try:

@@ -1,0 +1,66 @@
+"""One process of a cluster, and small things about its files."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["MIN_ISR", "POLL_S", "SESSION_TIMEOUT_MS", "Node", "as_text", "random_id", "tail"]
+
+SESSION_TIMEOUT_MS = 2000
+POLL_S = 0.05
+MIN_ISR = "min.insync.replicas"
+
+
+@dataclasses.dataclass(slots=True)
+class Node:
+    """One process: how to start it, and what it is now."""
+
+    id: int
+    kind: Literal["broker", "controller", "combined", "zookeeper"]
+    directory: Path
+    command: list[str]
+    ports: tuple[int, ...]  # all it listens on; the one to ask first
+    process: subprocess.Popen[bytes] | None = None
+    paused: bool = False
+    killed_at: float = 0.0
+
+    @property
+    def log(self) -> Path:
+        return self.directory.parent / "logs" / f"{self.name}.log"
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind in {"controller", "zookeeper"} else f"broker-{self.id}"
+
+    @property
+    def serves(self) -> bool:
+        return self.kind in {"broker", "combined"}
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+def random_id() -> str:
+    """As Kafka's `Uuid`: 16 bytes in URL-safe base64, not starting with a dash."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
+
+
+def as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16_384))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return f"({error})"

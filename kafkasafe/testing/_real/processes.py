@@ -1,0 +1,168 @@
+"""Ports and child processes, and what must be gone in the end. Knows no cluster."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kafkasafe.testing._real.values import ClusterError
+
+__all__ = ["Resources", "listens", "port_free", "reserve_port", "spawn"]
+
+# Runs in the child, between fork and the JVM: prctl here needs no preexec_fn, which is unsafe beside threads. The
+# parent may have died before prctl took effect; then nobody would send the signal.
+_LAUNCHER = (
+    "import ctypes,os,sys\n"
+    "ctypes.CDLL(None).prctl(1,9,0,0,0)\n"
+    "os.getppid()==int(sys.argv[1]) or sys.exit('parent is gone')\n"
+    "os.execv(sys.argv[2],sys.argv[2:])\n"
+)
+
+
+class Resources:
+    """What a cluster holds outside this process's memory. Apart from the cluster, so that a finalizer can hold it."""
+
+    def __init__(self) -> None:
+        self.processes: set[subprocess.Popen[bytes]] = set()
+        self.directory: Path | None = None
+        self.logs: Path | None = None
+        self.keep_logs = False
+        self.released = False
+        self._owner = os.getpid()
+        self._port_locks: list[int] = []
+
+    def reserve_port(self) -> int:
+        port, lock = reserve_port()
+        self._port_locks.append(lock)
+        return port
+
+    def release(self) -> None:
+        if self.released or os.getpid() != self._owner:
+            return
+        self.released = True
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        self.processes.clear()
+        if self.directory is not None:
+            kept = {self.logs} if self.keep_logs else set()
+            for entry in self.directory.iterdir():
+                if entry not in kept:
+                    shutil.rmtree(entry, ignore_errors=True)
+            if not kept:
+                shutil.rmtree(self.directory, ignore_errors=True)
+        for lock in self._port_locks:
+            os.close(lock)
+        self._port_locks.clear()
+
+
+def reserve_port() -> tuple[int, int]:
+    """A port on 127.0.0.1 that is free and that no other cluster of this machine has, with the lock that says so."""
+    locks = Path(tempfile.gettempdir()) / f"kafkasafe-ports-{os.getuid()}"
+    locks.mkdir(mode=0o700, exist_ok=True)
+    generator = random.Random()  # not the seeded global one: two test processes would try the same ports
+    for _ in range(1000):
+        port = generator.randrange(15_000, 32_000)
+        lock = os.open(locks / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            continue
+        if port_free(port):
+            return port, lock
+        os.close(lock)
+    raise ClusterError("no free port between 15000 and 32000 on 127.0.0.1")
+
+
+def port_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the broker does: connections of its former life in TIME_WAIT are no obstacle, a listener is.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class _Spawner:
+    """The one thread that forks: PR_SET_PDEATHSIG fires when the forking *thread* ends, so this one never does."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[
+            tuple[Callable[[], subprocess.Popen[bytes]], queue.SimpleQueue[Any]]
+        ] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="kafkasafe-spawner", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            work, answer = self._work.get()
+            try:
+                answer.put(work())
+            except Exception as error:
+                # Handed to the caller: this thread must outlive every failure.
+                answer.put(error)
+
+    def spawn(self, work: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._work.put((work, answer))
+        result = answer.get()
+        if isinstance(result, Exception):
+            raise result
+        if not isinstance(result, subprocess.Popen):
+            raise TypeError(result)
+        return result
+
+
+_spawner: _Spawner | None = None
+_spawner_lock = threading.Lock()
+
+
+def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess.Popen[bytes]:
+    """Starts a child that the kernel kills when this process ends, however it ends."""
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None:
+            _spawner = _Spawner()
+        spawner = _spawner
+
+    def fork() -> subprocess.Popen[bytes]:
+        with log_file.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                start_new_session=True,  # Ctrl-C is for the test, which then ends its brokers
+            )
+
+    return spawner.spawn(fork)
+
+
+def _forget_spawner() -> None:
+    """A forked child has no spawner thread; it gets its own when it starts a cluster of its own."""
+    global _spawner, _spawner_lock
+    _spawner, _spawner_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_spawner)
