@@ -14,7 +14,7 @@ from kafkasafe._core import journal
 from kafkasafe._io.engine import messages
 from kafkasafe._io.files import OsFiles
 
-PACKAGE = Path(journal.__file__).parents[1]
+PACKAGE = Path(journal.__file__).parents[2]
 ROOMS = [
     "_consuming",
     "_core/units",

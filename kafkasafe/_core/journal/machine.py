@@ -1,35 +1,10 @@
-"""The two-phase journal: every batch from its seal to its commit, decided without I/O.
-
-Theory of operation
--------------------
-The shell tells the journal what happened (`seal`, `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then
-takes `ready()`: what must be done now. The contract is that of etcd's raft: *persist before you send, send before
-you resolve*.
-
-    1. `ready().persist` holds batches and marks. Write them as one group, make them durable, call `persisted()`.
-       Until then nothing that depends on them is in `sends` or `resolved`.
-    2. Then `ready()` again: `sends` are Produce requests, always the same bytes for the same id; `asks` are
-       questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
-       whose fate is final and durable.
-
-A batch moves through `TRANSITIONS`; an illegal move is a bug and raises.
-
-Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
-without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
-first after a pause in which the broker may have forgotten us: a broker without state accepts *any* base sequence,
-so a second batch could overtake a failed first one. After any failure the partition *settles*: nothing new is sent
-until every request in flight has an outcome; then either all of them are proven absent and go again, in order, or
-the cluster is asked first.
-
-No clock, no randomness, no I/O: `now` (float seconds, any epoch) and everything the cluster said are arguments.
-"""
+"""The machine: events in, what is to be done out."""
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from typing import Final
@@ -38,59 +13,55 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.backlog import Backlog, Ordered, Row
 from kafkasafe._core.codes import Action, Scope, classify_produce, latest_timestamp
-from kafkasafe._core.identity import (
-    BatchId,
-    Judgement,
-    ProducerView,
-    Verdict,
-    add_sequence,
-    sequence_distance,
-    shows,
+from kafkasafe._core.identity import BatchId, Judgement, ProducerView, Verdict, add_sequence, shows
+from kafkasafe._core.journal.clock import Clock, alive_s
+from kafkasafe._core.journal.groups import (
+    Begun,
+    Consequence,
+    Ended,
+    Identified,
+    Persist,
+    SilenceBroken,
+    UnitEnded,
+    UnitGroup,
+    UnitStaged,
 )
+from kafkasafe._core.journal.messages import (
+    Aside,
+    Ask,
+    Divide,
+    EpochCheck,
+    Ready,
+    Resolution,
+    SurveyAsk,
+    Unpacked,
+    Wait,
+)
+from kafkasafe._core.journal.notices import (
+    AckedLoss,
+    Delivered,
+    Denial,
+    Denied,
+    Healed,
+    Hole,
+    Parked,
+    Refusal,
+    Relented,
+)
+from kafkasafe._core.journal.partition import (
+    _ANYWHERE,
+    UNCHOSEN,
+    WINDOW,
+    _Flow,
+    _Healing,
+    _Partition,
+    _Suspicion,
+)
+from kafkasafe._core.journal.states import DAMAGED, TOO_SLOW, Batch, Fate, State, _follows, _id_fields
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
 from kafkasafe._core.order import NEVER, Address, held_from
 
-__all__ = [
-    "DAMAGED",
-    "GATHER_LEAST",
-    "TOO_SLOW",
-    "TRANSITIONS",
-    "UNCHOSEN",
-    "WINDOW",
-    "AckedLoss",
-    "Aside",
-    "Ask",
-    "Batch",
-    "Clock",
-    "Delivered",
-    "Denial",
-    "Denied",
-    "Divide",
-    "EpochCheck",
-    "Fate",
-    "Healed",
-    "Hole",
-    "IllegalMoveError",
-    "Journal",
-    "Notice",
-    "Parked",
-    "Persist",
-    "Ready",
-    "Refusal",
-    "Relented",
-    "Resolution",
-    "State",
-    "SurveyAsk",
-    "Unpacked",
-    "Wait",
-    "alive_s",
-]
-
-WINDOW: Final = 5
-"""A broker remembers the last five batches of a producer id per partition (`ProducerStateEntry`)."""
-
-UNCHOSEN: Final = -1
-"""Partition of a destination whose partitions are not known yet."""
+__all__ = ["GATHER_LEAST", "Journal"]
 
 _PREPARE_AHEAD: Final = 64
 """How many waiting batches get their id with one mark."""
@@ -116,17 +87,10 @@ _UNPACKED: Final = 10
 _REMEMBERED: Final = 64
 """Acknowledged batches of a partition that are remembered at least."""
 
-_ANYWHERE: Final = 2**63 - 1
-"""Behind every offset."""
-
 _MAX_EPOCH: Final = 2**15 - 2
 
 _MISSING: Final = frozenset({3, 100})
-DAMAGED: Final = -3
-"""The code of a batch whose bytes are damaged in the spool: none of Kafka's."""
 
-TOO_SLOW: Final = -4
-"""The code of a batch that timed out too often, and is to be divided: none of Kafka's."""
 _TIMEOUTS: Final = 2
 """After so many time-outs in a row, and once it is proven that the log does not have it, a batch is divided."""
 
@@ -138,802 +102,13 @@ _INVALID_TIMESTAMP: Final = 32
 _SILENCE_S: Final = 300.0
 """Two refusals further apart than this are not one that lasts: what was in between nobody heard."""
 
-_CLOCKS_DIFFER_MS: Final = 60_000
-"""How far the wall clocks of two machines, or of one before and after it was set, may lie apart."""
 _CONFIRMED_S: Final = 1.0
 """A refusal that lasts for so long is no stray answer."""
-
-
-class State(enum.Enum):
-    """Where a batch is between `send()` and the end."""
-
-    SEALED = "sealed"
-    JOINED = "joined"
-    """Part of a unit, which delivers it (`units`)."""
-    PREPARED = "prepared"
-    SENT = "sent"
-    IN_DOUBT = "in_doubt"
-    ACKED = "acked"
-    COMMITTED = "committed"
-    REFUSED = "refused"
-    REJECTED = "rejected"
-    REPLACED = "replaced"
-    UNDECIDABLE = "undecidable"
-
-    __hash__ = object.__hash__  # Enum's is Python, and runs at each move
-
-
-TRANSITIONS: Final[dict[State, frozenset[State]]] = {
-    # Durable with an id (or, for an id given later, once its mark is durable).
-    State.SEALED: frozenset({State.PREPARED, State.REPLACED, State.REJECTED, State.UNDECIDABLE}),
-    # Its unit is committed, or was given up.
-    State.JOINED: frozenset({State.ACKED, State.REPLACED, State.REJECTED}),
-    # Only a durable batch is ever sent. In doubt: a former life may have sent it. Sealed: its id was taken back.
-    # Replaced: what waits becomes one batch with those around it.
-    State.PREPARED: frozenset({State.SENT, State.IN_DOUBT, State.SEALED, State.REJECTED, State.REPLACED}),
-    # Prepared again: the answer proves that it was not appended.
-    State.SENT: frozenset({State.ACKED, State.PREPARED, State.IN_DOUBT, State.REFUSED}),
-    # Sent: as a probe, under the same id, of what the leader says it has.
-    # Refused: the broker failed on it for too long, and it is not in the log.
-    State.IN_DOUBT: frozenset(
-        {State.ACKED, State.PREPARED, State.UNDECIDABLE, State.SENT, State.REFUSED, State.REJECTED}
-    ),
-    # Committed: its mark is durable.
-    State.ACKED: frozenset({State.COMMITTED}),
-    # What the broker refused waits until everything sent beside it has its answer. In doubt: its state says otherwise.
-    State.REFUSED: frozenset({State.PREPARED, State.REJECTED, State.REPLACED, State.IN_DOUBT}),
-    # The user decides. Sealed again: its partition was not even chosen.
-    State.UNDECIDABLE: frozenset({State.PREPARED, State.ACKED, State.SEALED}),
-    # The cluster lost it after all.
-    State.COMMITTED: frozenset({State.SEALED}),
-    State.REJECTED: frozenset(),
-    State.REPLACED: frozenset(),
-}
-
 
 _MOVABLE: Final = frozenset(
     {State.SEALED, State.PREPARED, State.SENT, State.IN_DOUBT, State.REFUSED, State.UNDECIDABLE}
 )
 """In these a batch may be copied to another place in the spool."""
-
-
-class IllegalMoveError(RuntimeError):
-    """A bug in kafkasafe: a batch was about to do what its state does not allow."""
-
-
-class _Flow(enum.Enum):
-    """What a partition is doing."""
-
-    NEW = "new"
-    """Nothing was ever sent: the end offset is asked first."""
-    FLOWING = "flowing"
-    SETTLING = "settling"
-    """Something failed: nothing is sent until everything in flight has an outcome."""
-    WAITING = "waiting"
-    """For `retry()`."""
-    ASKING = "asking"
-    """For `judged()` or `baseline()`."""
-    SURVEYING = "surveying"
-    """For `surveyed()`: acknowledged batches may be gone from the log."""
-    PROBING = "probing"
-    """The newest batch that the leader has is sent once more, to learn that replicas have it."""
-    PARKED = "parked"
-    """Behind an undecidable batch, until `decide()`."""
-    REJECTING = "rejecting"
-    """For `set_aside()`: what is rejected must first be durable elsewhere."""
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """One batch of one destination.
-
-    Attributes:
-        handle: Number of the batch in this life, ascending.
-        destination: Destination number.
-        count: Records in it, ≥ 1.
-        size_bytes: Size of the whole batch.
-        max_timestamp: Largest timestamp in it, ms since the epoch.
-        position: In the spool; -1 while it is not there.
-        identity: Its id, None while it has none.
-        state: See `TRANSITIONS`.
-        tries: How often it was sent in this life.
-        durable: It, and the mark that gives it its id, are on disk.
-        writing: It is on its way to the disk: it stays what it is until it has its position there.
-        acked_early: It was acknowledged meanwhile; its commit mark needs that position.
-        owed: Its records are on disk as part of another batch, which comes back until this one is durable.
-        former_life: It was recovered: an earlier life may have sent it.
-        unanswered: A request with it under its id may still be on its way, or have been appended unnoticed.
-        base_offset: In the partition, -1 while unknown.
-        place: The same once it is committed, or, where that was never learned, what it is not before.
-        code: Why it was refused, Kafka's error code.
-        message: The same for people.
-        bad_records: (index, message) of the records that the broker named.
-        doomed: The broker named every record in it as bad: rejected when its turn comes, without another try.
-        overdue: It was refused for longer than anything is waited for, for a reason that might have passed.
-        condemned: Refused as soon as it is proven that it is not in the log.
-        unconfirmed: The broker says that it was not appended; its state was not looked at yet.
-        parent: The refused batch it is a part of: it stands in the parent's place.
-        rank: Sorts durable batches of a partition as their records were accepted.
-        heirs: Its own parts that are not finished.
-        revived: The cluster lost it after acknowledging it: it is sent again.
-        origin: Where in the spool its records stood before partitions were chosen for them; -1 if nowhere else.
-        unit: What it is a part of: delivered together, or not at all.
-        given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
-            `marks.Given`); None where no mark is needed, or there.
-        timeouts: How often in a row a request with it timed out.
-        gathered: It was made of several, which had waited.
-    """
-
-    handle: int
-    destination: int
-    count: int
-    size_bytes: int
-    max_timestamp: int
-    position: int = -1
-    identity: BatchId | None = None
-    state: State = State.SEALED
-    tries: int = 0
-    durable: bool = False
-    writing: bool = False
-    acked_early: bool = False
-    owed: bool = False
-    former_life: bool = False
-    unanswered: bool = False
-    base_offset: int = -1
-    place: int = -1
-    code: int = 0
-    message: str = ""
-    bad_records: tuple[tuple[int, str], ...] = ()
-    doomed: bool = False
-    overdue: bool = False
-    condemned: bool = False
-    unconfirmed: bool = False
-    parent: Batch | None = None
-    rank: tuple[int, ...] = ()
-    heirs: int = 0
-    revived: bool = False
-    origin: int = -1
-    unit: u.Unit | None = None
-    given: tuple[tuple[int, int, int], ...] | None = None
-    timeouts: int = 0
-    gathered: bool = False
-
-    def settle_at(self, position: int) -> None:
-        """It is in the spool."""
-        self.position = position
-        self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
-
-    @property
-    def written_at(self) -> int:
-        """Where its records stood first in the spool; `order.NEVER` while they are only in memory."""
-        if self.origin >= 0:
-            return self.origin
-        return self.rank[0] if self.rank else NEVER
-
-    def move(self, to: State) -> None:
-        """Change state; raises IllegalMoveError if `TRANSITIONS` does not allow it."""
-        if to not in TRANSITIONS[self.state]:
-            raise IllegalMoveError(f"{self} cannot become {to.value}")
-        self.state = to
-        if to is State.IN_DOUBT:
-            self.unanswered = True
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A question to the cluster about one destination.
-
-    Attributes:
-        destination: Destination number.
-        doubt: The batches in doubt, in order, of one producer id and epoch; empty: only the end offset is wanted
-            (answer with `baseline`).
-        from_offset: Where our batches can begin in the log; -1 when not even that is known.
-        read_log: The producer state must not be believed (it may expire any moment): read the log.
-        fenced: A newer epoch of our id is there: what the log does not show is undecidable.
-        confirm: The broker refused it. Only its state is wanted, once: answer with `confirmed`.
-        cut: The log was seen to end before what was acknowledged.
-    """
-
-    destination: int
-    doubt: tuple[BatchId, ...]
-    from_offset: int
-    acked_before: bool
-    read_log: bool
-    fenced: bool
-    cut: bool = False
-    confirm: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A destination wants `retry()` after a pause.
-
-    Attributes:
-        destination: Destination number.
-        attempt: How many failures in a row, ≥ 1.
-        refresh_metadata: The leader may have moved.
-        at_least_s: Shortest pause in seconds.
-        reason: For people.
-        refused: It waits for somebody to mend what the cluster refuses it for: pauses may grow long.
-    """
-
-    destination: int
-    attempt: int
-    refresh_metadata: bool
-    at_least_s: float
-    reason: str
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Divide:
-    """The batch must become several: its partitions are known now, or the broker finds it too large.
-
-    Attributes:
-        batch: The batch.
-        refused: False: by partition. True: the broker refused it; `bad_records` it named, or halves.
-    """
-
-    batch: Batch
-    refused: bool
-
-
-class Fate(enum.Enum):
-    """How a batch ended."""
-
-    COMMITTED = "committed"
-    REJECTED = "rejected"
-    REPLACED = "replaced"
-    DROPPED = "dropped"
-    """With its unit, which nobody wants any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """A batch whose fate is final and durable.
-
-    Attributes:
-        batch: The batch; `base_offset` is -1 where it is only known to be in the log.
-        fate: How it ended.
-    """
-
-    batch: Batch
-    fate: Fate
-
-
-@dataclass(frozen=True, slots=True)
-class EpochCheck:
-    """Another leader acknowledges: does the log of the one before end behind what that one acknowledged?
-
-    The answer "no", or "nobody knows that leader epoch, though the log begins before", goes to `suspect()`.
-
-    Attributes:
-        destination: Destination number.
-        leader_epoch: Of the leader before.
-        last_acked_offset: How far it acknowledged (inclusive).
-    """
-
-    destination: int
-    leader_epoch: int
-    last_acked_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyAsk:
-    """Acknowledged batches may be gone: what does the log hold? Answered by `surveyed()` or `survey_failed()`.
-
-    Attributes:
-        destination: Destination number.
-        acked: What is known to have been acknowledged, oldest first.
-        leader_epoch: Of the last acknowledgement, -1 when unknown.
-        from_offset: From here on the log is not what it was, -1 when unknown: what was acknowledged may be here again.
-    """
-
-    destination: int
-    acked: tuple[AckedBatch, ...]
-    leader_epoch: int
-    from_offset: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class AckedLoss:
-    """Acknowledged records are gone from the log.
-
-    Attributes:
-        destination: Destination number.
-        first_offset: First lost offset, -1 when not known.
-        last_offset: Last lost offset (inclusive).
-        records: How many of them were ours.
-        cause: What raised the suspicion.
-        evidence: For people.
-        revived: Records that are sent again.
-        gone: (first offset, last offset, records) of what is not sent again; no records: all of it is.
-        recreated: The topic was, or may have been, deleted and created again.
-    """
-
-    destination: int
-    first_offset: int
-    last_offset: int
-    records: int
-    cause: Cause
-    evidence: str
-    revived: int
-    gone: tuple[int, int, int] = (-1, -1, 0)
-    recreated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Healed:
-    """What was sent again after a loss is in the log, all of it that was not rejected.
-
-    Attributes:
-        destination: Destination number.
-        records: How many, in earlier lives too.
-        first_offset: Where the first of them is now, -1 when not known.
-        last_offset: Where the last of them is now (inclusive), -1 when not known.
-    """
-
-    destination: int
-    records: int
-    first_offset: int
-    last_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """Acknowledged records of one partition.
-
-    Attributes:
-        topic: Topic name.
-        partition: Partition.
-        first_offset: Of the first of them.
-        last_offset: Of the last of them (inclusive).
-        records: How many.
-    """
-
-    topic: str
-    partition: int
-    first_offset: int
-    last_offset: int
-    records: int
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A batch of which nobody knows whether it is in the log."""
-
-    batch: Batch
-    evidence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Records in front of an earlier life's first unfinished batch are neither in the cluster's log nor in the spool.
-
-    Attributes:
-        destination: Destination number.
-        records: How many.
-        evidence: For people: what was seen.
-    """
-
-    destination: int
-    records: int
-    evidence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """Rejected batches: to be made durable in `rejected/` before they are finished. Answered by `set_aside()`.
-
-    Attributes:
-        destination: Destination number.
-        batches: In the order of the queue; each is in the spool. Not more than is written with one fsync.
-    """
-
-    destination: int
-    batches: tuple[Batch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The cluster refused a batch, and it is durable in `rejected/`."""
-
-    batch: Batch
-
-
-@dataclass(slots=True)
-class Denial:
-    """The cluster refuses a destination, or the batch at its head, for a reason that may pass.
-
-    Attributes:
-        code: Kafka's error code of the last such answer.
-        reason: For people.
-        scope: What is given up in the end.
-        handle: Of the batch that is refused, -1 where all of the destination is.
-        since: Seconds: when it began.
-        counted_from: Seconds: since then it lasted without a break; -1 when the last request had no answer.
-        last_at: Seconds: when the last answer came.
-        answers: How many came.
-        told: It was confirmed, so that it was worth a notice.
-        asking: What is refused is an answer to a question about batches in doubt.
-    """
-
-    code: int
-    reason: str
-    scope: Scope
-    handle: int
-    since: float
-    counted_from: float
-    last_at: float
-    answers: int = 0
-    told: bool = False
-    asking: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """A destination is refused, and what waits for it goes on waiting."""
-
-    destination: int
-    denial: Denial
-
-
-@dataclass(frozen=True, slots=True)
-class Relented:
-    """What `Denied` told is over.
-
-    Attributes:
-        destination: Destination number.
-        denial: What is over.
-        accepted: True: the cluster takes it now. False: nothing waits for it any more, or for another reason.
-    """
-
-    destination: int
-    denial: Denial
-    accepted: bool
-
-
-Notice = AckedLoss | Healed | Hole | Parked | Refusal | Denied | Relented
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The mark with a batch's fate is durable.
-
-    Attributes:
-        batch: The batch.
-        fate: How it ended.
-        kept: It stays in the spool: the parts of a refused batch stand in its place.
-    """
-
-    batch: Batch
-    fate: Fate
-    kept: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The end offset of a partition before anything of ours is in it is durable.
-
-    Attributes:
-        destination: Destination number.
-    """
-
-    destination: int
-
-
-@dataclass(frozen=True, slots=True)
-class Identified:
-    """Ids of batches that were durable already are durable too.
-
-    Attributes:
-        destination: Destination number.
-        batches: Each with the id it was given.
-    """
-
-    destination: int
-    batches: tuple[tuple[Batch, BatchId], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UnitStaged:
-    """All of a unit is appended, and that is durable."""
-
-    unit: u.Unit
-
-
-@dataclass(frozen=True, slots=True)
-class UnitEnded:
-    """The fate of a unit is durable."""
-
-    unit: u.Unit
-    fate: Fate
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceBroken:
-    """The log does not say any more that nothing is sent."""
-
-
-Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
-
-
-@dataclass(frozen=True, slots=True)
-class UnitGroup:
-    """One atomic group: a unit with all its batches, which may be none."""
-
-    unit: u.Unit
-    batches: tuple[Batch, ...]
-    handle: int
-    """Batches with a lower one were accepted before it."""
-
-    @property
-    def mark(self) -> m.Unit:
-        """What makes them a unit."""
-        unit = self.unit
-        return m.Unit(unit.unit_id, 0, len(self.batches), unit.transactional_id, unit.offsets)
-
-
-@dataclass(slots=True)
-class Persist:
-    """What is to be written and made durable together: groups of batches, and one group for each new unit.
-
-    Attributes:
-        batches: To be written, in this order.
-        marks: To be written in front of them.
-        atomic: All or nothing.
-        after: What is true once it is durable; `persisted()` acts on it.
-        units: New ones, each a group of its own.
-    """
-
-    batches: list[Batch] = field(default_factory=list)
-    marks: list[m.Mark] = field(default_factory=list)
-    atomic: bool = False
-    after: list[Consequence] = field(default_factory=list)
-    units: list[UnitGroup] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.batches or self.marks or self.after or self.units)
-
-    @property
-    def runs(self) -> list[tuple[UnitGroup | None, list[Batch]]]:
-        """Batches and units in the order in which they were accepted: nothing overtakes on its way to the disk."""
-        if not self.units:
-            return [(None, self.batches)] if self.batches else []
-        runs: list[tuple[UnitGroup | None, list[Batch]]] = []
-        batches, at = self.batches, 0
-        for group in self.units:
-            # A division is written as it is, before everything that came later.
-            begin = at
-            while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
-                at += 1
-            if at > begin:
-                runs.append((None, batches[begin:at]))
-            runs.append((group, list(group.batches)))
-        if at < len(batches):
-            runs.append((None, batches[at:]))
-        return runs
-
-    @property
-    def everything(self) -> list[Batch]:
-        """All batches, in the order in which they are written."""
-        return [batch for _, run in self.runs for batch in run]
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """A batch that was packed is needed again.
-
-    Attributes:
-        batch: The batch.
-        number: What the shell gave to `pack`.
-        sealed_at: The same.
-        next_number: That of the next one of the destination that is packed, -1 for none.
-    """
-
-    batch: Batch
-    number: int
-    sealed_at: float
-    next_number: int
-
-
-@dataclass(slots=True)
-class Ready:
-    """What must be done now; see the module's contract."""
-
-    persist: Persist
-    sends: list[Batch]
-    asks: list[Ask]
-    surveys: list[SurveyAsk]
-    checks: list[EpochCheck]
-    waits: list[Wait]
-    divides: list[Divide]
-    asides: list[Aside]
-    resolved: list[Resolution]
-    notices: list[Notice]
-    units: list[u.Action]
-    ended: list[tuple[u.Unit, Fate]]
-    wants_producer_id: bool
-    unpacked: list[Unpacked] = field(default_factory=list)
-    gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
-    """By destination, small batches that wait one behind the other: they may become one, see `Journal.gathered`."""
-
-    def __bool__(self) -> bool:
-        return bool(
-            self.persist
-            or self.sends
-            or self.resolved
-            or self.asks
-            or self.surveys
-            or self.checks
-            or self.waits
-            or self.divides
-            or self.asides
-            or self.notices
-            or self.units
-            or self.ended
-            or self.unpacked
-            or self.gathers
-            or self.wants_producer_id
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What time it is, also for another life.
-
-    Attributes:
-        wall_ms: Ms since the epoch. It may be set, also back.
-        boot_id: 16 bytes, of this run of the machine; zeros when unknown.
-        boot_ms: Ms since that began, without the time it slept.
-    """
-
-    wall_ms: int
-    boot_id: bytes
-    boot_ms: int
-
-
-def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float) -> float:
-    """How long requests of earlier lives may still be appended, at most.
-
-    Args:
-        quiet: What the last one wrote down at its end, None if it did not, or sent something after that.
-        clock: Now; None: nothing is known about the time since.
-        request_timeout_s: After this a request without an answer is dead.
-    """
-    if quiet is None or clock is None:
-        return request_timeout_s
-    left_ms = quiet.until_ms - quiet.written_ms
-    if any(clock.boot_id) and clock.boot_id == quiet.boot_id:
-        passed_ms = clock.boot_ms - quiet.boot_ms
-    else:
-        passed_ms = clock.wall_ms - quiet.written_ms
-        if passed_ms >= 0:
-            # Another machine's clock, or one that was set meanwhile.
-            passed_ms = max(0, passed_ms - _CLOCKS_DIFFER_MS)
-    if passed_ms < 0:
-        return max(request_timeout_s, left_ms / 1000)
-    return max(0, left_ms - passed_ms) / 1000
-
-
-@dataclass(slots=True, eq=False)
-class _Partition:
-    """One destination."""
-
-    number: int
-    topic: str
-    partition: int
-    flow: _Flow = _Flow.NEW
-    queue: Backlog[Batch] = field(default_factory=Backlog)
-    """Unfinished, in order. Invariant: SENT, ACKED and REFUSED batches are among the first `window`."""
-    in_flight: int = 0
-    attempt: int = 0
-    doubtful: bool = False
-    """Something in the settling window may have been appended without our knowing."""
-    rested: bool = False
-    """The pause after a failure is over."""
-    refresh: bool = False
-    fenced: bool = False
-    sequence_refused: bool = False
-    """The leader does not take the sequence of a batch in doubt."""
-    renew: bool = False
-    """The batches that are not in the log need new ids, as soon as nothing can be appended under the old ones."""
-    reason: str = ""
-    producer_id: int = -1
-    producer_epoch: int = -1
-    next_sequence: int = 0
-    baseline_offset: int = -1
-    last_acked_offset: int = -1
-    leader_epoch: int = -1
-    topic_id: bytes = m.NO_TOPIC_ID
-    clear_offset: int = -1
-    """Durable: everything of ours that may be at or before this offset is finished. A batch may be acknowledged
-    while one before it is in doubt, so this can be behind `last_acked_offset`."""
-    last_acked_id: BatchId | None = None
-    """The newest that is in the log below the high watermark."""
-    confirmed_id: tuple[int, int] = (-1, -1)
-    confirmed_until: float = 0.0
-    """Until then (seconds) the leader surely remembers this (producer id, epoch): more than one batch of it may be
-    in flight. Before, it would take any base sequence, and a second batch could overtake a failed first."""
-    dead_at: float = 0.0
-    """From then on no request of ours whose answer was lost can still be appended."""
-    asked_at: float = 0.0
-    """What the cluster answers is what it knew then, or later."""
-    asked_from: int = -1
-    """Where the log is read from for an answer."""
-    denial: Denial | None = None
-    rejecting: deque[Batch] = field(default_factory=deque)
-    """What is to be put aside after the portion that is put aside now."""
-    explained: bool = False
-    """Something of it is known to be missing: damage, what was rejected, skipped or lost. A hole says nothing new."""
-    hole: Hole | None = None
-    """Reported if the log turns out to have everything that was acknowledged."""
-    answered: bool = False
-    """The leader acknowledged something just now: what still waits, waits for its turn."""
-    gathers: bool = True
-    """Small batches become one: until one of those is refused, or those cannot be read."""
-    unsure_before: int = -1
-    """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
-    commits: list[tuple[int, int]] = field(default_factory=list)
-    acked: deque[Batch] = field(default_factory=deque)
-    """Committed, in the order of their commits: those that are still in the spool, and a few more."""
-    forgotten_offset: int = -1
-    """What was acknowledged before this offset, and in front of `acked`, is not remembered."""
-    known_from: int = -1
-    """Where nobody knows how far that goes: before this, if it is still there; -1 when not even that is known."""
-    told_position: int = -1
-    """Of the newest one whose id is in marks of its own, so that it is known when the batch is gone from the spool."""
-    suspicion: _Suspicion | None = None
-    checks: list[EpochCheck] = field(default_factory=list)
-    """To be made, one by one, each for a leader that came. What is answered after a survey says nothing new."""
-    check_asked: bool = False
-    """The first of them is under way."""
-    rescan_from: int = -1
-    """The log was seen to end before what was acknowledged: a batch in doubt may be anywhere behind this."""
-
-    def forget_checks(self) -> None:
-        """There is nothing to be asked any more."""
-        self.checks.clear()
-        self.check_asked = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspicion:
-    """Why acknowledged batches may be gone.
-
-    Attributes:
-        cause: What raised it.
-        evidence: For people.
-        last_acked_offset: How far was acknowledged before (inclusive).
-        from_offset: From here on (at least) it is gone, if it is; -1 when unknown.
-        leader_epoch: Of the leader that had acknowledged it, -1 when unknown.
-    """
-
-    cause: Cause
-    evidence: str
-    last_acked_offset: int
-    from_offset: int
-    leader_epoch: int
-
-
-@dataclass(slots=True)
-class _Healing:
-    """Lost batches of one partition on their way back.
-
-    Attributes:
-        keep_from: Spool position of the first of them. Nothing from there on is released before the last one is back:
-            what is in the log again may be lost again, and the next life has to know all of them.
-        left: How many are not finished.
-        records: How many records are in the log again.
-        first_offset: Where the first of them is, -1 when not known.
-        last_offset: Where the last of them is (inclusive), -1 when not known.
-    """
-
-    keep_from: int
-    left: int = 0
-    records: int = 0
-    first_offset: int = -1
-    last_offset: int = -1
 
 
 class Journal:
@@ -3868,12 +3043,6 @@ def _span(batch: Batch) -> tuple[int, int]:
     return batch.place, batch.place + batch.count - 1
 
 
-def _follows(later: BatchId, earlier: BatchId) -> bool:
-    """The leader took `later` behind `earlier`, or they are the same."""
-    same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
-    return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
-
-
 def _goes_on(batch: Batch, following: Batch) -> bool:
     """Whether the sequences of the one go on where those of the other end."""
     a, b = batch.identity, following.identity
@@ -3889,7 +3058,3 @@ def _is_part(batch: Batch, of: Batch) -> bool:
     while parent is not None and parent is not of:
         parent = parent.parent
     return parent is of
-
-
-def _id_fields(identity: BatchId) -> tuple[int, int, int]:
-    return identity.producer_id, identity.producer_epoch, identity.base_sequence

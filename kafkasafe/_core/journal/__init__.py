@@ -1,0 +1,117 @@
+"""The two-phase journal: every batch from its seal to its commit, decided without I/O.
+
+Theory of operation
+-------------------
+The shell tells the journal what happened (`seal`, `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then
+takes `ready()`: what must be done now. The contract is that of etcd's raft: *persist before you send, send before
+you resolve*.
+
+    1. `ready().persist` holds batches and marks. Write them as one group, make them durable, call `persisted()`.
+       Until then nothing that depends on them is in `sends` or `resolved`.
+    2. Then `ready()` again: `sends` are Produce requests, always the same bytes for the same id; `asks` are
+       questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
+       whose fate is final and durable.
+
+A batch moves through `TRANSITIONS`; an illegal move is a bug and raises.
+
+Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
+without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
+first after a pause in which the broker may have forgotten us: a broker without state accepts *any* base sequence,
+so a second batch could overtake a failed first one. After any failure the partition *settles*: nothing new is sent
+until every request in flight has an outcome; then either all of them are proven absent and go again, in order, or
+the cluster is asked first.
+
+No clock, no randomness, no I/O: `now` (float seconds, any epoch) and everything the cluster said are arguments.
+"""
+
+from kafkasafe._core.journal.clock import (
+    Clock,
+    alive_s,
+)
+from kafkasafe._core.journal.groups import (
+    Consequence,
+    Persist,
+)
+from kafkasafe._core.journal.machine import (
+    GATHER_LEAST,
+    Journal,
+)
+from kafkasafe._core.journal.messages import (
+    Aside,
+    Ask,
+    Divide,
+    EpochCheck,
+    Ready,
+    Resolution,
+    SurveyAsk,
+    Unpacked,
+    Wait,
+)
+from kafkasafe._core.journal.notices import (
+    AckedLoss,
+    Delivered,
+    Denial,
+    Denied,
+    Healed,
+    Hole,
+    Notice,
+    Parked,
+    Refusal,
+    Relented,
+)
+from kafkasafe._core.journal.partition import (
+    UNCHOSEN,
+    WINDOW,
+)
+from kafkasafe._core.journal.partition import (
+    _Flow as _Flow,
+)
+from kafkasafe._core.journal.partition import (
+    _Partition as _Partition,
+)
+from kafkasafe._core.journal.states import (
+    DAMAGED,
+    TOO_SLOW,
+    TRANSITIONS,
+    Batch,
+    Fate,
+    IllegalMoveError,
+    State,
+)
+
+__all__ = [
+    "DAMAGED",
+    "GATHER_LEAST",
+    "TOO_SLOW",
+    "TRANSITIONS",
+    "UNCHOSEN",
+    "WINDOW",
+    "AckedLoss",
+    "Aside",
+    "Ask",
+    "Batch",
+    "Clock",
+    "Consequence",
+    "Delivered",
+    "Denial",
+    "Denied",
+    "Divide",
+    "EpochCheck",
+    "Fate",
+    "Healed",
+    "Hole",
+    "IllegalMoveError",
+    "Journal",
+    "Notice",
+    "Parked",
+    "Persist",
+    "Ready",
+    "Refusal",
+    "Relented",
+    "Resolution",
+    "State",
+    "SurveyAsk",
+    "Unpacked",
+    "Wait",
+    "alive_s",
+]

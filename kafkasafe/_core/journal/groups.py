@@ -1,0 +1,146 @@
+"""What is written together, and what is true once that is durable: `Persist`, and its consequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.identity import BatchId
+from kafkasafe._core.journal.states import Batch, Fate
+
+__all__ = [
+    "Begun",
+    "Consequence",
+    "Ended",
+    "Identified",
+    "Persist",
+    "SilenceBroken",
+    "UnitEnded",
+    "UnitGroup",
+    "UnitStaged",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The mark with a batch's fate is durable.
+
+    Attributes:
+        batch: The batch.
+        fate: How it ended.
+        kept: It stays in the spool: the parts of a refused batch stand in its place.
+    """
+
+    batch: Batch
+    fate: Fate
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The end offset of a partition before anything of ours is in it is durable.
+
+    Attributes:
+        destination: Destination number.
+    """
+
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """Ids of batches that were durable already are durable too.
+
+    Attributes:
+        destination: Destination number.
+        batches: Each with the id it was given.
+    """
+
+    destination: int
+    batches: tuple[tuple[Batch, BatchId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStaged:
+    """All of a unit is appended, and that is durable."""
+
+    unit: u.Unit
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEnded:
+    """The fate of a unit is durable."""
+
+    unit: u.Unit
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceBroken:
+    """The log does not say any more that nothing is sent."""
+
+
+Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
+
+
+@dataclass(frozen=True, slots=True)
+class UnitGroup:
+    """One atomic group: a unit with all its batches, which may be none."""
+
+    unit: u.Unit
+    batches: tuple[Batch, ...]
+    handle: int
+    """Batches with a lower one were accepted before it."""
+
+    @property
+    def mark(self) -> m.Unit:
+        """What makes them a unit."""
+        unit = self.unit
+        return m.Unit(unit.unit_id, 0, len(self.batches), unit.transactional_id, unit.offsets)
+
+
+@dataclass(slots=True)
+class Persist:
+    """What is to be written and made durable together: groups of batches, and one group for each new unit.
+
+    Attributes:
+        batches: To be written, in this order.
+        marks: To be written in front of them.
+        atomic: All or nothing.
+        after: What is true once it is durable; `persisted()` acts on it.
+        units: New ones, each a group of its own.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    marks: list[m.Mark] = field(default_factory=list)
+    atomic: bool = False
+    after: list[Consequence] = field(default_factory=list)
+    units: list[UnitGroup] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.marks or self.after or self.units)
+
+    @property
+    def runs(self) -> list[tuple[UnitGroup | None, list[Batch]]]:
+        """Batches and units in the order in which they were accepted: nothing overtakes on its way to the disk."""
+        if not self.units:
+            return [(None, self.batches)] if self.batches else []
+        runs: list[tuple[UnitGroup | None, list[Batch]]] = []
+        batches, at = self.batches, 0
+        for group in self.units:
+            # A division is written as it is, before everything that came later.
+            begin = at
+            while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
+                at += 1
+            if at > begin:
+                runs.append((None, batches[begin:at]))
+            runs.append((group, list(group.batches)))
+        if at < len(batches):
+            runs.append((None, batches[at:]))
+        return runs
+
+    @property
+    def everything(self) -> list[Batch]:
+        """All batches, in the order in which they are written."""
+        return [batch for _, run in self.runs for batch in run]
