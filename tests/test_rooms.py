@@ -17,6 +17,7 @@ from kafkasafe._io.files import OsFiles
 PACKAGE = Path(journal.__file__).parents[2]
 ROOMS = [
     "_consuming",
+    "_core/journal",
     "_core/units",
     "_io/engine",
     "_io/transport",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafkasafe._core import journal as j
-from kafkasafe._core.journal import machine
+from kafkasafe._core.journal import gathering as joining
 from kafkasafe._io.engine import gathering, lane_keeper
 from kafkasafe._io.engine.gathering import Gathering
 from kafkasafe._io.engine.ledger import Ledger
@@ -111,13 +111,13 @@ MUTANTS: dict[str, Mutant] = {
     "gathers large batches": _offers("and self._is_small(batch.size_bytes)\n", "is large", "\n"),
     "gathers old batches": _offers("and not self._is_old(batch, now_ms)\n", "is old", "\n"),
     "gathers across a gap of sequences": Mutant(
-        nothing(machine, "_goes_on", result=True),
+        nothing(joining, "_goes_on", result=True),
         "test_any_other_batch_ends_what_is_offered",
         {"what": "has a later sequence"},
     ),
     "gathers across epochs": Mutant(
         source(
-            machine,
+            joining,
             "_goes_on",
             "_id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
             "b.base_sequence == add_sequence(a.last_sequence, 1)",
@@ -126,7 +126,7 @@ MUTANTS: dict[str, Mutant] = {
         {"what": "has another epoch"},
     ),
     "sequences do not begin again": Mutant(
-        source(machine, "_goes_on", "add_sequence(a.last_sequence, 1)", "a.last_sequence + 1"),
+        source(joining, "_goes_on", "add_sequence(a.last_sequence, 1)", "a.last_sequence + 1"),
         "test_sequences_go_on_behind_the_last_one_there_is",
     ),
     "gathers while lost ones are put back": Mutant(

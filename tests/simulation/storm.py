@@ -14,7 +14,7 @@ from virtual import SPOOL, TIMEOUT_S, Life
 from kafkasafe import events
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
-from kafkasafe._core.journal import machine
+from kafkasafe._core.journal import packing as journal_packing
 from kafkasafe._io import lanes
 from kafkasafe._io.engine import disk as engine_disk
 from kafkasafe._io.engine import outlet as engine_outlet
@@ -225,7 +225,7 @@ class Storm:
             mock.patch.object(engine_disk, "_MEMORY_BYTES", self.settings.memory_bytes),
             mock.patch.object(engine_outlet, "MEMORY_BYTES", self.settings.budget_bytes),
             mock.patch.object(packing, "_PARCELS", 0 if self.settings.packs else packing._PARCELS),
-            mock.patch.object(machine, "_UNPACKED", 6),
+            mock.patch.object(journal_packing, "_UNPACKED", 6),
         ):
             yield
 

@@ -22,20 +22,34 @@ until every request in flight has an outcome; then either all of them are proven
 the cluster is asked first.
 
 No clock, no randomness, no I/O: `now` (float seconds, any epoch) and everything the cluster said are arguments.
+
+Rooms
+-----
+What all speak of is data: `states` (a batch), `partition` (a destination), `messages`, `notices`, `groups`, `clock`.
+`Journal` is one class in parts, and each part uses only itself and what stands before it:
+
+    ground      settings, state, small answers          packing     what is far from its turn
+    views       what there is, for those who look       lives       order across lives; what the next one has to find
+    doubts      suspicions                              denials     refusals that may pass
+    topics      destinations                            losses      surveys, and what is sent again
+    endings     what is durable now                     forward     copies of what holds the spool's front
+    ids         given, and taken back                   sealing     new batches, on their way to the disk
+    dividing    one becomes several                     gathering   several become one
+    rejecting   what is refused for good                verdicts    batches in doubt
+    answers     of requests and questions               members     batches of units
+    recovery    what earlier lives left                 machine     what is to be done now
 """
 
 from kafkasafe._core.journal.clock import (
     Clock,
     alive_s,
 )
+from kafkasafe._core.journal.gathering import GATHER_LEAST
 from kafkasafe._core.journal.groups import (
     Consequence,
     Persist,
 )
-from kafkasafe._core.journal.machine import (
-    GATHER_LEAST,
-    Journal,
-)
+from kafkasafe._core.journal.machine import Journal
 from kafkasafe._core.journal.messages import (
     Aside,
     Ask,

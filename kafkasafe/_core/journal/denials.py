@@ -1,0 +1,88 @@
+"""Refusals that may pass: how long one lasts, without another answer in between, and who is told.
+
+What is done when one lasted for too long is decided by those who ask, in `answers` and `rejecting`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kafkasafe._core.codes import Scope
+from kafkasafe._core.journal.doubts import Doubts
+from kafkasafe._core.journal.notices import Denial, Denied, Relented
+from kafkasafe._core.journal.partition import _Partition
+
+__all__ = ["Denials"]
+
+_MISSING: Final = frozenset({3, 100})
+
+_DESTINATION_CODES: Final = frozenset({3, 17, 29, 100})
+"""What metadata and questions may say of a destination, that may pass."""
+
+_SILENCE_S: Final = 300.0
+"""Two refusals further apart than this are not one that lasts: what was in between nobody heard."""
+
+_CONFIRMED_S: Final = 1.0
+"""A refusal that lasts for so long is no stray answer."""
+
+
+class Denials(Doubts):
+    """Part of `Journal`: a destination, or the batch at its head, that the cluster does not take for the moment."""
+
+    def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
+        """The cluster refuses a destination of a unit for a reason that may pass.
+
+        Returns:
+            True when it did, and answered nothing else, for as long as anything is waited for.
+        """
+        return self._deny(self._partitions[destination], code, reason, Scope.DESTINATION, now)
+
+    def _deny(
+        self,
+        partition: _Partition,
+        code: int,
+        reason: str,
+        scope: Scope,
+        now: float,
+        *,
+        handle: int = -1,
+        asking: bool = False,
+    ) -> bool:
+        """An answer that may pass; True when it came, and no other, for as long as anything is waited for."""
+        denial = partition.denial
+        if denial is not None and denial.handle != handle:
+            # Another thing is refused now, and has its own time.
+            self._relent(partition, accepted=False)
+            denial = None
+        if denial is None:
+            denial = partition.denial = Denial(code, reason, scope, handle, now, now, now)
+        if denial.counted_from < 0 or now - denial.last_at > _SILENCE_S:
+            denial.counted_from = now
+        denial.code, denial.reason, denial.last_at, denial.asking = code, reason, now, asking
+        denial.answers += 1
+        limit_s = self._refused_timeout_s
+        lasting = limit_s is not None and now - denial.counted_from >= limit_s
+        # A topic that is missing may only be new to this broker; and nobody is told of a single stray answer.
+        patient_s = self._missing_grace_s if code in _MISSING else _CONFIRMED_S
+        confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
+        if not denial.told and (lasting or confirmed):
+            denial.told = True
+            self._ready.notices.append(Denied(partition.number, denial))
+        return lasting
+
+    @staticmethod
+    def _unheard(partition: _Partition) -> None:
+        """No answer: a broker that comes back knows no topic and no rule for a moment, so the time begins anew."""
+        denial = partition.denial
+        if denial is None:
+            return
+        if denial.told:
+            denial.counted_from = -1.0
+        else:
+            partition.denial = None
+
+    def _relent(self, partition: _Partition, *, accepted: bool = True) -> None:
+        """Another answer came, or nothing waits any more."""
+        denial, partition.denial = partition.denial, None
+        if denial is not None and denial.told:
+            self._ready.notices.append(Relented(partition.number, denial, accepted))

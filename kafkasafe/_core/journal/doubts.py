@@ -1,0 +1,120 @@
+"""Suspicions that acknowledged batches are gone: what raises one, and that nothing new is sent meanwhile.
+
+What the log says about it, and what is sent again, is in `losses`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kafkasafe._core.journal.lives import Lives
+from kafkasafe._core.journal.messages import EpochCheck
+from kafkasafe._core.journal.partition import _Flow, _Partition, _Suspicion
+from kafkasafe._core.loss import Cause
+
+__all__ = ["Doubts"]
+
+
+class Doubts(Lives):
+    """Part of `Journal`: what was acknowledged and may be gone."""
+
+    def suspect(
+        self,
+        destination: int,
+        cause: Cause,
+        evidence: str,
+        *,
+        from_offset: int = -1,
+        check: EpochCheck | None = None,
+    ) -> None:
+        """Something says that acknowledged batches may be gone; the log is asked before anything new is sent.
+
+        Args:
+            destination: Destination number.
+            cause: What raised the suspicion.
+            evidence: For people.
+            from_offset: From here on it is gone, if it is; -1 when unknown.
+            check: What the suspicion is about, when it is not about the last acknowledgement.
+        """
+        partition = self._partitions[destination]
+        if check is not None and check not in partition.checks[:1]:
+            return
+        self._suspect(partition, cause, evidence, from_offset=from_offset, check=check)
+        self._stop_if_suspected(partition)
+        self._touch(partition)
+
+    def checked(self, check: EpochCheck) -> None:
+        """The log of the leader before did not end before what that one acknowledged."""
+        partition = self._partitions[check.destination]
+        if check in partition.checks[:1]:
+            del partition.checks[0]
+            partition.check_asked = False
+            self._touch(partition)
+        self._doubt_or_not(partition)
+
+    def recreated(self, destination: int, evidence: str) -> None:
+        """The topic was deleted and created again: what was acknowledged is gone with the old one."""
+        self.suspect(destination, Cause.TOPIC_ID, evidence, from_offset=0)
+
+    def _suspect(
+        self,
+        partition: _Partition,
+        cause: Cause,
+        evidence: str,
+        *,
+        from_offset: int = -1,
+        check: EpochCheck | None = None,
+    ) -> None:
+        if from_offset >= 0 and not 0 <= partition.rescan_from <= from_offset:
+            partition.rescan_from = from_offset
+        known = partition.suspicion
+        if known is not None:
+            if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
+                partition.suspicion = replace(known, from_offset=from_offset)
+            return
+        last, epoch = partition.last_acked_offset, partition.leader_epoch
+        if check is not None:
+            last, epoch = check.last_acked_offset, check.leader_epoch
+        partition.suspicion = _Suspicion(cause, evidence, last, from_offset, epoch)
+        self._doubt_or_not(partition)
+
+    def _doubt_or_not(self, partition: _Partition) -> None:
+        """After each change of its `suspicion` or `check`. What may have to be sent again stays in the spool."""
+        if partition.suspicion is None and not partition.checks:
+            self._doubted.pop(partition.number, None)
+        elif partition.number not in self._doubted:
+            spooled = (batch.position for batch in (*partition.acked, *partition.queue))
+            least = max(self._released, 0)
+            self._doubted[partition.number] = min(
+                (position for position in spooled if position >= least), default=self._end_position
+            )
+
+    def _stop_if_suspected(self, partition: _Partition) -> None:
+        """Nothing new is sent while acknowledged batches may be gone: the log is asked first."""
+        if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+            self._touch(partition)
+
+    def _look_back(self, partition: _Partition, base_offset: int) -> None:
+        """A batch was acknowledged: behind all that was acknowledged before, or that is gone."""
+        last = partition.last_acked_offset
+        if base_offset > last:
+            if partition.known_from < 0:
+                partition.known_from = base_offset
+            return
+        if base_offset < 0:
+            return
+        evidence = f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before"
+        self._suspect(partition, Cause.ACK, evidence, from_offset=base_offset)
+
+    def _leads(self, partition: _Partition, leader_epoch: int) -> None:
+        """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
+        if 0 <= partition.leader_epoch != leader_epoch and partition.last_acked_offset >= 0:
+            # Also while one about an earlier leader has no answer: what that one acknowledged may be gone as well.
+            partition.checks.append(
+                EpochCheck(partition.number, partition.leader_epoch, partition.last_acked_offset)
+            )
+            self._doubt_or_not(partition)
+            self._touch(partition)
+        partition.leader_epoch = leader_epoch

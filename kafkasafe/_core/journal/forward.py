@@ -1,0 +1,105 @@
+"""Copying forward: unfinished batches that hold the front of the spool stand somewhere else from now on.
+
+How much is worth being copied is decided in `kafkasafe._core.forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.journal.endings import Endings
+from kafkasafe._core.journal.partition import WINDOW, _Flow
+from kafkasafe._core.journal.states import Batch, State
+
+__all__ = ["Forward"]
+
+_MOVED_BATCHES: Final = 1000
+"""How many batches are moved with one mark."""
+
+_MOVABLE: Final = frozenset(
+    {State.SEALED, State.PREPARED, State.SENT, State.IN_DOUBT, State.REFUSED, State.UNDECIDABLE}
+)
+"""In these a batch may be copied to another place in the spool."""
+
+
+class Forward(Endings):
+    """Part of `Journal`: which batches are moved in the spool."""
+
+    def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
+        """Unfinished batches that hold the front of the spool, to be copied: one at least, unless one cannot be now.
+
+        Args:
+            before_position: Those in front of it.
+            most_bytes: Not more than this, or one.
+        """
+        if self._ready.persist or self._committing:
+            return []  # what is about to be written speaks of their positions
+        found: dict[int, Batch] = {}
+        size = 0
+        # What is packed there is needed, a part of it now.
+        for number, first_position in list(self._packed_from.items()):
+            while first_position < before_position and len(self._ready.unpacked) < _MOVED_BATCHES:
+                self._unpack(self._partitions[number], WINDOW)
+                first_position = self._packed_from.get(number, before_position)
+        for position, pinning in sorted(self._spooled.items(), key=itemgetter(0)):
+            if position >= before_position or len(found) >= _MOVED_BATCHES:
+                break
+            # The place of a divided batch is kept for its parts.
+            parts = [pinning]
+            if pinning.state is State.REPLACED:
+                parts = [
+                    batch for batch in self._partitions[pinning.destination].queue if _is_part(batch, pinning)
+                ]
+            for batch in parts:
+                if batch.handle in found:
+                    continue
+                size += batch.size_bytes
+                if not self._movable(batch) or (found and size > most_bytes):
+                    return list(found.values())
+                found[batch.handle] = batch
+        return list(found.values())
+
+    def _movable(self, batch: Batch) -> bool:
+        partition = self._partitions[batch.destination]
+        return (
+            batch.durable
+            and not batch.writing
+            and batch.unit is None
+            and batch.state in _MOVABLE
+            and partition.flow is not _Flow.REJECTING
+            and partition.number not in self._healing
+            and batch.position >= partition.unsure_before
+        )
+
+    def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
+        """What stands in front of their copies, in one atomic group."""
+        numbers = dict.fromkeys(batch.destination for batch in batches)
+        marks: list[m.Mark] = [self._state_mark(self._partitions[number]) for number in numbers]
+        marks.append(
+            m.Moved(tuple(m.Move(batch.position, batch.written_at, batch.rank) for batch in batches))
+        )
+        marks += [m.Given(index, b.given) for index, b in enumerate(batches) if b.given is not None]
+        return marks
+
+    def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
+        """The copies are durable: they are the batches from now on."""
+        self._end_position = max(self._end_position, end_position)
+        for batch, position in zip(batches, positions, strict=True):
+            self._place(batch, position)
+
+    def _place(self, batch: Batch, position: int) -> None:
+        """It stands somewhere else, and its rank tells that it is as old as it was."""
+        self._forget(batch)
+        batch.parent = None
+        batch.position = position
+        self._spooled[position] = batch
+
+
+def _is_part(batch: Batch, of: Batch) -> bool:
+    parent = batch.parent
+    while parent is not None and parent is not of:
+        parent = parent.parent
+    return parent is of

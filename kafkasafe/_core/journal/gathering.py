@@ -1,0 +1,117 @@
+"""Several batches become one: small ones that wait one behind the other, and were never sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.identity import BatchId, add_sequence
+from kafkasafe._core.journal.dividing import Dividing
+from kafkasafe._core.journal.groups import Ended
+from kafkasafe._core.journal.partition import _Partition
+from kafkasafe._core.journal.states import Batch, Fate, State, _id_fields
+
+__all__ = ["GATHER_LEAST", "Gathering"]
+
+GATHER_LEAST: Final = 8
+"""So many batches that wait behind those under way are worth a group in the spool, to become one."""
+_GATHER_MOST: Final = 256
+_GATHERED_SHARE: Final = 8
+"""A batch that takes more than this part of the room for all of them is large enough by itself."""
+
+
+class Gathering(Dividing):
+    """Part of `Journal`: which small batches may become one, and what that is."""
+
+    def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
+        """Batches that waited (see `Ready.gathers`) become one: it has their records, their sequences and their place.
+
+        None of them was ever sent, and none is from now on: the new one is sent when the group that says so is durable.
+
+        Args:
+            batches: The batches, in order.
+            size_bytes: Of the new one.
+
+        Returns:
+            The new one.
+        """
+        first = batches[0]
+        if first.identity is None:
+            raise AssertionError("What was prepared has an id")
+        partition = self._partitions[first.destination]
+        persist = self._ready.persist
+        count = sum(batch.count for batch in batches)
+        made = self._make(first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches))
+        made.identity = BatchId(*_id_fields(first.identity), count)
+        made.gathered = made.owed = True
+        # As with the parts of a refused one: the first one's position tells recovery where it stands.
+        made.parent = first
+        first.heirs += 1
+        partition.queue.insert(partition.queue.index(first), made)
+        place = len(persist.batches)
+        self._write(made)
+        persist.atomic = True
+        for batch in batches:
+            persist.marks.append(m.Replaced(batch.position, place, 1))
+            batch.move(State.REPLACED)
+            partition.queue.remove(batch)
+            persist.after.append(Ended(batch, Fate.REPLACED, kept=batch is first))
+        self._touch(partition)
+        return made
+
+    def keep_apart(self, destination: int) -> None:
+        """Batches of this destination go as they are."""
+        self._partitions[destination].gathers = False
+
+    def _gather(self, partition: _Partition, now_ms: int) -> None:
+        """A leader takes one batch after the other, each when the replicas have it: so few go faster."""
+        if not (self._gather_bytes and partition.gathers):
+            return
+        queue = partition.queue
+        while (
+            (row := queue.first_packed) and queue.unpacked < _GATHER_MOST and self._is_small(row.size_bytes)
+        ):
+            self._unpack(partition, 1)
+        run: list[Batch] = []
+        room = self._gather_bytes
+        for batch in queue:
+            if not run and batch.state in {State.SENT, State.ACKED}:
+                continue
+            room -= batch.size_bytes
+            if room < 0 or len(run) == _GATHER_MOST or not self._may_gather(partition, batch, now_ms):
+                break
+            if run and not _goes_on(run[-1], batch):
+                break
+            run.append(batch)
+        if len(run) >= GATHER_LEAST:
+            self._ready.gathers[partition.number] = run
+
+    def _may_gather(self, partition: _Partition, batch: Batch, now_ms: int) -> bool:
+        """It waits on disk under its id, was never sent, and is nothing but a batch."""
+        return (
+            batch.state is State.PREPARED
+            and batch.durable
+            and not (batch.writing or batch.former_life or batch.revived)
+            and not (batch.tries or batch.unanswered or batch.code)
+            and not (batch.heirs or batch.origin >= 0)
+            and batch.rank == (batch.position,)
+            and batch.unit is None
+            and self._is_small(batch.size_bytes)
+            and partition.number not in self._healing
+            and not self._is_old(batch, now_ms)
+            and not self._is_held(partition, batch)
+        )
+
+    def _is_small(self, size_bytes: int) -> bool:
+        return size_bytes * _GATHERED_SHARE <= self._gather_bytes
+
+
+def _goes_on(batch: Batch, following: Batch) -> bool:
+    """Whether the sequences of the one go on where those of the other end."""
+    a, b = batch.identity, following.identity
+    return (
+        a is not None
+        and b is not None
+        and _id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
+    )

@@ -1,0 +1,186 @@
+"""What all parts of `Journal` stand on: its settings, its state, and what is said about one batch or one partition.
+
+Nothing is decided in here that another room could decide: only what nearly all of them need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.backlog import Ordered
+from kafkasafe._core.journal.groups import Persist
+from kafkasafe._core.journal.messages import Ready, Wait
+from kafkasafe._core.journal.partition import _ANYWHERE, UNCHOSEN, WINDOW, _Flow, _Healing, _Partition
+from kafkasafe._core.journal.states import Batch, State
+from kafkasafe._core.order import NEVER, Address, held_from
+
+__all__ = ["Ground"]
+
+
+class Ground:
+    """Part of `Journal`: what is known, and small answers from it.
+
+    Args:
+        durable_first: Send only what is on disk (`spool="always"`). False: `spill()` says what has to go there.
+        window: Batches sent without a durable commit mark, per partition.
+        state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
+        request_timeout_s: After this a request without an answer is dead.
+        refused_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
+            the broker fail on one batch, before what waits for it is rejected; None: for ever. In this life, without
+            another answer in between.
+        missing_grace_s: How long a topic may be unknown to the cluster before that is told: it may be new.
+        heal: Acknowledged batches that the cluster lost are sent again, as far as the spool still has them.
+        heal_recreated: Also into a topic that was deleted and created again.
+        aside_batches: How many batches are put aside at a time, at most.
+        gather_bytes: Small batches that wait become one of this size at most; 0: never.
+    """
+
+    def __init__(
+        self,
+        *,
+        durable_first: bool = True,
+        window: int = WINDOW,
+        state_age_s: float = 6 * 3600.0,
+        request_timeout_s: float = 30.0,
+        refused_timeout_s: float | None = 7 * 86400.0,
+        missing_grace_s: float = 60.0,
+        heal: bool = True,
+        heal_recreated: bool = False,
+        aside_batches: int = 256,
+        gather_bytes: int = 0,
+    ) -> None:
+        self._durable_first = durable_first
+        self._gather_bytes = gather_bytes
+        self._window = window
+        self._state_age_s = state_age_s
+        self._behind_ms = 0
+        self._at_least_ms = 0
+        self._request_timeout_s = request_timeout_s
+        self._refused_timeout_s = refused_timeout_s
+        self._missing_grace_s = missing_grace_s
+        self._heal = heal
+        self._heal_recreated = heal_recreated
+        self._aside_batches = aside_batches
+        self._released = 0
+        self._partitions: dict[int, _Partition] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._topics: dict[str, m.Topic] = {}
+        self._next_handle = 0
+        self._producer_id = -1
+        self._producer_epoch = -1
+        # Batches that are not finished, by position, but for those that are packed.
+        self._spooled: Ordered[Batch] = Ordered()
+        # By destination, where the first one is that is packed; and the least of these.
+        self._packed_from: dict[int, int] = {}
+        self._first_packed = _ANYWHERE
+        self._end_position = 0
+        self._parents: list[tuple[Batch, range]] = []
+        self._resent: dict[m.Resent, int] = {}
+        self._origins: list[tuple[int, range]] = []
+        self._afters: list[m.After] = []
+        self._holds: Mapping[Address | None, int] = {}
+        self._halted = False
+        self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
+        self._units_read: list[tuple[u.Unit, range]] = []
+        self.units = u.Units(self._in_front)
+        self._vacating: dict[int, None] = {}
+        """Partitions that are surveyed as soon as nothing of a unit is on its way into them."""
+        self._moves: tuple[m.Move, ...] = ()
+        self._group_index = 0
+        self._blind_before = -1
+        self._former_dead_at = 0.0
+        self._quiet: m.Quiet | None = None
+        self._still = False
+        """The log says when all requests are dead: that has to be taken back before one is sent."""
+        self._held: list[Batch] | None = None
+        """To be sent when it is taken back; None before that began."""
+        self._ready = self._fresh()
+        self._touched: dict[int, None] = {}
+        self._committing: dict[int, None] = {}
+        # By destination that is doubted, where in the spool what it may have to send again begins.
+        self._doubted: dict[int, int] = {}
+        # By destination, what is on its way back.
+        self._healing: dict[int, _Healing] = {}
+
+    @staticmethod
+    def _fresh() -> Ready:
+        return Ready(Persist(), [], [], [], [], [], [], [], [], [], [], [], wants_producer_id=False)
+
+    @staticmethod
+    def _members(unit: u.Unit) -> list[Batch]:
+        return [batch for batch in unit.batches if isinstance(batch, Batch)]
+
+    def _is_held(self, partition: _Partition, batch: Batch) -> bool:
+        if not self._holds:
+            return False
+        position = held_from(self._holds, partition.topic, partition.partition)
+        return position < NEVER and batch.written_at >= position
+
+    def _in_front(self, batch: u.Member) -> bool:
+        partition = self._partitions[batch.destination]
+        if partition.partition == UNCHOSEN:
+            return False  # it is divided first
+        for other in partition.queue:
+            if other is batch:
+                return partition.suspicion is None and not (self._halted or self._is_held(partition, other))
+            if other.unit is None:
+                return False
+        return False
+
+    def _state_mark(self, partition: _Partition) -> m.State:
+        return m.State(
+            partition.number,
+            partition.baseline_offset,
+            # Not the last acknowledged one: its mark may not be durable yet, or an earlier batch be in doubt, and a
+            # scan that starts behind a batch takes it for absent.
+            partition.clear_offset,
+            partition.leader_epoch,
+            partition.topic_id,
+        )
+
+    def _pause(self, partition: _Partition, reason: str, *, at_least_s: float = 0.0) -> None:
+        partition.flow = _Flow.WAITING
+        partition.attempt += 1
+        denial = partition.denial
+        refused = denial is not None and denial.counted_from >= 0
+        attempt = denial.answers if denial is not None and refused else partition.attempt
+        self._ready.waits.append(
+            Wait(partition.number, attempt, partition.refresh, at_least_s, reason, refused)
+        )
+        partition.refresh = False
+
+    def _send(self, partition: _Partition, batch: Batch) -> None:
+        self._ready.gathers.pop(partition.number, None)
+        batch.move(State.SENT)
+        batch.tries += 1
+        partition.in_flight += 1
+        self._ready.sends.append(batch)
+
+    def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
+        """A broker told the time, by a timestamp of its own.
+
+        Brokers forget a producer by their clock. Where ours is behind, our batches are older for them than for us.
+
+        Args:
+            broker_ms: Its clock, ms since the epoch.
+            now_ms: Ours.
+
+        Returns:
+            Whether ours is so far behind that brokers may forget us at any moment. Then each batch goes alone.
+        """
+        self._behind_ms = max(0, broker_ms - now_ms)
+        self._at_least_ms = 0
+        return self._behind_ms > self._state_age_s * 1000
+
+    def clock_at_least(self, at_least_ms: int) -> None:
+        """Others' records say that it is as late as this (ms since the epoch). They may be wrong: be careful."""
+        self._at_least_ms = at_least_ms
+
+    def _brokers_ms(self, now_ms: int) -> int:
+        return max(now_ms + self._behind_ms, self._at_least_ms)
+
+    def _is_old(self, batch: Batch, now_ms: int) -> bool:
+        """A leader forgets a producer by the timestamp of its last batch: after this one any moment."""
+        return self._brokers_ms(now_ms) - batch.max_timestamp > self._state_age_s * 1000

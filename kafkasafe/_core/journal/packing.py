@@ -1,0 +1,139 @@
+"""Long backlogs: what is far from its turn is packed, and comes back when its turn is near.
+
+Who changes a partition calls `_touch`: it is looked at in the next `ready`, and its first batches are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from kafkasafe._core.backlog import Row
+from kafkasafe._core.identity import BatchId
+from kafkasafe._core.journal.ground import Ground
+from kafkasafe._core.journal.messages import Unpacked
+from kafkasafe._core.journal.partition import _ANYWHERE, UNCHOSEN, WINDOW, _Flow, _Partition
+from kafkasafe._core.journal.states import Batch, State, _id_fields
+
+__all__ = ["Packing"]
+
+_UNPACKED: Final = 10
+"""So many of the first batches of a partition are never packed; more than `WINDOW`."""
+
+
+class Packing(Ground):
+    """Part of `Journal`: what of a queue is packed, and when it is needed again."""
+
+    def _touch(self, partition: _Partition) -> None:
+        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
+            self._unpack(partition, _UNPACKED - WINDOW)
+        self._touched[partition.number] = None
+
+    def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
+        """Every unfinished batch with its address, but for those that are packed.
+
+        Args:
+            far: Only those that are far from their turn, which may be packed; or only the others.
+        """
+        first = _UNPACKED if far else 0
+        last = _UNPACKED if far is False else None
+        for partition in self._partitions.values():
+            for batch in islice(partition.queue.all(), first, last):
+                yield partition.topic, partition.partition, batch
+
+    def packable(self, destination: int) -> Iterator[Batch]:
+        """Batches that may be packed next, in order; the first ones may be given to `pack`."""
+        partition = self._partitions[destination]
+        if partition.partition == UNCHOSEN or partition.flow is _Flow.REJECTING:
+            return
+        if any(each.batch.destination == destination for each in self._ready.unpacked):
+            return  # the shell does not know yet that they came back: that has to be before others go
+        blind = self._blind_before >= 0
+        queue = partition.queue
+        for batch in queue.candidates(_UNPACKED):
+            # With an id: durably so. Without: none is on its way to it.
+            named = batch.state is State.PREPARED and not partition.renew
+            if not (
+                batch.durable
+                and (named or (batch.state is State.SEALED and batch.identity is None))
+                and not (batch.tries or batch.unanswered or batch.code or batch.revived)
+                and not (batch.former_life and blind)
+                and not (batch.heirs or batch.origin >= 0)
+                and batch.rank == (batch.position,)
+                and batch.parent is None
+                and batch.given is None
+                and batch.unit is None
+            ):
+                return
+            yield batch
+
+    def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
+        """Keep of the first ones of `packable` what is needed to send them some day, and nothing else.
+
+        They come back as `Ready.unpacked`, as other objects.
+
+        Args:
+            destination: Its number.
+            shells: What the shell needs of each: a number, ascending, and when it was accepted.
+        """
+        partition = self._partitions[destination]
+        queue = partition.queue
+        rows = []
+        for batch, (number, sealed_at) in zip(queue.candidates(_UNPACKED), shells, strict=False):
+            identity = None if batch.identity is None else _id_fields(batch.identity)
+            rows.append(
+                Row(
+                    number,
+                    batch.position,
+                    batch.max_timestamp,
+                    batch.count,
+                    batch.size_bytes,
+                    identity,
+                    sealed_at,
+                    batch.former_life,
+                )
+            )
+            self._spooled.pop(batch.position)
+        queue.pack(rows, min(len(queue), _UNPACKED))
+        self._note_packed(partition)
+
+    def _note_packed(self, partition: _Partition) -> None:
+        row = partition.queue.first_packed
+        known = self._packed_from.get(partition.number)
+        position = None if row is None else row.position
+        if position == known:
+            return
+        if position is None:
+            del self._packed_from[partition.number]
+        else:
+            self._packed_from[partition.number] = position
+        if known is None and position is not None:
+            self._first_packed = min(self._first_packed, position)
+        elif known == self._first_packed:
+            self._first_packed = min(self._packed_from.values(), default=_ANYWHERE)
+
+    def _unpack(self, partition: _Partition, count: int) -> None:
+        queue = partition.queue
+        for _ in range(min(count, queue.packed)):
+            row = queue.unpack()
+            self._next_handle += 1
+            batch = Batch(
+                self._next_handle,
+                partition.number,
+                row.count,
+                row.size_bytes,
+                row.max_timestamp,
+                identity=None if row.identity is None else BatchId(*row.identity, row.count),
+                state=State.SEALED if row.identity is None else State.PREPARED,
+                durable=True,
+                former_life=row.former_life,
+            )
+            batch.settle_at(row.position)
+            self._spooled[row.position] = batch
+            queue.put_back(batch)
+            first = queue.first_packed
+            self._ready.unpacked.append(
+                Unpacked(batch, row.number, row.sealed_at, -1 if first is None else first.number)
+            )
+        self._note_packed(partition)

@@ -1,0 +1,154 @@
+"""What the cluster refuses for good: divided, or put aside durably, in portions, before it is finished."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.codes import Scope, classify_produce
+from kafkasafe._core.journal.denials import _DESTINATION_CODES
+from kafkasafe._core.journal.gathering import Gathering
+from kafkasafe._core.journal.groups import Ended
+from kafkasafe._core.journal.messages import Aside, Divide
+from kafkasafe._core.journal.notices import Refusal
+from kafkasafe._core.journal.partition import UNCHOSEN, _Flow, _Partition
+from kafkasafe._core.journal.states import TOO_SLOW, Batch, Fate, State
+
+__all__ = ["Rejecting"]
+
+_ASIDE_BYTES: Final = 1024 * 1024
+"""How much is put aside at a time: others are delivered in between."""
+
+
+class Rejecting(Gathering):
+    """Part of `Journal`: refused batches, and files of `rejected/` that are batches again."""
+
+    def disown(self, mark: m.Resent) -> None:
+        """A file of `rejected/` counts for nothing, and could not be deleted: its batches are, or wait, here."""
+        if mark not in self._resent:
+            self._resent[mark] = self._end_position
+            self._ready.persist.marks.append(mark)
+
+    def retired(self, mark: m.Resent) -> None:
+        """The file is gone, durably: its mark may go."""
+        self._resent.pop(mark, None)
+
+    def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
+        """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
+        partition = self._partitions[self._numbers[topic, UNCHOSEN]]
+        if partition.queue and self._deny(partition, code, reason, Scope.DESTINATION, now):
+            for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
+                if unit.durable and unit.phase is u.Phase.WAITING:
+                    self.units.give_up(unit, code, reason)
+            self._reject_all(partition, code, reason)
+
+    def next_aside(self, destination: int) -> None:
+        """Go on with what `set_aside` left: the next portion."""
+        partition = self._partitions[destination]
+        if partition.flow is not _Flow.REJECTING:
+            return
+        if not partition.rejecting:
+            # The topic came into being meanwhile.
+            partition.flow = _Flow.NEW
+            self._touch(partition)
+            return
+        portion: list[Batch] = []
+        size = 0
+        while partition.rejecting and len(portion) < self._aside_batches:
+            size += partition.rejecting[0].size_bytes
+            if portion and size > _ASIDE_BYTES:
+                break
+            portion.append(partition.rejecting.popleft())
+        self._ready.asides.append(Aside(partition.number, tuple(portion)))
+
+    def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
+        """As many of the batches as `kept`, the first ones, are durable in `rejected/`, and are so rejected.
+
+        Args:
+            aside: What `ready()` gave.
+            kept: How many; the others wait, and are tried again after a pause.
+            reason: Why not all of them.
+
+        Returns:
+            True: there is more. Call `next_aside`, after what other partitions have to do.
+        """
+        partition = self._partitions[aside.destination]
+        if partition.flow is not _Flow.REJECTING:
+            return False
+        for batch in aside.batches[:kept]:
+            self._reject(batch)
+        if any(batch.identity is not None for batch in aside.batches[:kept]):
+            # What comes now must not continue the sequence of what was rejected.
+            self._reidentify(partition)
+        if kept < len(aside.batches):
+            partition.rejecting.clear()
+        elif partition.rejecting:
+            return True
+        else:
+            # What comes now has its own time.
+            self._relent(partition, accepted=False)
+        partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
+        if partition.partition == UNCHOSEN:
+            partition.flow = _Flow.NEW
+        elif kept < len(aside.batches):
+            self._pause(partition, reason)
+        else:
+            partition.flow = _Flow.SETTLING
+            partition.rested = True
+        self._touch(partition)
+        return False
+
+    def _handle_refusal(self, partition: _Partition, head: Batch) -> None:
+        if not self._rests(head):
+            return  # when it is written
+        if head.code in _DESTINATION_CODES:
+            self._reject_all(partition, head.code, head.message)
+            return
+        self._relent(partition, accepted=False)
+        if head.count > 1 and (
+            head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
+        ):
+            self._ready.divides.append(Divide(head, refused=True))
+            partition.flow = _Flow.SETTLING
+            return
+        self._reject_head(partition, head)
+
+    def _reject_head(self, partition: _Partition, head: Batch) -> None:
+        if head.durable:
+            self._put_aside(partition, (head,))
+        else:
+            self.spill((head,))  # it comes back here when it is on disk
+
+    def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:
+        """Nothing of this destination can be delivered."""
+        ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
+        self._unpack(partition, partition.queue.packed)
+        doomed = [batch for batch in partition.queue if batch.state in ended]
+        self.spill(doomed)
+        durable = [batch for batch in doomed if batch.durable]
+        for batch in durable:
+            batch.code, batch.message = code, reason
+        if durable:
+            self._put_aside(partition, durable)
+        elif partition.flow is _Flow.ASKING:
+            # In memory only: asked again, and rejected when it is on disk.
+            self._pause(partition, reason)
+
+    def _put_aside(self, partition: _Partition, batches: Sequence[Batch]) -> None:
+        partition.flow = _Flow.REJECTING
+        partition.rejecting = deque(batches)
+        self.next_aside(partition.number)
+
+    def _reject(self, batch: Batch) -> None:
+        """Refused for good; it is finished when its mark is durable."""
+        batch.move(State.REJECTED)
+        self._ready.notices.append(Refusal(batch))
+        partition = self._partitions[batch.destination]
+        partition.queue.remove(batch)
+        if batch.position >= 0:
+            self._ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
+        self._ready.persist.after.append(Ended(batch, Fate.REJECTED))
+        self._touch(partition)

@@ -1,0 +1,109 @@
+"""From the caller to the queue, and to the disk: nothing is sent in here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafkasafe._core import units as u
+from kafkasafe._core.journal.groups import UnitGroup
+from kafkasafe._core.journal.ids import Ids
+from kafkasafe._core.journal.partition import UNCHOSEN
+from kafkasafe._core.journal.states import Batch, State
+
+__all__ = ["Sealing"]
+
+
+class Sealing(Ids):
+    """Part of `Journal`: new batches, and those that are to be written."""
+
+    def seal(
+        self,
+        destination: int,
+        *,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        given: tuple[tuple[int, int, int], ...] | None = None,
+        unit: u.Unit | None = None,
+    ) -> Batch:
+        """A new batch, behind all earlier ones of its destination.
+
+        Args:
+            destination: Its number.
+            count: Records.
+            size_bytes: Of all of it.
+            max_timestamp: Newest, ms since the epoch.
+            given: See `Batch`.
+            unit: Made by `units.seal`: the batch is a part of it. It ends with `close_unit`.
+
+        Returns:
+            The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
+        """
+        batch = self._make(destination, count, size_bytes, max_timestamp)
+        batch.given = given
+        if unit is not None:
+            self._join(unit, batch)
+            unit.batches.append(batch)
+            batch.writing = True
+            return batch
+        return self._enqueue(batch)
+
+    def close_unit(self, unit: u.Unit) -> None:
+        """All batches of a new unit are sealed: it is written as one group, and delivered as one."""
+        self.units.closed(unit)
+        self._next_handle += 1
+        self._ready.persist.units.append(UnitGroup(unit, tuple(self._members(unit)), self._next_handle))
+
+    def spill(self, batches: Iterable[Batch]) -> None:
+        """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
+        for batch in batches:
+            if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
+                continue
+            for earlier in self._partitions[batch.destination].queue.all():
+                if not (earlier.durable or earlier.writing):
+                    self._write(earlier)
+                if earlier is batch:
+                    break
+
+    def _make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+        self._next_handle += 1
+        self._touch(self._partitions[destination])
+        return Batch(self._next_handle, destination, count, size_bytes, max_timestamp)
+
+    def _enqueue(self, batch: Batch) -> Batch:
+        partition = self._partitions[batch.destination]
+        # Sequences ascend in queue order: behind a batch without an id there is none with one.
+        if (
+            self._producer_id >= 0
+            and partition.partition != UNCHOSEN
+            and (not partition.queue or self._last_has_id(partition.queue))
+        ):
+            self._identify(partition, batch)
+        partition.queue.append(batch)
+        if self._durable_first or batch.owed:
+            self._write(batch)
+        elif batch.identity is not None:
+            batch.move(State.PREPARED)
+        return batch
+
+    def _join(self, unit: u.Unit, batch: Batch) -> None:
+        # The next life goes by the order on the disk: what is only in memory and stands before it goes there first.
+        queue = self._partitions[batch.destination].queue
+        if not self._durable_first:
+            self.spill(
+                [other for other in queue.all() if other.unit is None and not self._rests_on_disk(other)][-1:]
+            )
+        batch.unit, batch.state = unit, State.JOINED
+        self._partitions[batch.destination].queue.append(batch)
+
+    def _write(self, batch: Batch) -> None:
+        batch.writing = True
+        self._ready.persist.batches.append(batch)
+
+    def _rests(self, batch: Batch) -> bool:
+        """On disk, or only in memory where that is allowed, and not on its way between the two."""
+        return batch.durable or not (self._durable_first or batch.writing)
+
+    @staticmethod
+    def _rests_on_disk(batch: Batch) -> bool:
+        return batch.durable or batch.writing

@@ -1,0 +1,99 @@
+"""Destinations and their topics: declared, learned, forgotten with a topic or a cluster that is gone."""
+
+from __future__ import annotations
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.journal.denials import Denials
+from kafkasafe._core.journal.partition import UNCHOSEN, _Flow, _Partition
+
+__all__ = ["Topics"]
+
+
+class Topics(Denials):
+    """Part of `Journal`: where batches go."""
+
+    def destination(self, topic: str, partition: int) -> int:
+        """The number of a destination, declared if it is new."""
+        number = self._numbers.get((topic, partition))
+        if number is None:
+            number = max(self._partitions, default=0) + 1
+            self._numbers[topic, partition] = number
+            self._partitions[number] = _Partition(number, topic, partition)
+            self._ready.persist.marks.append(m.Destination(number, topic, partition))
+        return number
+
+    def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
+        """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
+        topic = m.Topic(name, topic_id, partition_count)
+        number = self._numbers.get((name, UNCHOSEN))
+        if number is not None:
+            self._relent(self._partitions[number])
+            self._partitions[number].rejecting.clear()
+        if self._topics.get(name) == topic:
+            return False
+        self._topics[name] = topic
+        for index in range(partition_count):
+            if (name, index) in self._numbers:
+                self._note_topic(self._partitions[self._numbers[name, index]])
+        self._ready.persist.marks.append(topic)
+        if number is not None:
+            self._touch(self._partitions[number])
+        return True
+
+    def new_cluster(self) -> None:
+        """What was delivered before went to another cluster: its offsets and ids say nothing about this one.
+
+        Only while nothing waits, but what was sealed before any cluster was asked.
+        """
+        self._producer_id = -1
+        self.units.moved()
+        self._healing.clear()
+        for partition in self._partitions.values():
+            partition.producer_id = partition.producer_epoch = -1
+            partition.confirmed_id, partition.confirmed_until = (-1, -1), 0.0
+            partition.renew = False
+            partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
+            partition.leader_epoch = -1
+            partition.topic_id = m.NO_TOPIC_ID
+            partition.forgotten_offset = -1
+            partition.last_acked_id = None
+            partition.suspicion = None
+            partition.forget_checks()
+            self._doubt_or_not(partition)
+            partition.acked.clear()
+            partition.flow = _Flow.NEW
+            self._ready.persist.marks.append(self._state_mark(partition))
+            self._touch(partition)
+
+    def forget(self, topic: str) -> bool:
+        """The topic is gone for good and nothing waits for it: its offsets mean nothing any more. True when it is news.
+
+        Ids go on where they were: should the topic be there after all, none is given twice.
+        """
+        partitions = [p for p in self._partitions.values() if p.topic == topic]
+        if any(p.queue or p.commits for p in partitions):
+            return False
+        known = [p for p in partitions if p.baseline_offset >= 0 or p.last_acked_offset >= 0]
+        for partition in known:
+            partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
+            partition.leader_epoch = partition.rescan_from = -1
+            partition.topic_id = m.NO_TOPIC_ID
+            partition.forgotten_offset = -1
+            # There is no log to look at.
+            partition.suspicion = None
+            partition.forget_checks()
+            self._doubt_or_not(partition)
+            partition.acked.clear()
+            partition.flow = _Flow.NEW
+            self._ready.persist.marks.append(self._state_mark(partition))
+            self._touch(partition)
+        if topic in self._topics:
+            self._topics[topic] = m.Topic(topic, m.NO_TOPIC_ID, -1)
+            self._ready.persist.marks.append(self._topics[topic])
+        return bool(known)
+
+    def _note_topic(self, partition: _Partition) -> None:
+        """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
+        topic = self._topics.get(partition.topic)
+        if topic is not None and not any(partition.topic_id) and partition.last_acked_offset < 0:
+            partition.topic_id = topic.topic_id

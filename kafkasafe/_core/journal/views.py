@@ -1,0 +1,203 @@
+"""What there is, for those who look: nothing in here changes anything.
+
+What says so may be called from any thread: it copies before it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.journal.notices import Delivered, Denial
+from kafkasafe._core.journal.packing import Packing
+from kafkasafe._core.journal.partition import UNCHOSEN, _Flow
+from kafkasafe._core.journal.states import State
+
+__all__ = ["Views"]
+
+
+class Views(Packing):
+    """Part of `Journal`: answers about what waits, what is in doubt and what was delivered."""
+
+    @property
+    def producer_id(self) -> int:
+        """This life's producer id, -1 until one is granted."""
+        return self._producer_id
+
+    @property
+    def release_position(self) -> int:
+        """Everything before this spool position is finished, and not doubted."""
+        least = self._spooled.least
+        first = min(self._end_position if least is None else least, self._first_packed)
+        if not (self._doubted or self._healing or self._resent or len(self.units)):
+            return first
+        pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
+        return min((first, *self._resent.values(), *pinned))
+
+    def _healing_from(self) -> Iterable[int]:
+        return (healing.keep_from for healing in self._healing.values())
+
+    @property
+    def doubted(self) -> list[int]:
+        """Destinations where what was acknowledged may be gone: the answer is on its way. From any thread."""
+        return list(self._doubted)
+
+    def doubts(self) -> list[tuple[str, int, str]]:
+        """(topic, partition, why) of the same, for people. From any thread."""
+        found = []
+        for number in list(self._doubted):
+            partition = self._partitions[number]
+            suspicion = partition.suspicion
+            why = "another leader acknowledges" if suspicion is None else suspicion.evidence
+            if partition.reason:
+                why += f"; not known yet: {partition.reason}"
+            found.append((partition.topic, partition.partition, why))
+        return found
+
+    @property
+    def held_position(self) -> int:
+        """From here on the spool keeps what is finished too, whatever is moved."""
+        pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
+        return min((*self._resent.values(), *pinned), default=self._end_position)
+
+    def pinned(self) -> Iterable[tuple[int, int]]:
+        """(position, bytes) of what keeps all behind it in the spool, in order; what is packed, many at once."""
+        sizes = [(position, batch.size_bytes) for position, batch in self._spooled.items()]
+        for number in self._packed_from:
+            sizes += self._partitions[number].queue.packed_sizes
+        return sorted(sizes)
+
+    @property
+    def resent(self) -> list[m.Resent]:
+        """Files of `rejected/` whose records are batches of this lane: to be deleted, then `retired()`."""
+        return list(self._resent)
+
+    @property
+    def unfinished(self) -> int:
+        """Batches that are not finished."""
+        return sum(len(p.queue) for p in self._partitions.values()) + self.units.bare
+
+    def topic(self, name: str) -> m.Topic | None:
+        """What is remembered of a topic."""
+        return self._topics.get(name)
+
+    @property
+    def destinations(self) -> set[int]:
+        """Numbers of all destinations that were declared."""
+        return set(self._partitions)
+
+    def address(self, destination: int) -> tuple[str, int]:
+        """Topic and partition (UNCHOSEN: not chosen yet) of a destination number."""
+        partition = self._partitions[destination]
+        return partition.topic, partition.partition
+
+    def last_acked_offset(self, topic: str, partition: int) -> int:
+        """Offset of the last acknowledged record (inclusive), -1 when nothing was."""
+        number = self._numbers.get((topic, partition))
+        return -1 if number is None else self._partitions[number].last_acked_offset
+
+    def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
+        """((topic, partition), last acked offset) of every partition that has one. From any thread."""
+        return [
+            ((p.topic, p.partition), p.last_acked_offset)
+            for p in list(self._partitions.values())
+            if p.last_acked_offset >= 0
+        ]
+
+    @property
+    def in_doubt(self) -> int:
+        """Batches that may have been appended without our knowing. From any thread."""
+        return sum(
+            batch.state is State.IN_DOUBT
+            for p in list(self._partitions.values())
+            if p.doubtful
+            for batch in p.queue.copy()
+        )
+
+    @property
+    def spooled_records(self) -> int:
+        """Records on disk that are not finished. From any thread."""
+        partitions = list(self._partitions.values())
+        packed = sum(p.queue.packed_records for p in partitions)
+        return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
+
+    def identified_since_ms(self) -> list[int]:
+        """Of each partition, the newest timestamp in its oldest unfinished batch that has an id. From any thread."""
+        queues = [partition.queue.copy() for partition in list(self._partitions.values())]
+        firsts = (next((b for b in queue if b.identity is not None), None) for queue in queues)
+        return [first.max_timestamp for first in firsts if first is not None]
+
+    def denials(self) -> list[tuple[int, Denial, int, int]]:
+        """(destination, denial, batches, records) of what waits for the cluster to take it. From any thread."""
+        found = []
+        for partition in list(self._partitions.values()):
+            denial = partition.denial
+            if denial is not None:
+                queue = partition.queue.copy()
+                batches = len(queue) + partition.queue.packed
+                records = sum(batch.count for batch in queue) + partition.queue.packed_records
+                found.append((partition.number, denial, batches, records))
+        return found
+
+    def waiting(self, topic: str) -> int:
+        """Batches of a topic that wait for their partitions to be chosen."""
+        number = self._numbers.get((topic, UNCHOSEN))
+        return 0 if number is None else len(self._partitions[number].queue)
+
+    def unchosen_topics(self) -> list[str]:
+        """Topics that have batches waiting for their partitions to be chosen."""
+        return [p.topic for p in self._partitions.values() if p.partition == UNCHOSEN and p.queue]
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were sent and have no answer yet."""
+        return sum(partition.in_flight for partition in self._partitions.values())
+
+    def wants(self, topic: str) -> bool:
+        """Whether anything of a topic is unfinished. From any thread."""
+        return any(p.queue for p in list(self._partitions.values()) if p.topic == topic)
+
+    def idle(self) -> list[tuple[int, int]]:
+        """(destination, last acked offset) of the partitions where nothing is going on."""
+        return [
+            (partition.number, partition.last_acked_offset)
+            for partition in self._partitions.values()
+            if partition.flow is _Flow.FLOWING
+            and not partition.in_flight
+            and partition.last_acked_offset >= 0
+            and partition.suspicion is None
+        ]
+
+    def acknowledged(self) -> list[int]:
+        """Destinations to which something was acknowledged, and of which nobody suspects yet that it is gone."""
+        return [
+            partition.number
+            for partition in self._partitions.values()
+            if partition.last_acked_offset >= 0 and partition.suspicion is None
+        ]
+
+    def leader_epoch(self, destination: int) -> int:
+        """Leader epoch of the last acknowledgement, -1 when unknown."""
+        return self._partitions[destination].leader_epoch
+
+    def reach(self, destination: int) -> int:
+        """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
+        partition = self._partitions[destination]
+        return partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
+
+    def topic_id(self, destination: int) -> bytes:
+        """Id of the topic that a destination's offsets belong to."""
+        return self._partitions[destination].topic_id
+
+    def delivered_before(self, position: int) -> list[Delivered]:
+        """What was delivered and is in front of this position, where the spool still had it when it last released."""
+        found = []
+        for partition in self._partitions.values():
+            going = [batch for batch in partition.acked if self._released <= batch.position < position]
+            if going:
+                records = sum(batch.count for batch in going)
+                places = [batch.place for batch in going], [batch.place + batch.count - 1 for batch in going]
+                found.append(
+                    Delivered(partition.topic, partition.partition, min(places[0]), max(places[1]), records)
+                )
+        return found
