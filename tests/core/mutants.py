@@ -24,7 +24,7 @@ class SendsBeforeDurable(j.Journal):
 class SendsBeforeIdDurable(j.Journal):
     """A batch may be sent before the mark that gives it its id is durable."""
 
-    def _prepare(self, partition: j._Partition) -> None:
+    def _prepare(self, partition: j.Partition) -> None:
         super()._prepare(partition)
         for batch in partition.queue:
             if batch.state is j.State.SEALED and batch.durable and batch.identity is not None:
@@ -78,7 +78,7 @@ class BelievesTooEarly(j.Journal):
 class AsksOnlyOnce(j.Journal):
     """A batch that was looked for while a request with it was on its way gets a new id without another look."""
 
-    def _settled(self, partition: j._Partition, now: float, now_ms: int) -> None:
+    def _settled(self, partition: j.Partition, now: float, now_ms: int) -> None:
         for batch in partition.queue:
             batch.unanswered = False
         super()._settled(partition, now, now_ms)
@@ -104,7 +104,7 @@ class ReusesProducerId(j.Journal):
 class KeepsEpoch(j.Journal):
     """New ids begin at sequence 0 of the same epoch."""
 
-    def _reidentify(self, partition: j._Partition) -> None:
+    def _reidentify(self, partition: j.Partition) -> None:
         epoch = partition.producer_epoch
         super()._reidentify(partition)
         partition.producer_epoch = epoch
@@ -113,7 +113,7 @@ class KeepsEpoch(j.Journal):
 class FirstNotAlone(j.Journal):
     """The window is filled before the leader is known to know us."""
 
-    def _flow(self, partition: j._Partition, now: float, now_ms: int) -> None:
+    def _flow(self, partition: j.Partition, now: float, now_ms: int) -> None:
         for batch in partition.queue:
             if isinstance(batch.identity, BatchId):
                 partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
@@ -136,7 +136,7 @@ class IgnoresAge(j.Journal):
 class IgnoresAgeOfTheSent(j.Journal):
     """An old batch may be sent while a request may still be on its way, and others beside it."""
 
-    def _flow(self, partition: j._Partition, now: float, now_ms: int) -> None:
+    def _flow(self, partition: j.Partition, now: float, now_ms: int) -> None:
         self._blind = True
         super()._flow(partition, now, now_ms)
         self._blind = False
@@ -155,7 +155,7 @@ class WideWindow(j.Journal):
 class ResolvesEarly(j.Journal):
     """A future resolves with the answer, not with the mark."""
 
-    def _finish(self, partition: j._Partition, batch: j.Batch) -> None:
+    def _finish(self, partition: j.Partition, batch: j.Batch) -> None:
         self._passed(partition, batch)
         if batch.position >= 0:
             self._commits(partition, batch)
@@ -165,7 +165,7 @@ class ResolvesEarly(j.Journal):
 class ScansFromLastAck(j.Journal):
     """The scan begins behind the newest acknowledged batch, whatever is in doubt before it."""
 
-    def _settled(self, partition: j._Partition, now: float, now_ms: int) -> None:
+    def _settled(self, partition: j.Partition, now: float, now_ms: int) -> None:
         partition.clear_offset = partition.last_acked_offset
         super()._settled(partition, now, now_ms)
 
@@ -173,7 +173,7 @@ class ScansFromLastAck(j.Journal):
 class SnapshotsTooMuch(j.Journal):
     """A snapshot tells what is acknowledged, not what is marked."""
 
-    def _state_mark(self, partition: j._Partition) -> m.State:
+    def _state_mark(self, partition: j.Partition) -> m.State:
         kept, partition.clear_offset = partition.clear_offset, partition.last_acked_offset
         mark = super()._state_mark(partition)
         partition.clear_offset = kept
@@ -256,7 +256,7 @@ class RejectsWithoutCopy(j.Journal):
 class RejectsFromMemory(j.Journal):
     """A batch is rejected that has no place in the spool which its copy could name."""
 
-    def _reject_head(self, partition: j._Partition, head: j.Batch) -> None:
+    def _reject_head(self, partition: j.Partition, head: j.Batch) -> None:
         self._put_aside(partition, (head,))
 
 
@@ -270,28 +270,28 @@ class RejectsMissingTopic(j.Journal):
 class SumsMissingTime(j.Journal):
     """The time without the topic goes on though the cluster gave another answer."""
 
-    def _relent(self, partition: j._Partition, *, accepted: bool = True) -> None:
+    def _relent(self, partition: j.Partition, *, accepted: bool = True) -> None:
         pass
 
     @staticmethod
-    def _unheard(partition: j._Partition) -> None:
+    def _unheard(partition: j.Partition) -> None:
         pass
 
 
 class ContinuesSequence(j.Journal):
     """After a rejection the next batch goes on behind the gap."""
 
-    def _reidentify(self, partition: j._Partition) -> None:
+    def _reidentify(self, partition: j.Partition) -> None:
         pass
 
 
 class SkipsSettling(j.Journal):
     """After a failure the others go on being sent."""
 
-    def _settle(self, partition: j._Partition, reason: str) -> None:
+    def _settle(self, partition: j.Partition, reason: str) -> None:
         super()._settle(partition, reason)
         if not partition.doubtful:
-            partition.flow = j._Flow.FLOWING
+            partition.flow = j.Flow.FLOWING
 
 
 # -- lost acknowledged batches -----------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class RevivesWithoutMark(_Drops):
 class RevivesBehind(j.Journal):
     """Lost batches are put back behind what waits."""
 
-    def _revive(self, partition: j._Partition, positions: Any, given_up: Any, end_offset: int) -> None:
+    def _revive(self, partition: j.Partition, positions: Any, given_up: Any, end_offset: int) -> None:
         waiting = len(partition.queue)
         super()._revive(partition, positions, given_up, end_offset)
         partition.queue._head.rotate(waiting - len(partition.queue))
@@ -315,7 +315,7 @@ class RevivesBehind(j.Journal):
 class RevivesAsCommitted(j.Journal):
     """Lost batches are put back as their acknowledgements came, not as their records were accepted."""
 
-    def _revive(self, partition: j._Partition, positions: Any, given_up: Any, end_offset: int) -> None:
+    def _revive(self, partition: j.Partition, positions: Any, given_up: Any, end_offset: int) -> None:
         super()._revive(partition, positions[::-1], given_up, end_offset)
 
 
@@ -353,24 +353,24 @@ class ForgetsSuspicion(j.Journal):
 class BlindToAcks(j.Journal):
     """An acknowledgement before the one before it is nothing special, nor is the first one of another leader."""
 
-    def _leads(self, partition: j._Partition, leader_epoch: int) -> None:
+    def _leads(self, partition: j.Partition, leader_epoch: int) -> None:
         partition.leader_epoch = leader_epoch
 
-    def _stepped_back(self, partition: j._Partition, base_offset: int) -> None:
+    def _stepped_back(self, partition: j.Partition, base_offset: int) -> None:
         pass
 
 
 class HealsAtOnce(j.Journal):
     """A lost batch is sent again while an older request with it may still be appended."""
 
-    def _quiet_at(self, partition: j._Partition, batch: j.Batch) -> float:
+    def _quiet_at(self, partition: j.Partition, batch: j.Batch) -> float:
         return 0.0
 
 
 class ContinuesBehindRevived(j.Journal):
     """What was put back gets ids behind those of what waits behind it."""
 
-    def _prepare(self, partition: j._Partition) -> None:
+    def _prepare(self, partition: j.Partition) -> None:
         renew, partition.renew = partition.renew, False
         super()._prepare(partition)
         partition.renew = renew

@@ -98,7 +98,7 @@ def test_the_next_life_delivers_what_was_gathered_once_and_in_its_place(power, a
 
 def test_a_long_backlog_is_gathered_as_it_comes_back(monkeypatch):
     monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
-    monkeypatch.setattr("kafkasafe._core.journal.packing._UNPACKED", 6)
+    monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 6)
     made = world()
     life = begun(made)
     made.set_outage(True)

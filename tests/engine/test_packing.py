@@ -16,7 +16,7 @@ from kafkasafe._core.backlog import Ordered
 def eager(monkeypatch):
     """Whatever can be packed is."""
     monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
-    monkeypatch.setattr("kafkasafe._core.journal.packing._UNPACKED", 6)
+    monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 6)
     send = Life.send
 
     def unwatched(self, *args):
@@ -177,7 +177,7 @@ def test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet(eager, monk
     assert partition.queue.packed
     assert not any(parcel.batch is None for parcel in later)
     monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
-    monkeypatch.setattr("kafkasafe._core.journal.packing._UNPACKED", 10)
+    monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 10)
     lane.journal._unpack(partition, partition.queue.packed)
     life.engine._packing.pack(lane, [later[-1].batch])
     world.set_outage(False)

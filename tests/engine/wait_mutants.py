@@ -119,7 +119,7 @@ MUTANTS: dict[str, Mutant] = {
         source(
             joining,
             "_goes_on",
-            "_id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
+            "id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))",
             "b.base_sequence == add_sequence(a.last_sequence, 1)",
         ),
         "test_any_other_batch_ends_what_is_offered",
@@ -164,10 +164,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # What the one is.
     "the sequences of the first alone": _made(
-        "_id_fields(first.identity), count)", "_id_fields(first.identity), first.count)"
+        "id_fields(first.identity), count)", "id_fields(first.identity), first.count)"
     ),
     "the sequences of the last": _made(
-        "_id_fields(first.identity), count)", "_id_fields(batches[-1].identity), count)"
+        "id_fields(first.identity), count)", "id_fields(batches[-1].identity), count)"
     ),
     "one is left out": _made(
         "sum(batch.count for batch in batches)", "sum(batch.count for batch in batches[1:])"

@@ -225,7 +225,7 @@ class Storm:
             mock.patch.object(engine_disk, "_MEMORY_BYTES", self.settings.memory_bytes),
             mock.patch.object(engine_outlet, "MEMORY_BYTES", self.settings.budget_bytes),
             mock.patch.object(packing, "_PARCELS", 0 if self.settings.packs else packing._PARCELS),
-            mock.patch.object(journal_packing, "_UNPACKED", 6),
+            mock.patch.object(journal_packing, "UNPACKED", 6),
         ):
             yield
 

@@ -40,15 +40,9 @@ What all speak of is data: `states` (a batch), `partition` (a destination), `mes
     recovery    what earlier lives left                 machine     what is to be done now
 """
 
-from kafkasafe._core.journal.clock import (
-    Clock,
-    alive_s,
-)
+from kafkasafe._core.journal.clock import Clock, alive_s
 from kafkasafe._core.journal.gathering import GATHER_LEAST
-from kafkasafe._core.journal.groups import (
-    Consequence,
-    Persist,
-)
+from kafkasafe._core.journal.groups import Consequence, Persist
 from kafkasafe._core.journal.machine import Journal
 from kafkasafe._core.journal.messages import (
     Aside,
@@ -73,16 +67,7 @@ from kafkasafe._core.journal.notices import (
     Refusal,
     Relented,
 )
-from kafkasafe._core.journal.partition import (
-    UNCHOSEN,
-    WINDOW,
-)
-from kafkasafe._core.journal.partition import (
-    _Flow as _Flow,
-)
-from kafkasafe._core.journal.partition import (
-    _Partition as _Partition,
-)
+from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
 from kafkasafe._core.journal.states import (
     DAMAGED,
     TOO_SLOW,
@@ -112,12 +97,14 @@ __all__ = [
     "Divide",
     "EpochCheck",
     "Fate",
+    "Flow",
     "Healed",
     "Hole",
     "IllegalMoveError",
     "Journal",
     "Notice",
     "Parked",
+    "Partition",
     "Persist",
     "Ready",
     "Refusal",

@@ -9,9 +9,9 @@ from typing import Final
 
 from kafkasafe._core.codes import Action, Scope, classify_produce, latest_timestamp
 from kafkasafe._core.identity import ProducerView, shows
-from kafkasafe._core.journal.denials import _DESTINATION_CODES
+from kafkasafe._core.journal.denials import DESTINATION_CODES
 from kafkasafe._core.journal.groups import Begun
-from kafkasafe._core.journal.partition import UNCHOSEN, _Flow, _Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 from kafkasafe._core.journal.states import DAMAGED, TOO_SLOW, Batch, State
 from kafkasafe._core.journal.verdicts import Verdicts
 from kafkasafe._core.loss import Cause
@@ -44,7 +44,7 @@ class Answers(Verdicts):
         self._relent(partition)
         self._look_back(partition, base_offset)
         self._leads(partition, leader_epoch)
-        if partition.flow is _Flow.PROBING:
+        if partition.flow is Flow.PROBING:
             # acks=all answers only when the replicas have the batch, and so all before it.
             for earlier in list(partition.queue):
                 if earlier is batch:
@@ -52,10 +52,10 @@ class Answers(Verdicts):
                 if earlier.state is State.IN_DOUBT:
                     earlier.move(State.ACKED)
                     self._finish(partition, earlier)
-            partition.flow = _Flow.SETTLING
+            partition.flow = Flow.SETTLING
             partition.rested = True
             partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
-        elif partition.flow is _Flow.FLOWING:
+        elif partition.flow is Flow.FLOWING:
             partition.attempt = 0
             partition.answered = True
         if base_offset >= 0:
@@ -89,15 +89,15 @@ class Answers(Verdicts):
             partition.dead_at = now + self._request_timeout_s
         if timed_out and self._is_head(partition, batch):
             batch.timeouts += 1
-            if batch.timeouts >= _TIMEOUTS and batch.count > 1 and partition.flow is not _Flow.PROBING:
+            if batch.timeouts >= _TIMEOUTS and batch.count > 1 and partition.flow is not Flow.PROBING:
                 batch.condemned, batch.code = True, TOO_SLOW
                 batch.message = f"{batch.timeouts} requests with it timed out"
         lasting = False
-        if sent or code not in _DESTINATION_CODES:
+        if sent or code not in DESTINATION_CODES:
             self._unheard(partition)
         else:
             lasting = self._deny(partition, code, message, Scope.DESTINATION, now)
-        if sent or partition.flow is _Flow.PROBING or (lasting and batch.unanswered):
+        if sent or partition.flow is Flow.PROBING or (lasting and batch.unanswered):
             batch.move(State.IN_DOUBT)
             partition.doubtful = True
         elif lasting:
@@ -124,7 +124,7 @@ class Answers(Verdicts):
             self._touch(partition)
             return
         partition.in_flight -= 1
-        if batch.unanswered or partition.flow is _Flow.PROBING:
+        if batch.unanswered or partition.flow is Flow.PROBING:
             # It may have been appended, when it was whole: the cluster is asked.
             batch.move(State.IN_DOUBT)
             partition.doubtful = True
@@ -167,7 +167,7 @@ class Answers(Verdicts):
             self.keep_apart(partition.number)
         # An answer speaks of its own request. While an older one, whose answer was lost, may still be appended, or
         # the leader is said to have the batch, it proves nothing.
-        alone = now >= partition.dead_at and partition.flow is not _Flow.PROBING
+        alone = now >= partition.dead_at and partition.flow is not Flow.PROBING
         if code in {47, 90}:
             partition.fenced = True
         if (
@@ -214,15 +214,15 @@ class Answers(Verdicts):
     def retry(self, destination: int) -> None:
         """The pause that a Wait asked for is over."""
         partition = self._partitions[destination]
-        if partition.flow is _Flow.WAITING:
-            partition.flow = _Flow.SETTLING
+        if partition.flow is Flow.WAITING:
+            partition.flow = Flow.SETTLING
             partition.rested = True
             self._touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
         """The end offset of a partition before anything of ours is in it; the first send waits until it is durable."""
         partition = self._partitions[destination]
-        if partition.flow is not _Flow.ASKING:
+        if partition.flow is not Flow.ASKING:
             return
         partition.baseline_offset = min([end_offset, *(batch.place for batch in partition.acked)])
         early = partition.last_acked_offset >= 0 or self.units.is_open(destination)
@@ -242,10 +242,10 @@ class Answers(Verdicts):
             now: Seconds.
         """
         partition = self._partitions[destination]
-        if partition.flow is not _Flow.ASKING:
+        if partition.flow is not Flow.ASKING:
             return
         lasting = False
-        if code in _DESTINATION_CODES:
+        if code in DESTINATION_CODES:
             lasting = self._deny(partition, code, reason, Scope.DESTINATION, now, asking=partition.doubtful)
         else:
             self._unheard(partition)
@@ -264,7 +264,7 @@ class Answers(Verdicts):
             view: The leader's state of the batch's producer id; None when it has none, or does not tell.
         """
         partition = self._partitions[destination]
-        if partition.flow is not _Flow.ASKING:
+        if partition.flow is not Flow.ASKING:
             return
         head = next((b for b in partition.queue if b.state is not State.ACKED), None)
         if head is not None and head.unconfirmed and head.identity is not None:
@@ -272,12 +272,12 @@ class Answers(Verdicts):
             if shows(view, head.identity):
                 head.move(State.IN_DOUBT)
                 partition.doubtful = partition.rested = True
-        partition.flow = _Flow.SETTLING
+        partition.flow = Flow.SETTLING
         self._touch(partition)
 
-    def _settle(self, partition: _Partition, reason: str) -> None:
-        if partition.flow in {_Flow.FLOWING, _Flow.PROBING}:
-            partition.flow = _Flow.SETTLING
+    def _settle(self, partition: Partition, reason: str) -> None:
+        if partition.flow in {Flow.FLOWING, Flow.PROBING}:
+            partition.flow = Flow.SETTLING
             partition.rested = False
         partition.confirmed_until = 0.0
         partition.answered = False
@@ -290,7 +290,7 @@ class Answers(Verdicts):
         batch.code, batch.message = code, message
 
     @staticmethod
-    def _behind_failure(partition: _Partition, batch: Batch) -> bool:
+    def _behind_failure(partition: Partition, batch: Batch) -> bool:
         """A 45 behind a batch that is not in the log: the gap is that one's, nothing is missing."""
         for earlier in partition.queue:
             if earlier is batch:
@@ -300,7 +300,7 @@ class Answers(Verdicts):
         return False
 
     @staticmethod
-    def _is_head(partition: _Partition, batch: Batch) -> bool:
+    def _is_head(partition: Partition, batch: Batch) -> bool:
         """Nothing before it waits for an answer: what the broker says is about it, and nothing else."""
         return batch is next((b for b in partition.queue if b.state is not State.ACKED), None)
 

@@ -10,13 +10,13 @@ from typing import Final
 from kafkasafe._core.codes import Scope
 from kafkasafe._core.journal.doubts import Doubts
 from kafkasafe._core.journal.notices import Denial, Denied, Relented
-from kafkasafe._core.journal.partition import _Partition
+from kafkasafe._core.journal.partition import Partition
 
-__all__ = ["Denials"]
+__all__ = ["DESTINATION_CODES", "Denials"]
 
 _MISSING: Final = frozenset({3, 100})
 
-_DESTINATION_CODES: Final = frozenset({3, 17, 29, 100})
+DESTINATION_CODES: Final = frozenset({3, 17, 29, 100})
 """What metadata and questions may say of a destination, that may pass."""
 
 _SILENCE_S: Final = 300.0
@@ -39,7 +39,7 @@ class Denials(Doubts):
 
     def _deny(
         self,
-        partition: _Partition,
+        partition: Partition,
         code: int,
         reason: str,
         scope: Scope,
@@ -71,7 +71,7 @@ class Denials(Doubts):
         return lasting
 
     @staticmethod
-    def _unheard(partition: _Partition) -> None:
+    def _unheard(partition: Partition) -> None:
         """No answer: a broker that comes back knows no topic and no rule for a moment, so the time begins anew."""
         denial = partition.denial
         if denial is None:
@@ -81,7 +81,7 @@ class Denials(Doubts):
         else:
             partition.denial = None
 
-    def _relent(self, partition: _Partition, *, accepted: bool = True) -> None:
+    def _relent(self, partition: Partition, *, accepted: bool = True) -> None:
         """Another answer came, or nothing waits any more."""
         denial, partition.denial = partition.denial, None
         if denial is not None and denial.told:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kafkasafe._core.journal.lives import Lives
 from kafkasafe._core.journal.messages import EpochCheck
-from kafkasafe._core.journal.partition import _Flow, _Partition, _Suspicion
+from kafkasafe._core.journal.partition import Flow, Partition, Suspicion
 from kafkasafe._core.loss import Cause
 
 __all__ = ["Doubts"]
@@ -58,7 +58,7 @@ class Doubts(Lives):
 
     def _suspect(
         self,
-        partition: _Partition,
+        partition: Partition,
         cause: Cause,
         evidence: str,
         *,
@@ -75,10 +75,10 @@ class Doubts(Lives):
         last, epoch = partition.last_acked_offset, partition.leader_epoch
         if check is not None:
             last, epoch = check.last_acked_offset, check.leader_epoch
-        partition.suspicion = _Suspicion(cause, evidence, last, from_offset, epoch)
+        partition.suspicion = Suspicion(cause, evidence, last, from_offset, epoch)
         self._doubt_or_not(partition)
 
-    def _doubt_or_not(self, partition: _Partition) -> None:
+    def _doubt_or_not(self, partition: Partition) -> None:
         """After each change of its `suspicion` or `check`. What may have to be sent again stays in the spool."""
         if partition.suspicion is None and not partition.checks:
             self._doubted.pop(partition.number, None)
@@ -89,14 +89,14 @@ class Doubts(Lives):
                 (position for position in spooled if position >= least), default=self._end_position
             )
 
-    def _stop_if_suspected(self, partition: _Partition) -> None:
+    def _stop_if_suspected(self, partition: Partition) -> None:
         """Nothing new is sent while acknowledged batches may be gone: the log is asked first."""
-        if partition.suspicion is not None and partition.flow is _Flow.FLOWING:
-            partition.flow = _Flow.SETTLING
+        if partition.suspicion is not None and partition.flow is Flow.FLOWING:
+            partition.flow = Flow.SETTLING
             partition.rested = True
             self._touch(partition)
 
-    def _look_back(self, partition: _Partition, base_offset: int) -> None:
+    def _look_back(self, partition: Partition, base_offset: int) -> None:
         """A batch was acknowledged: behind all that was acknowledged before, or that is gone."""
         last = partition.last_acked_offset
         if base_offset > last:
@@ -108,7 +108,7 @@ class Doubts(Lives):
         evidence = f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before"
         self._suspect(partition, Cause.ACK, evidence, from_offset=base_offset)
 
-    def _leads(self, partition: _Partition, leader_epoch: int) -> None:
+    def _leads(self, partition: Partition, leader_epoch: int) -> None:
         """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
         if 0 <= partition.leader_epoch != leader_epoch and partition.last_acked_offset >= 0:
             # Also while one about an earlier leader has no answer: what that one acknowledged may be gone as well.

@@ -16,8 +16,8 @@ from kafkasafe._core.journal.groups import (
 )
 from kafkasafe._core.journal.losses import Losses
 from kafkasafe._core.journal.messages import Resolution
-from kafkasafe._core.journal.partition import _Flow, _Partition
-from kafkasafe._core.journal.states import Batch, Fate, State, _follows
+from kafkasafe._core.journal.partition import Flow, Partition
+from kafkasafe._core.journal.states import Batch, Fate, State, follows
 
 __all__ = ["Endings"]
 
@@ -62,7 +62,7 @@ class Endings(Losses):
                     self._tell_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
-                partition.flow = _Flow.FLOWING if partition.suspicion is None else _Flow.SETTLING
+                partition.flow = Flow.FLOWING if partition.suspicion is None else Flow.SETTLING
                 partition.rested = True
                 partition.attempt = 0
                 self._touch(partition)
@@ -89,7 +89,7 @@ class Endings(Losses):
                 self._still = False
                 self._ready.sends += self._held or ()
 
-    def _finish(self, partition: _Partition, batch: Batch) -> None:
+    def _finish(self, partition: Partition, batch: Batch) -> None:
         """An acknowledged batch is finished when its commit mark is durable."""
         self._passed(partition, batch)
         if batch.writing:
@@ -102,18 +102,18 @@ class Endings(Losses):
         self._commits(partition, batch)
         self._ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
-    def _commits(self, partition: _Partition, batch: Batch) -> None:
+    def _commits(self, partition: Partition, batch: Batch) -> None:
         partition.commits.append((batch.position, batch.base_offset))
         self._committing[partition.number] = None
 
     @staticmethod
-    def _passed(partition: _Partition, batch: Batch) -> None:
+    def _passed(partition: Partition, batch: Batch) -> None:
         last = partition.last_acked_id
-        if batch.identity is not None and not (last is not None and _follows(last, batch.identity)):
+        if batch.identity is not None and not (last is not None and follows(last, batch.identity)):
             partition.last_acked_id = batch.identity
 
     @staticmethod
-    def _dequeue(partition: _Partition, batch: Batch) -> None:
+    def _dequeue(partition: Partition, batch: Batch) -> None:
         """It is in the log, and that is durable."""
         if partition.queue[0] is not batch:
             partition.queue.remove(batch)

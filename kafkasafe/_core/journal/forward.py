@@ -11,7 +11,7 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.endings import Endings
-from kafkasafe._core.journal.partition import WINDOW, _Flow
+from kafkasafe._core.journal.partition import WINDOW, Flow
 from kafkasafe._core.journal.states import Batch, State
 
 __all__ = ["Forward"]
@@ -69,7 +69,7 @@ class Forward(Endings):
             and not batch.writing
             and batch.unit is None
             and batch.state in _MOVABLE
-            and partition.flow is not _Flow.REJECTING
+            and partition.flow is not Flow.REJECTING
             and partition.number not in self._healing
             and batch.position >= partition.unsure_before
         )

@@ -9,8 +9,8 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId, add_sequence
 from kafkasafe._core.journal.dividing import Dividing
 from kafkasafe._core.journal.groups import Ended
-from kafkasafe._core.journal.partition import _Partition
-from kafkasafe._core.journal.states import Batch, Fate, State, _id_fields
+from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.states import Batch, Fate, State, id_fields
 
 __all__ = ["GATHER_LEAST", "Gathering"]
 
@@ -43,7 +43,7 @@ class Gathering(Dividing):
         persist = self._ready.persist
         count = sum(batch.count for batch in batches)
         made = self._make(first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches))
-        made.identity = BatchId(*_id_fields(first.identity), count)
+        made.identity = BatchId(*id_fields(first.identity), count)
         made.gathered = made.owed = True
         # As with the parts of a refused one: the first one's position tells recovery where it stands.
         made.parent = first
@@ -64,7 +64,7 @@ class Gathering(Dividing):
         """Batches of this destination go as they are."""
         self._partitions[destination].gathers = False
 
-    def _gather(self, partition: _Partition, now_ms: int) -> None:
+    def _gather(self, partition: Partition, now_ms: int) -> None:
         """A leader takes one batch after the other, each when the replicas have it: so few go faster."""
         if not (self._gather_bytes and partition.gathers):
             return
@@ -87,7 +87,7 @@ class Gathering(Dividing):
         if len(run) >= GATHER_LEAST:
             self._ready.gathers[partition.number] = run
 
-    def _may_gather(self, partition: _Partition, batch: Batch, now_ms: int) -> bool:
+    def _may_gather(self, partition: Partition, batch: Batch, now_ms: int) -> bool:
         """It waits on disk under its id, was never sent, and is nothing but a batch."""
         return (
             batch.state is State.PREPARED
@@ -113,5 +113,5 @@ def _goes_on(batch: Batch, following: Batch) -> bool:
     return (
         a is not None
         and b is not None
-        and _id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
+        and id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
     )

@@ -12,7 +12,7 @@ from kafkasafe._core import units as u
 from kafkasafe._core.backlog import Ordered
 from kafkasafe._core.journal.groups import Persist
 from kafkasafe._core.journal.messages import Ready, Wait
-from kafkasafe._core.journal.partition import _ANYWHERE, UNCHOSEN, WINDOW, _Flow, _Healing, _Partition
+from kafkasafe._core.journal.partition import ANYWHERE, UNCHOSEN, WINDOW, Flow, Healing, Partition
 from kafkasafe._core.journal.states import Batch, State
 from kafkasafe._core.order import NEVER, Address, held_from
 
@@ -64,7 +64,7 @@ class Ground:
         self._heal_recreated = heal_recreated
         self._aside_batches = aside_batches
         self._released = 0
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions: dict[int, Partition] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._topics: dict[str, m.Topic] = {}
         self._next_handle = 0
@@ -74,7 +74,7 @@ class Ground:
         self._spooled: Ordered[Batch] = Ordered()
         # By destination, where the first one is that is packed; and the least of these.
         self._packed_from: dict[int, int] = {}
-        self._first_packed = _ANYWHERE
+        self._first_packed = ANYWHERE
         self._end_position = 0
         self._parents: list[tuple[Batch, range]] = []
         self._resent: dict[m.Resent, int] = {}
@@ -102,7 +102,7 @@ class Ground:
         # By destination that is doubted, where in the spool what it may have to send again begins.
         self._doubted: dict[int, int] = {}
         # By destination, what is on its way back.
-        self._healing: dict[int, _Healing] = {}
+        self._healing: dict[int, Healing] = {}
 
     @staticmethod
     def _fresh() -> Ready:
@@ -112,7 +112,7 @@ class Ground:
     def _members(unit: u.Unit) -> list[Batch]:
         return [batch for batch in unit.batches if isinstance(batch, Batch)]
 
-    def _is_held(self, partition: _Partition, batch: Batch) -> bool:
+    def _is_held(self, partition: Partition, batch: Batch) -> bool:
         if not self._holds:
             return False
         position = held_from(self._holds, partition.topic, partition.partition)
@@ -129,7 +129,7 @@ class Ground:
                 return False
         return False
 
-    def _state_mark(self, partition: _Partition) -> m.State:
+    def _state_mark(self, partition: Partition) -> m.State:
         return m.State(
             partition.number,
             partition.baseline_offset,
@@ -140,8 +140,8 @@ class Ground:
             partition.topic_id,
         )
 
-    def _pause(self, partition: _Partition, reason: str, *, at_least_s: float = 0.0) -> None:
-        partition.flow = _Flow.WAITING
+    def _pause(self, partition: Partition, reason: str, *, at_least_s: float = 0.0) -> None:
+        partition.flow = Flow.WAITING
         partition.attempt += 1
         denial = partition.denial
         refused = denial is not None and denial.counted_from >= 0
@@ -151,7 +151,7 @@ class Ground:
         )
         partition.refresh = False
 
-    def _send(self, partition: _Partition, batch: Batch) -> None:
+    def _send(self, partition: Partition, batch: Batch) -> None:
         self._ready.gathers.pop(partition.number, None)
         batch.move(State.SENT)
         batch.tries += 1

@@ -13,8 +13,8 @@ from kafkasafe._core.backlog import Backlog
 from kafkasafe._core.identity import BatchId, add_sequence
 from kafkasafe._core.journal.forward import Forward
 from kafkasafe._core.journal.groups import Identified
-from kafkasafe._core.journal.partition import _Partition
-from kafkasafe._core.journal.states import Batch, State, _id_fields
+from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.states import Batch, State, id_fields
 
 __all__ = ["Ids"]
 
@@ -36,7 +36,7 @@ class Ids(Forward):
             if partition.queue:
                 self._touch(partition)
 
-    def _identify(self, partition: _Partition, batch: Batch) -> None:
+    def _identify(self, partition: Partition, batch: Batch) -> None:
         if partition.producer_id != self._producer_id:
             partition.producer_id = self._producer_id
             partition.producer_epoch = self._producer_epoch
@@ -51,7 +51,7 @@ class Ids(Forward):
         last = queue.last
         return queue.packed_identified if last is None else last.identity is not None
 
-    def _prepare(self, partition: _Partition) -> None:
+    def _prepare(self, partition: Partition) -> None:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
         if self._producer_id < 0 or partition.renew:
             # Sequences ascend in queue order: what stands behind still has ids that are to be given back.
@@ -72,7 +72,7 @@ class Ids(Forward):
                 break
             self._identify(partition, batch)
             if batch.durable and batch.identity is not None:
-                entries.append(m.Identity(batch.position, *_id_fields(batch.identity)))
+                entries.append(m.Identity(batch.position, *id_fields(batch.identity)))
                 moved.append((batch, batch.identity))
             else:
                 batch.move(State.PREPARED)
@@ -83,7 +83,7 @@ class Ids(Forward):
         )
         self._ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
-    def _reidentify(self, partition: _Partition) -> None:
+    def _reidentify(self, partition: Partition) -> None:
         """Every waiting batch gives its id back: each is proven absent, or was never sent.
 
         What takes their place begins at sequence 0 of the next epoch, which fences this epoch (47) at the broker. Ids
@@ -104,7 +104,7 @@ class Ids(Forward):
                 batch.identity = None
             elif batch.identity is not None and batch.position >= 0:
                 # Acknowledged ones too: their commit mark comes behind this one, and they may have to be found again.
-                kept.append(m.Identity(batch.position, *_id_fields(batch.identity)))
+                kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
         self._ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
         )

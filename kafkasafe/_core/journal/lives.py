@@ -12,8 +12,8 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.journal.clock import Clock
 from kafkasafe._core.journal.groups import SilenceBroken
 from kafkasafe._core.journal.messages import Ready
-from kafkasafe._core.journal.partition import WINDOW, _Partition
-from kafkasafe._core.journal.states import Batch, _id_fields
+from kafkasafe._core.journal.partition import WINDOW, Partition
+from kafkasafe._core.journal.states import Batch, id_fields
 from kafkasafe._core.journal.views import Views
 from kafkasafe._core.order import Address
 
@@ -94,7 +94,7 @@ class Lives(Views):
         return marks
 
     @staticmethod
-    def _newest(partition: _Partition) -> Batch | None:
+    def _newest(partition: Partition) -> Batch | None:
         """The batch that ends where STATE says that everything before it is finished."""
         return next(
             (
@@ -107,7 +107,7 @@ class Lives(Views):
             None,
         )
 
-    def _newest_marks(self, partition: _Partition) -> list[m.Mark]:
+    def _newest_marks(self, partition: Partition) -> list[m.Mark]:
         """In front of STATE: the id of the batch that was acknowledged last, which outlives the batch.
 
         The epoch of the acknowledgement may be an older one than that of its leader. Where the log of that epoch ends
@@ -119,7 +119,7 @@ class Lives(Views):
         # What was never in the spool has a position where no batch can be.
         at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
         partition.told_position = max(partition.told_position, at)
-        identity = m.Identity(at, *_id_fields(newest.identity))
+        identity = m.Identity(at, *id_fields(newest.identity))
         return [
             m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
             m.Committed(partition.number, partition.leader_epoch, ((at, newest.base_offset),)),

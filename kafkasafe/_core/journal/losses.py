@@ -12,7 +12,7 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.messages import SurveyAsk
 from kafkasafe._core.journal.notices import AckedLoss, Healed
-from kafkasafe._core.journal.partition import _ANYWHERE, _Flow, _Healing, _Partition
+from kafkasafe._core.journal.partition import ANYWHERE, Flow, Healing, Partition
 from kafkasafe._core.journal.states import Batch, State
 from kafkasafe._core.journal.topics import Topics
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
@@ -32,7 +32,7 @@ class Losses(Topics):
         for partition in self._partitions.values():
             self._trim(partition)
 
-    def _remember(self, partition: _Partition, batch: Batch) -> None:
+    def _remember(self, partition: Partition, batch: Batch) -> None:
         if batch.identity is None or batch.state is not State.COMMITTED:
             return
         batch.place = batch.base_offset
@@ -43,7 +43,7 @@ class Losses(Topics):
         partition.acked.append(batch)
         self._trim(partition)
 
-    def _trim(self, partition: _Partition) -> None:
+    def _trim(self, partition: Partition) -> None:
         """Some that are gone from the spool are remembered too: they tell where a loss begins."""
         acked = partition.acked
         while len(acked) > _REMEMBERED and acked[0].position < self._released:
@@ -51,7 +51,7 @@ class Losses(Topics):
             partition.forgotten_offset = max(partition.forgotten_offset, batch.place + batch.count)
             partition.known_from = max(partition.known_from, batch.place + batch.count)
 
-    def _look(self, partition: _Partition, now: float) -> None:
+    def _look(self, partition: Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
             return  # when its mark is durable
         suspicion = partition.suspicion
@@ -59,7 +59,7 @@ class Losses(Topics):
         if not self.units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
             self._vacating[partition.number] = None
             return
-        partition.flow = _Flow.SURVEYING
+        partition.flow = Flow.SURVEYING
         partition.asked_at = now
         epoch, from_offset = (
             (-1, -1) if suspicion is None else (suspicion.leader_epoch, suspicion.from_offset)
@@ -74,7 +74,7 @@ class Losses(Topics):
     def survey_failed(self, destination: int, reason: str) -> None:
         """The log could not be read; it is tried again after a pause."""
         partition = self._partitions[destination]
-        if partition.flow is _Flow.SURVEYING:
+        if partition.flow is Flow.SURVEYING:
             partition.refresh = True
             partition.reason = reason
             self._pause(partition, reason)
@@ -103,7 +103,7 @@ class Losses(Topics):
             leader_epoch: Under which the log is as it was found, -1 when unknown.
         """
         partition = self._partitions[destination]
-        if partition.flow is not _Flow.SURVEYING or partition.suspicion is None:
+        if partition.flow is not Flow.SURVEYING or partition.suspicion is None:
             return
         suspicion = partition.suspicion
         cause = suspicion.cause
@@ -123,12 +123,12 @@ class Losses(Topics):
         if leader_epoch >= 0:
             partition.leader_epoch = leader_epoch
         partition.topic_id = topic_id if any(topic_id) else partition.topic_id
-        partition.flow = _Flow.SETTLING
+        partition.flow = Flow.SETTLING
         partition.rested = True
         self._touch(partition)
         # What ends there may be what has taken the place of one that is not remembered.
         forgotten_offset = partition.forgotten_offset
-        if forgotten_offset == _ANYWHERE and 0 <= partition.known_from <= epoch_end_offset:
+        if forgotten_offset == ANYWHERE and 0 <= partition.known_from <= epoch_end_offset:
             forgotten_offset = partition.known_from  # it has all that is not remembered
         remembered = suspicion.last_acked_offset >= forgotten_offset and suspicion.last_acked_offset in {
             batch.place + batch.count - 1 for batch in acked
@@ -196,12 +196,12 @@ class Losses(Topics):
         self._ready.persist.marks.append(self._state_mark(partition))
         partition.renew = partition.renew or bool(again)
 
-    def _quiet_at(self, partition: _Partition, batch: Batch) -> float:
+    def _quiet_at(self, partition: Partition, batch: Batch) -> float:
         """From then on no request with this acknowledged batch can be appended any more."""
         former = self._former_dead_at if batch.former_life else 0.0
         return max(former, partition.dead_at if batch.unanswered else 0.0)
 
-    def _go_on(self, partition: _Partition, end_offset: int) -> None:
+    def _go_on(self, partition: Partition, end_offset: int) -> None:
         """Nothing is lost: what was acknowledged is where the log says."""
         known = max(
             (b.base_offset + b.count - 1 for b in partition.acked), default=partition.last_acked_offset
@@ -209,7 +209,7 @@ class Losses(Topics):
         partition.last_acked_offset = min(known, end_offset - 1)
 
     def _revive(
-        self, partition: _Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
+        self, partition: Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
     ) -> None:
         """Batches that were finished are unfinished again, in front of all that never were."""
         lost = {batch.position: batch for batch in partition.acked if batch.position >= 0}
@@ -228,7 +228,7 @@ class Losses(Topics):
             self._spooled[batch.position] = batch
         if back:
             keep_from = min(batch.position for batch in back)
-            healing = self._healing.setdefault(partition.number, _Healing(keep_from))
+            healing = self._healing.setdefault(partition.number, Healing(keep_from))
             healing.keep_from = min(healing.keep_from, keep_from)
             healing.left += len(back)
         last = max((b.place + b.count - 1 for b in partition.acked), default=-1)

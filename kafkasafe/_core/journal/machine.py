@@ -8,9 +8,9 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal import packing
 from kafkasafe._core.journal.messages import Ask, Divide, Ready
-from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, _Flow, _Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
 from kafkasafe._core.journal.recovery import Recovery
-from kafkasafe._core.journal.states import Batch, State, _id_fields
+from kafkasafe._core.journal.states import Batch, State, id_fields
 
 __all__ = ["Journal"]
 
@@ -58,17 +58,17 @@ class Journal(Recovery):
             self._break_silence(ready)
         return ready
 
-    def _advance(self, partition: _Partition, now: float, now_ms: int) -> None:
+    def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
-            self._unpack(partition, packing._UNPACKED - WINDOW)
+            self._unpack(partition, packing.UNPACKED - WINDOW)
         if not partition.queue:
             self._relent(partition, accepted=False)
             partition.answered = False
-        if partition.flow is _Flow.REJECTING:
+        if partition.flow is Flow.REJECTING:
             return
         if partition.partition == UNCHOSEN:
             topic = self._topics.get(partition.topic)
-            if topic is not None and topic.partition_count > 0 and partition.flow is not _Flow.PARKED:
+            if topic is not None and topic.partition_count > 0 and partition.flow is not Flow.PARKED:
                 size = 0
                 for batch in partition.queue:
                     if batch.state not in {State.SEALED, State.JOINED} or not self._rests(batch):
@@ -82,24 +82,24 @@ class Journal(Recovery):
             partition.check_asked = True
             self._ready.checks.append(partition.checks[0])
         self._prepare(partition)
-        if partition.flow is _Flow.SETTLING and not partition.in_flight:
+        if partition.flow is Flow.SETTLING and not partition.in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue:
             return
-        if partition.flow is _Flow.NEW:
-            partition.flow = _Flow.ASKING
+        if partition.flow is Flow.NEW:
+            partition.flow = Flow.ASKING
             self._note_topic(partition)
             self._ready.asks.append(
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
-        elif partition.flow is _Flow.FLOWING:
+        elif partition.flow is Flow.FLOWING:
             head = partition.queue[0]
             if head.doomed:
                 self._reject_head(partition, head)
             else:
                 self._flow(partition, now, now_ms)
 
-    def _settled(self, partition: _Partition, now: float, now_ms: int) -> None:
+    def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
         """Every request in flight has an outcome: what now?"""
         if partition.suspicion is not None and not partition.doubtful:
             self._look(partition, now)
@@ -120,7 +120,7 @@ class Journal(Recovery):
             partition.fenced = partition.sequence_refused = False
             if head is not None and head.unconfirmed and head.identity is not None:
                 # New ids follow, or a fate: what the broker says is checked once against what it has.
-                partition.flow = _Flow.ASKING
+                partition.flow = Flow.ASKING
                 self._ready.asks.append(
                     Ask(
                         partition.number,
@@ -151,16 +151,16 @@ class Journal(Recovery):
             if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
                 partition.rescan_from = -1
             started = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
-            partition.flow = _Flow.FLOWING if started else _Flow.NEW
+            partition.flow = Flow.FLOWING if started else Flow.NEW
             return
         doubt = self._doubt(partition)
-        asked = {_id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
+        asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
         for batch in partition.queue:
             if (
                 batch.state is State.PREPARED
                 and batch.unanswered
                 and batch.identity is not None
-                and _id_fields(batch.identity)[:2] in asked
+                and id_fields(batch.identity)[:2] in asked
             ):
                 # What was late may have come, as what is behind it may have.
                 batch.move(State.IN_DOUBT)
@@ -170,7 +170,7 @@ class Journal(Recovery):
             partition.rested = True
             self._touch(partition)
             return
-        partition.flow = _Flow.ASKING
+        partition.flow = Flow.ASKING
         partition.asked_at = now
         first = doubt[0].identity
         last = partition.last_acked_id
@@ -193,7 +193,7 @@ class Journal(Recovery):
             )
         )
 
-    def _flow(self, partition: _Partition, now: float, now_ms: int) -> None:
+    def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send what the window and the order allow."""
         old_in_flight = False
         for batch in islice(partition.queue, self._window):
@@ -222,7 +222,7 @@ class Journal(Recovery):
             partition.answered = False
             self._gather(partition, now_ms)
 
-    def _hold(self, partition: _Partition, batch: Batch, now: float) -> None:
+    def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
         """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
         if now < partition.dead_at:
             reason = "a request whose answer was lost may still arrive"
@@ -230,6 +230,6 @@ class Journal(Recovery):
             return
         batch.move(State.IN_DOUBT)
         partition.doubtful = True
-        partition.flow = _Flow.SETTLING
+        partition.flow = Flow.SETTLING
         partition.rested = True
         self._touch(partition)

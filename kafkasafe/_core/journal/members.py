@@ -13,7 +13,7 @@ from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.answers import Answers
 from kafkasafe._core.journal.groups import UnitEnded, UnitStaged
 from kafkasafe._core.journal.messages import Divide
-from kafkasafe._core.journal.partition import _Partition
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.states import Batch, Fate, State
 
 __all__ = ["Members"]
@@ -89,7 +89,7 @@ class Members(Answers):
                 batch.code, batch.message = 10, unit.reason
                 self._ready.divides.append(Divide(batch, refused=True))
 
-    def _unit_place(self, partition: _Partition, unit: u.Unit, batch: Batch) -> None:
+    def _unit_place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
         """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.base_offset = base_offset
@@ -112,7 +112,7 @@ class Members(Answers):
         self._stop_if_suspected(partition)
 
     @staticmethod
-    def _begins_at(partition: _Partition, first_offset: int) -> None:
+    def _begins_at(partition: Partition, first_offset: int) -> None:
         """Units do not wait for the baseline either: it may be told when the first of them is in the log."""
         if partition.last_acked_offset < 0 <= first_offset < partition.baseline_offset:
             partition.baseline_offset = first_offset

@@ -13,21 +13,21 @@ from kafkasafe._core.backlog import Row
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.ground import Ground
 from kafkasafe._core.journal.messages import Unpacked
-from kafkasafe._core.journal.partition import _ANYWHERE, UNCHOSEN, WINDOW, _Flow, _Partition
-from kafkasafe._core.journal.states import Batch, State, _id_fields
+from kafkasafe._core.journal.partition import ANYWHERE, UNCHOSEN, WINDOW, Flow, Partition
+from kafkasafe._core.journal.states import Batch, State, id_fields
 
-__all__ = ["Packing"]
+__all__ = ["UNPACKED", "Packing"]
 
-_UNPACKED: Final = 10
+UNPACKED: Final = 10
 """So many of the first batches of a partition are never packed; more than `WINDOW`."""
 
 
 class Packing(Ground):
     """Part of `Journal`: what of a queue is packed, and when it is needed again."""
 
-    def _touch(self, partition: _Partition) -> None:
+    def _touch(self, partition: Partition) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
-            self._unpack(partition, _UNPACKED - WINDOW)
+            self._unpack(partition, UNPACKED - WINDOW)
         self._touched[partition.number] = None
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
@@ -36,8 +36,8 @@ class Packing(Ground):
         Args:
             far: Only those that are far from their turn, which may be packed; or only the others.
         """
-        first = _UNPACKED if far else 0
-        last = _UNPACKED if far is False else None
+        first = UNPACKED if far else 0
+        last = UNPACKED if far is False else None
         for partition in self._partitions.values():
             for batch in islice(partition.queue.all(), first, last):
                 yield partition.topic, partition.partition, batch
@@ -45,13 +45,13 @@ class Packing(Ground):
     def packable(self, destination: int) -> Iterator[Batch]:
         """Batches that may be packed next, in order; the first ones may be given to `pack`."""
         partition = self._partitions[destination]
-        if partition.partition == UNCHOSEN or partition.flow is _Flow.REJECTING:
+        if partition.partition == UNCHOSEN or partition.flow is Flow.REJECTING:
             return
         if any(each.batch.destination == destination for each in self._ready.unpacked):
             return  # the shell does not know yet that they came back: that has to be before others go
         blind = self._blind_before >= 0
         queue = partition.queue
-        for batch in queue.candidates(_UNPACKED):
+        for batch in queue.candidates(UNPACKED):
             # With an id: durably so. Without: none is on its way to it.
             named = batch.state is State.PREPARED and not partition.renew
             if not (
@@ -80,8 +80,8 @@ class Packing(Ground):
         partition = self._partitions[destination]
         queue = partition.queue
         rows = []
-        for batch, (number, sealed_at) in zip(queue.candidates(_UNPACKED), shells, strict=False):
-            identity = None if batch.identity is None else _id_fields(batch.identity)
+        for batch, (number, sealed_at) in zip(queue.candidates(UNPACKED), shells, strict=False):
+            identity = None if batch.identity is None else id_fields(batch.identity)
             rows.append(
                 Row(
                     number,
@@ -95,10 +95,10 @@ class Packing(Ground):
                 )
             )
             self._spooled.pop(batch.position)
-        queue.pack(rows, min(len(queue), _UNPACKED))
+        queue.pack(rows, min(len(queue), UNPACKED))
         self._note_packed(partition)
 
-    def _note_packed(self, partition: _Partition) -> None:
+    def _note_packed(self, partition: Partition) -> None:
         row = partition.queue.first_packed
         known = self._packed_from.get(partition.number)
         position = None if row is None else row.position
@@ -111,9 +111,9 @@ class Packing(Ground):
         if known is None and position is not None:
             self._first_packed = min(self._first_packed, position)
         elif known == self._first_packed:
-            self._first_packed = min(self._packed_from.values(), default=_ANYWHERE)
+            self._first_packed = min(self._packed_from.values(), default=ANYWHERE)
 
-    def _unpack(self, partition: _Partition, count: int) -> None:
+    def _unpack(self, partition: Partition, count: int) -> None:
         queue = partition.queue
         for _ in range(min(count, queue.packed)):
             row = queue.unpack()

@@ -18,7 +18,7 @@ from kafkasafe._core.journal.notices import Denial, Hole
 from kafkasafe._core.journal.states import Batch
 from kafkasafe._core.loss import Cause
 
-__all__ = ["UNCHOSEN", "WINDOW"]
+__all__ = ["ANYWHERE", "UNCHOSEN", "WINDOW", "Flow", "Healing", "Partition", "Suspicion"]
 
 WINDOW: Final = 5
 """A broker remembers the last five batches of a producer id per partition (`ProducerStateEntry`)."""
@@ -26,11 +26,11 @@ WINDOW: Final = 5
 UNCHOSEN: Final = -1
 """Partition of a destination whose partitions are not known yet."""
 
-_ANYWHERE: Final = 2**63 - 1
+ANYWHERE: Final = 2**63 - 1
 """Behind every offset."""
 
 
-class _Flow(enum.Enum):
+class Flow(enum.Enum):
     """What a partition is doing."""
 
     NEW = "new"
@@ -53,13 +53,13 @@ class _Flow(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Partition:
+class Partition:
     """One destination."""
 
     number: int
     topic: str
     partition: int
-    flow: _Flow = _Flow.NEW
+    flow: Flow = Flow.NEW
     queue: Backlog[Batch] = field(default_factory=Backlog)
     """Unfinished, in order. Invariant: SENT, ACKED and REFUSED batches are among the first `window`."""
     in_flight: int = 0
@@ -119,7 +119,7 @@ class _Partition:
     """Where nobody knows how far that goes: before this, if it is still there; -1 when not even that is known."""
     told_position: int = -1
     """Of the newest one whose id is in marks of its own, so that it is known when the batch is gone from the spool."""
-    suspicion: _Suspicion | None = None
+    suspicion: Suspicion | None = None
     checks: list[EpochCheck] = field(default_factory=list)
     """To be made, one by one, each for a leader that came. What is answered after a survey says nothing new."""
     check_asked: bool = False
@@ -134,7 +134,7 @@ class _Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class _Suspicion:
+class Suspicion:
     """Why acknowledged batches may be gone.
 
     Attributes:
@@ -153,7 +153,7 @@ class _Suspicion:
 
 
 @dataclass(slots=True)
-class _Healing:
+class Healing:
     """Lost batches of one partition on their way back.
 
     Attributes:

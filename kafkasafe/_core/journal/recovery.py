@@ -14,7 +14,7 @@ from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.clock import Clock, alive_s
 from kafkasafe._core.journal.members import Members
-from kafkasafe._core.journal.partition import _ANYWHERE, WINDOW, _Flow, _Partition
+from kafkasafe._core.journal.partition import ANYWHERE, WINDOW, Flow, Partition
 from kafkasafe._core.journal.states import DAMAGED, Batch, State
 
 __all__ = ["Recovery"]
@@ -105,7 +105,7 @@ class Recovery(Members):
                     self._topics[mark.topic] = mark
                 case m.Destination(number, topic, partition):
                     if number not in self._partitions:
-                        self._partitions[number] = _Partition(number, topic, partition)
+                        self._partitions[number] = Partition(number, topic, partition)
                         self._numbers[topic, partition] = number
                 case m.State():
                     known = self._declared(mark.destination)
@@ -149,7 +149,7 @@ class Recovery(Members):
                                 known.clear_offset = base_offset
                             known.known_from = -1
                             if not known.acked:
-                                known.forgotten_offset = _ANYWHERE
+                                known.forgotten_offset = ANYWHERE
                 case m.Replaced(at, first_child, children):
                     parent = self._spooled.get(at)
                     origin = at if parent is None else parent.written_at
@@ -260,7 +260,7 @@ class Recovery(Members):
             # Earlier lives had answers about the leaders before.
             del partition.checks[:-1]
             if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0:
-                partition.flow = _Flow.FLOWING
+                partition.flow = Flow.FLOWING
             elif self._blind_before < 0:
                 # Nothing was ever sent: that waits for a durable baseline.
                 self._note_topic(partition)
@@ -280,7 +280,7 @@ class Recovery(Members):
                 partition.dead_at = now + pause_s
                 partition.doubtful = True
                 partition.rested = True
-                partition.flow = _Flow.SETTLING
+                partition.flow = Flow.SETTLING
             self._stop_if_suspected(partition)
             if self._blind_before >= 0:
                 partition.unsure_before = self._blind_before
@@ -314,7 +314,7 @@ class Recovery(Members):
                 batch.state = State.REJECTED
         return members
 
-    def _declared(self, destination: int) -> _Partition:
+    def _declared(self, destination: int) -> Partition:
         if destination not in self._partitions:
             raise m.MarkError(f"A mark speaks of destination {destination}, never declared")
         return self._partitions[destination]
@@ -336,7 +336,7 @@ class Recovery(Members):
         self._moves = ()
         self._group_index = 0
 
-    def _recall(self, partition: _Partition, told: Sequence[m.Mark]) -> None:
+    def _recall(self, partition: Partition, told: Sequence[m.Mark]) -> None:
         """The newest acknowledged batch is gone from the spool, but not which one it was: see `_newest_marks`."""
         match told:
             case [m.Identified(entries=(identity,)), m.Committed(entries=((position, base_offset),))]:

@@ -9,12 +9,12 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import Scope, classify_produce
-from kafkasafe._core.journal.denials import _DESTINATION_CODES
+from kafkasafe._core.journal.denials import DESTINATION_CODES
 from kafkasafe._core.journal.gathering import Gathering
 from kafkasafe._core.journal.groups import Ended
 from kafkasafe._core.journal.messages import Aside, Divide
 from kafkasafe._core.journal.notices import Refusal
-from kafkasafe._core.journal.partition import UNCHOSEN, _Flow, _Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 from kafkasafe._core.journal.states import TOO_SLOW, Batch, Fate, State
 
 __all__ = ["Rejecting"]
@@ -48,11 +48,11 @@ class Rejecting(Gathering):
     def next_aside(self, destination: int) -> None:
         """Go on with what `set_aside` left: the next portion."""
         partition = self._partitions[destination]
-        if partition.flow is not _Flow.REJECTING:
+        if partition.flow is not Flow.REJECTING:
             return
         if not partition.rejecting:
             # The topic came into being meanwhile.
-            partition.flow = _Flow.NEW
+            partition.flow = Flow.NEW
             self._touch(partition)
             return
         portion: list[Batch] = []
@@ -76,7 +76,7 @@ class Rejecting(Gathering):
             True: there is more. Call `next_aside`, after what other partitions have to do.
         """
         partition = self._partitions[aside.destination]
-        if partition.flow is not _Flow.REJECTING:
+        if partition.flow is not Flow.REJECTING:
             return False
         for batch in aside.batches[:kept]:
             self._reject(batch)
@@ -92,19 +92,19 @@ class Rejecting(Gathering):
             self._relent(partition, accepted=False)
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
         if partition.partition == UNCHOSEN:
-            partition.flow = _Flow.NEW
+            partition.flow = Flow.NEW
         elif kept < len(aside.batches):
             self._pause(partition, reason)
         else:
-            partition.flow = _Flow.SETTLING
+            partition.flow = Flow.SETTLING
             partition.rested = True
         self._touch(partition)
         return False
 
-    def _handle_refusal(self, partition: _Partition, head: Batch) -> None:
+    def _handle_refusal(self, partition: Partition, head: Batch) -> None:
         if not self._rests(head):
             return  # when it is written
-        if head.code in _DESTINATION_CODES:
+        if head.code in DESTINATION_CODES:
             self._reject_all(partition, head.code, head.message)
             return
         self._relent(partition, accepted=False)
@@ -112,17 +112,17 @@ class Rejecting(Gathering):
             head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
         ):
             self._ready.divides.append(Divide(head, refused=True))
-            partition.flow = _Flow.SETTLING
+            partition.flow = Flow.SETTLING
             return
         self._reject_head(partition, head)
 
-    def _reject_head(self, partition: _Partition, head: Batch) -> None:
+    def _reject_head(self, partition: Partition, head: Batch) -> None:
         if head.durable:
             self._put_aside(partition, (head,))
         else:
             self.spill((head,))  # it comes back here when it is on disk
 
-    def _reject_all(self, partition: _Partition, code: int, reason: str) -> None:
+    def _reject_all(self, partition: Partition, code: int, reason: str) -> None:
         """Nothing of this destination can be delivered."""
         ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
         self._unpack(partition, partition.queue.packed)
@@ -133,12 +133,12 @@ class Rejecting(Gathering):
             batch.code, batch.message = code, reason
         if durable:
             self._put_aside(partition, durable)
-        elif partition.flow is _Flow.ASKING:
+        elif partition.flow is Flow.ASKING:
             # In memory only: asked again, and rejected when it is on disk.
             self._pause(partition, reason)
 
-    def _put_aside(self, partition: _Partition, batches: Sequence[Batch]) -> None:
-        partition.flow = _Flow.REJECTING
+    def _put_aside(self, partition: Partition, batches: Sequence[Batch]) -> None:
+        partition.flow = Flow.REJECTING
         partition.rejecting = deque(batches)
         self.next_aside(partition.number)
 

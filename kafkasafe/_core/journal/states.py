@@ -13,7 +13,17 @@ from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId, sequence_distance
 from kafkasafe._core.order import NEVER
 
-__all__ = ["DAMAGED", "TOO_SLOW", "TRANSITIONS", "Batch", "Fate", "IllegalMoveError", "State"]
+__all__ = [
+    "DAMAGED",
+    "TOO_SLOW",
+    "TRANSITIONS",
+    "Batch",
+    "Fate",
+    "IllegalMoveError",
+    "State",
+    "follows",
+    "id_fields",
+]
 
 DAMAGED: Final = -3
 """The code of a batch whose bytes are damaged in the spool: none of Kafka's."""
@@ -179,11 +189,11 @@ class Fate(enum.Enum):
     """With its unit, which nobody wants any more."""
 
 
-def _follows(later: BatchId, earlier: BatchId) -> bool:
+def follows(later: BatchId, earlier: BatchId) -> bool:
     """The leader took `later` behind `earlier`, or they are the same."""
     same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
     return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
 
 
-def _id_fields(identity: BatchId) -> tuple[int, int, int]:
+def id_fields(identity: BatchId) -> tuple[int, int, int]:
     return identity.producer_id, identity.producer_epoch, identity.base_sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.denials import Denials
-from kafkasafe._core.journal.partition import UNCHOSEN, _Flow, _Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 
 __all__ = ["Topics"]
 
@@ -18,7 +18,7 @@ class Topics(Denials):
         if number is None:
             number = max(self._partitions, default=0) + 1
             self._numbers[topic, partition] = number
-            self._partitions[number] = _Partition(number, topic, partition)
+            self._partitions[number] = Partition(number, topic, partition)
             self._ready.persist.marks.append(m.Destination(number, topic, partition))
         return number
 
@@ -61,7 +61,7 @@ class Topics(Denials):
             partition.forget_checks()
             self._doubt_or_not(partition)
             partition.acked.clear()
-            partition.flow = _Flow.NEW
+            partition.flow = Flow.NEW
             self._ready.persist.marks.append(self._state_mark(partition))
             self._touch(partition)
 
@@ -84,7 +84,7 @@ class Topics(Denials):
             partition.forget_checks()
             self._doubt_or_not(partition)
             partition.acked.clear()
-            partition.flow = _Flow.NEW
+            partition.flow = Flow.NEW
             self._ready.persist.marks.append(self._state_mark(partition))
             self._touch(partition)
         if topic in self._topics:
@@ -92,7 +92,7 @@ class Topics(Denials):
             self._ready.persist.marks.append(self._topics[topic])
         return bool(known)
 
-    def _note_topic(self, partition: _Partition) -> None:
+    def _note_topic(self, partition: Partition) -> None:
         """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
         topic = self._topics.get(partition.topic)
         if topic is not None and not any(partition.topic_id) and partition.last_acked_offset < 0:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import Judgement, Verdict
 from kafkasafe._core.journal.notices import Hole, Parked
-from kafkasafe._core.journal.partition import UNCHOSEN, _Flow, _Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 from kafkasafe._core.journal.rejecting import Rejecting
-from kafkasafe._core.journal.states import TOO_SLOW, Batch, State, _follows
+from kafkasafe._core.journal.states import TOO_SLOW, Batch, State, follows
 from kafkasafe._core.loss import Cause
 
 __all__ = ["Verdicts"]
@@ -39,11 +39,11 @@ class Verdicts(Rejecting):
             now: Seconds.
         """
         partition = self._partitions[destination]
-        if partition.flow is not _Flow.ASKING:
+        if partition.flow is not Flow.ASKING:
             return
         if 0 <= partition.rescan_from < partition.asked_from and shrunk_to < 0:
             # What was learned meanwhile says that the answer is not about all of the log.
-            partition.flow = _Flow.SETTLING
+            partition.flow = Flow.SETTLING
             partition.rested = True
             self._touch(partition)
             return
@@ -58,16 +58,16 @@ class Verdicts(Rejecting):
         newest = present[-1].identity if present else None
         last = partition.last_acked_id
         # What was acknowledged behind it says as much as a probe would.
-        passed = newest is not None and last is not None and _follows(last, newest)
+        passed = newest is not None and last is not None and follows(last, newest)
         if present and not stable and not passed and now - partition.asked_at > self._request_timeout_s:
             # This process slept over the answer: the leader may have forgotten us, and would append the probe.
-            partition.flow = _Flow.SETTLING
+            partition.flow = Flow.SETTLING
             partition.rested = True
             self._touch(partition)
             return
         if present and not stable and not passed:
             # Above the high watermark an append can still be undone by a leader change.
-            partition.flow = _Flow.PROBING
+            partition.flow = Flow.PROBING
             self._send(partition, present[-1])
             return
         if present and stable:
@@ -115,7 +115,7 @@ class Verdicts(Rejecting):
             batch.condemned = False
         partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
         partition.fenced = False
-        partition.flow = _Flow.SETTLING
+        partition.flow = Flow.SETTLING
         partition.rested = True
         self._touch(partition)
 
@@ -142,17 +142,17 @@ class Verdicts(Rejecting):
             partition.unsure_before = -1
             partition.renew = True
         if partition.partition == UNCHOSEN:
-            partition.flow = _Flow.NEW
+            partition.flow = Flow.NEW
             self._touch(partition)
             return
         partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
         partition.fenced = False
-        partition.flow = _Flow.SETTLING
+        partition.flow = Flow.SETTLING
         partition.rested = True
         self._touch(partition)
 
     @staticmethod
-    def _doubt(partition: _Partition) -> list[Batch]:
+    def _doubt(partition: Partition) -> list[Batch]:
         """The first batches in doubt that share a producer id and epoch."""
         doubt: list[Batch] = []
         for batch in partition.queue:
@@ -171,7 +171,7 @@ class Verdicts(Rejecting):
         return doubt
 
     @staticmethod
-    def _explained(partition: _Partition, absent: Batch) -> bool:
+    def _explained(partition: Partition, absent: Batch) -> bool:
         """What the leader misses before this batch is still to be sent, or was refused."""
         for earlier in partition.queue:
             if earlier is absent:
@@ -180,15 +180,15 @@ class Verdicts(Rejecting):
                 return True
         return False
 
-    def _park(self, partition: _Partition, batch: Batch, evidence: str) -> None:
+    def _park(self, partition: Partition, batch: Batch, evidence: str) -> None:
         batch.move(State.UNDECIDABLE)
         batch.message = evidence
-        partition.flow = _Flow.PARKED
+        partition.flow = Flow.PARKED
         if batch.position >= 0:
             self._ready.persist.marks.append(m.Undecidable(batch.position, evidence))
         self._ready.notices.append(Parked(batch, evidence))
 
-    def _park_unsure(self, partition: _Partition) -> bool:
+    def _park_unsure(self, partition: Partition) -> bool:
         head = next((batch for batch in partition.queue if batch.state is not State.ACKED), None)
         if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
             return False

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.notices import Delivered, Denial
 from kafkasafe._core.journal.packing import Packing
-from kafkasafe._core.journal.partition import UNCHOSEN, _Flow
+from kafkasafe._core.journal.partition import UNCHOSEN, Flow
 from kafkasafe._core.journal.states import State
 
 __all__ = ["Views"]
@@ -162,7 +162,7 @@ class Views(Packing):
         return [
             (partition.number, partition.last_acked_offset)
             for partition in self._partitions.values()
-            if partition.flow is _Flow.FLOWING
+            if partition.flow is Flow.FLOWING
             and not partition.in_flight
             and partition.last_acked_offset >= 0
             and partition.suspicion is None
