@@ -356,7 +356,7 @@ class BlindToAcks(j.Journal):
     def _leads(self, partition: j.Partition, leader_epoch: int) -> None:
         partition.leader_epoch = leader_epoch
 
-    def _stepped_back(self, partition: j.Partition, base_offset: int) -> None:
+    def _look_back(self, partition: j.Partition, base_offset: int) -> None:
         pass
 
 
