@@ -26,6 +26,7 @@ from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
+from kafkasafe._io.refusals import because
 from kafkasafe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ class BatchOutcome:
 
         if not self._producer._pump.wait(kept, timeout) and not kept():
             self._producer._raise_failure()
-            raise kafka_errors.KafkaTimeoutError(f"The batch was not durable after {timeout} s")
+            raise kafka_errors.KafkaTimeoutError(
+                f"The batch was not durable after {timeout} s.{self._because()}"
+            )
         if self._head.error is not None:
             raise self._head.error
         return self
@@ -140,12 +143,16 @@ class BatchOutcome:
             self._producer._raise_wrong_cluster()
             raise kafka_errors.KafkaTimeoutError(
                 f"The batch was not committed after {timeout} s. It is kept and delivered as a whole."
-                f"{self._producer._network_cause()}"
+                f"{self._producer._network_cause()}{self._because()}"
             )
         self._producer._called(None, deadline)
         if self._head.error is not None:
             raise self._head.error
         return self._metadata()
+
+    def _because(self) -> str:
+        """What waits because the cluster refuses it: this, or what stands before it."""
+        return because(self._producer._pump.refused())
 
     def done(self) -> bool:
         """Whether its fate is final."""
@@ -339,6 +346,8 @@ class AtomicBatch:
         """
         self._check_open()
         given = _positions(offsets, group)
+        for at in given.positions:
+            self._producer._check_topic(at.topic)
         if given.positions:
             self._offsets[given.group] = given
 
@@ -350,8 +359,11 @@ class AtomicBatch:
 
         Raises:
             UsageError: The batch was committed or dropped; of one that was committed use `outcome.add_callback`.
+            TypeError: `f` cannot be called.
         """
         self._check_open()
+        if not callable(f):
+            raise TypeError(f"spool_after_commit: {f!r} cannot be called")
         self._after.append(lambda metadata: f(*args, metadata, **kwargs))
 
     def commit(self) -> BatchOutcome:
@@ -415,6 +427,8 @@ def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
                 raise TypeError(f"send_offsets: {given!r} is not an OffsetAndMetadata, and no number")
         if not (isinstance(group, str) or hasattr(group, "group_id")):
             raise TypeError(f"send_offsets: {group!r} is neither group_metadata() nor the name of a group")
+        if not (group if isinstance(group, str) else group.group_id):
+            raise ValueError("send_offsets: the name of the group is empty")
         found = {
             at: (given, "", -1)
             if isinstance(given, int)
@@ -427,7 +441,11 @@ def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
         }
     else:
         consumer = offsets
-        if getattr(consumer, "config", {}).get("group_id") is None:
+        if not all(
+            hasattr(consumer, each) for each in ("config", "group_metadata", "assignment", "position")
+        ):
+            raise TypeError(f"send_offsets: {offsets!r} is neither a consumer nor a dict of offsets")
+        if consumer.config.get("group_id") is None:
             raise UsageError(
                 "This consumer is in no group (group_id): there are no offsets to be committed for it"
             )

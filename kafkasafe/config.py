@@ -52,6 +52,9 @@ _COMPRESSION: Final = {
 MIB: Final = 1024 * 1024
 MAX_LANES: Final = 1000
 _ENDLESS: Final = 2**62
+_INT32: Final = 0x7FFF_FFFF
+_TEXT_BYTES: Final = 0x7FFF
+"""Of a text in Kafka's protocol."""
 MIN_SPOOL_BYTES: Final = 16 * MIB
 _SPOOL_BYTES: Final = 1024 * MIB
 _REJECTED_BYTES: Final = 256 * MIB
@@ -356,6 +359,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     transactional_id = merged["transactional_id"]
     if transactional_id is not None and not (isinstance(transactional_id, str) and transactional_id):
         raise ConfigError(f"transactional_id must be a text that is not empty, not {transactional_id!r}")
+    if transactional_id is not None:
+        _sendable("transactional_id", transactional_id)
     if not merged["enable_idempotence"]:
         raise ConfigError("enable_idempotence=False would make every retry a possible duplicate; leave it on")
     kind = merged["compression_type"]
@@ -449,7 +454,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         spool_segment_bytes=segment,
         delivery=_choice(merged, "delivery", ("idempotent", "staged")),
         transactional_id=transactional_id,
-        transaction_timeout_ms=_number(merged, "transaction_timeout_ms", least=1000),
+        transaction_timeout_ms=_number(merged, "transaction_timeout_ms", least=1000, most=_INT32),
         spool_sync="os" if spool == "never" else _choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
         rejected_max_bytes=0 if spool == "never" else _number(merged, "rejected_max_bytes", least=0),
@@ -635,11 +640,23 @@ def _check_types(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Non
             raise ConfigError(f"{name} must be a number, not {value!r}")
 
 
-def _number(options: Mapping[str, Any], name: str, *, least: int) -> int:
+def _number(options: Mapping[str, Any], name: str, *, least: int, most: int | None = None) -> int:
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _ENDLESS:
         raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} must be a number of at most {most}, not {value!r}")
     return int(value)
+
+
+def _sendable(name: str, value: str) -> None:
+    """What Kafka's protocol cannot hold would only show when it is sent, again and again."""
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name}: {value!r} cannot be written as UTF-8") from error
+    if size > _TEXT_BYTES:
+        raise ConfigError(f"{name}: {size} bytes are too long, {_TEXT_BYTES} may be")
 
 
 def _path(options: Mapping[str, Any], name: str) -> Path | None:

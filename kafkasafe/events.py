@@ -151,11 +151,12 @@ class TopicAccepted:
 class TransactionsRefused:
     """The cluster refuses a transactional id or a group; atomic batches wait for it, and go on waiting.
 
-    Told when the answer was the same for a second.
+    Told when the answer was the same for a second; of a topic that is missing, for ten.
 
     Attributes:
         name: `transactional id NAME` or `group NAME`; NAME ends with `-*` for those of a lane of the spool.
-        code: 53, 30: a right is missing. 50: `transaction_timeout_ms` is more than the brokers allow.
+        code: 53, 30: a right is missing. 50: `transaction_timeout_ms` is more than the brokers allow. 3, 29: a topic is
+            missing, or may not be read, whose offset is sent; `refused_timeout_ms` ends that.
         reason: What the cluster said.
         records: How many wait.
     """

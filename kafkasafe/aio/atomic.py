@@ -73,7 +73,9 @@ class BatchOutcome:
             timeout,
         )
         if not in_time:
-            raise kafka_errors.KafkaTimeoutError(f"The batch was not durable after {timeout} s")
+            raise kafka_errors.KafkaTimeoutError(
+                f"The batch was not durable after {timeout} s.{outcome._because()}"
+            )
         outcome.durable(0.0)
         return self
 
@@ -159,7 +161,14 @@ class AtomicBatch:
         self._batch.send_offsets(offsets, group)
 
     def spool_after_commit(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call `f(*args, metadata, **kwargs)` on the loop when the batch is committed."""
+        """Call `f(*args, metadata, **kwargs)` on the loop when the batch is committed.
+
+        Raises:
+            UsageError: The batch was committed or dropped.
+            TypeError: `f` cannot be called.
+        """
+        if not callable(f):
+            raise TypeError(f"spool_after_commit: {f!r} cannot be called")
         loop = asyncio.get_running_loop()
         self._batch.spool_after_commit(
             lambda metadata: loop.call_soon_threadsafe(lambda: f(*args, metadata, **kwargs))

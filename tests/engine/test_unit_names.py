@@ -7,7 +7,10 @@ from virtual import World
 
 from kafkasafe import events
 from kafkasafe._core import marks as m
+from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.refusals import because
+from kafkasafe.cluster.transactions import OffsetsCommitted
+from kafkasafe.errors import BatchDroppedError
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,98 @@ def test_what_is_refused_is_reported_until_it_is_taken(denied, unit, name):
     assert sum(isinstance(each, events.TransactionsRefused) for each in seen) == 1
     world.run(1)
     assert world.committed("orders", 0) == [b"1", b"2"]
+
+
+GONE = m.Position("gone", 0, 7, -1, "")
+RECORDS = [("orders", 0, [b"1"])]
+
+
+def watched(life) -> list:
+    """What its hook is told from now on."""
+    seen, emit = [], life.ground.emit
+    life.ground.emit = lambda event: (seen.append(event), emit(event))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("parts", "position"),
+    [
+        pytest.param(RECORDS, GONE, id="topic"),
+        pytest.param(RECORDS, m.Position("orders", 9, 7, -1, ""), id="partition"),
+        pytest.param([], GONE, id="nothing-but-offsets"),
+    ],
+)
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_the_offset_of_a_partition_that_is_gone_is_waited_for_as_records_are(version, parts, position):
+    """It was for ever, and nobody was told; nor was anything delivered that stood behind it on its partitions."""
+    world = World(version=version)
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100, refused_timeout_ms=120_000)
+    seen = watched(life)
+    there = m.Position("orders", 0, 3, -1, "")
+    began = world.time.monotonic()
+    head = life.unit(*parts, offsets=[m.GroupOffsets("app", "", -1, None, (there, position))])[0]
+    behind = life.send("orders", 0, [b"behind"])
+    assert world.run(60, lambda: any(isinstance(each, events.TransactionsRefused) for each in seen))
+    [refused] = life.engine.endings.refused()
+    assert (refused.code, refused.confirmed, refused.whole) == (3, True, False)
+    assert f"the offset of {position.topic}-{position.partition}" in refused.reason
+    if parts:
+        assert not behind.done
+        assert life.engine.endings.refused("orders") == [refused]
+    assert world.run(300, lambda: head.done)
+    assert isinstance(head.error, BatchDroppedError)
+    assert head.error.code == 3
+    assert world.time.monotonic() - began >= 120
+    assert world.run(60, lambda: behind.done)
+    assert behind.error is None
+    world.run(1)
+    assert world.committed("orders", 0) == [b"behind"]
+    assert not world.cluster._desk.groups.get("app").offsets
+
+
+def test_offsets_go_on_when_their_topic_is_there():
+    world = World()
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100, refused_timeout_ms=None)
+    seen = watched(life)
+    head = life.unit(*RECORDS, offsets=[m.GroupOffsets("app", "", -1, None, (GONE,))])[0]
+    assert world.run(60, lambda: any(isinstance(each, events.TransactionsRefused) for each in seen))
+    assert not world.run(3600, lambda: head.done)
+    world.centre.create_topic("gone", 1)
+    assert world.run(60, lambda: head.done)
+    assert head.error is None
+    assert [each.code for each in seen if isinstance(each, events.TransactionsAccepted)] == [3]
+    assert life.engine.endings.refused() == []
+
+
+def test_what_is_true_of_the_whole_group_counts_where_a_topic_is_gone_as_well():
+    """Else the topic would be waited for with offsets that are refused when it is there."""
+    answer = OffsetsCommitted(3, {("gone", 0): 3, ("orders", 0): 22, ("orders", 1): 0})
+    assert Transactor._refused_offset(answer) == (22, "the offset of orders-0")
+    assert Transactor._refused_offset(OffsetsCommitted(3, {("gone", 0): 3})) == (3, "the offset of gone-0")
+
+
+@pytest.mark.parametrize(
+    ("group", "metadata", "code"),
+    [("", "", 24), ("app", "m" * 5000, 12)],
+    ids=["no-name", "metadata"],
+)
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_offsets_that_are_never_taken_are_not_waited_for(version, group, metadata, code):
+    """They were, for ever."""
+    world = World(version=version)
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100)
+    position = m.Position("orders", 0, 3, -1, metadata)
+    head = life.unit(*RECORDS, offsets=[m.GroupOffsets(group, "", -1, None, (position,))])[0]
+    behind = life.send("orders", 0, [b"behind"])
+    assert world.run(30, lambda: head.done)
+    assert isinstance(head.error, BatchDroppedError)
+    assert head.error.code == code
+    assert life.ground.own.rejected.size_bytes
+    assert world.run(30, lambda: behind.done)
+    assert behind.error is None
 
 
 def test_a_unit_of_offsets_alone_keeps_its_place_on_the_disk():

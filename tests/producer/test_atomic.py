@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaTimeoutError
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import ConfigError, RejectedError
 
 
 def read(servers, *topics, isolation="read_committed"):
@@ -283,6 +284,10 @@ ORDERS = TopicPartition("orders", 0)
         ({TopicPartition(None, 0): 5}, "g"),
         ({("orders", 0): 5}, "g"),
         ({ORDERS: 5}, 7),
+        ({ORDERS: 5}, ""),
+        ({TopicPartition("or ders", 0): 5}, "g"),
+        (5, "g"),
+        ([ORDERS], None),
         ({ORDERS: 5}, "\ud800"),
         ({ORDERS: 5}, "g" * 40_000),
     ],
@@ -306,3 +311,57 @@ def test_a_transactional_id_that_cannot_be_written_is_refused(producer, wrong):
     with producer.batch() as batch:
         batch.send("orders", b"", partition=0)
     assert batch.outcome.get(60)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transactional_id": "\ud800"},
+        {"transactional_id": "i" * 40_000},
+        {"transaction_timeout_ms": 2**31},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_sent_is_refused_as_an_option(tmp_path, options):
+    """It was accepted, and `init_transactions` waited for an answer to what was never sent."""
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, **options)
+
+
+def test_what_cannot_be_called_is_refused(producer):
+    batch = producer.batch()
+    with pytest.raises(TypeError, match="spool_after_commit"):
+        batch.spool_after_commit(None)
+
+
+def test_who_waits_in_vain_hears_what_the_cluster_refuses(fake_kafka, tmp_path):
+    """Of the batch, and of what stands behind it."""
+    fake_kafka.create_topic("orders", 1)
+    fake_kafka.deny("read", group="g")
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path, retry_backoff_ms=20
+    ) as producer:
+        with producer.batch() as batch:
+            batch.send("orders", b"1")
+            batch.send_offsets({ORDERS: 5}, "g")
+        assert producer._pump.wait(lambda: bool(producer._pump.refused()), 60)
+        with pytest.raises(KafkaTimeoutError, match="group g: GROUP_AUTHORIZATION_FAILED"):
+            batch.outcome.get(0.1)
+        behind = producer.send("orders", b"2")
+        with pytest.raises(KafkaTimeoutError, match="group g: GROUP_AUTHORIZATION_FAILED"):
+            behind.get(0.1)
+        fake_kafka.deny("read", group="g", on=False)
+        assert batch.outcome.get(60)
+
+
+def test_a_record_that_is_refused_with_its_batch_does_not_say_that_it_is_its_fault(fake_kafka, tmp_path):
+    fake_kafka.create_topic("orders", 1)
+    fake_kafka.create_topic("small", 1, config={"max.message.bytes": 1000})
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
+        with producer.batch() as batch:
+            innocent = batch.send("orders", b"1")
+            batch.send("small", bytes(2000))
+        with pytest.raises(
+            RejectedError, match="part of an atomic batch that was refused as a whole: MESSAGE_TOO"
+        ):
+            innocent.get(60)

@@ -39,6 +39,8 @@ _TOO_LARGE: Final = frozenset({10, 18})
 _LOST: Final = frozenset({47, 48, 49, 90})
 """This transaction is over, or was never there: it timed out, or a newer epoch took over."""
 _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
+_NO_OFFSETS: Final = frozenset({12, 24, 28})
+"""What is to be noted will never be: a group without a name, metadata that are too long."""
 
 
 class Units(Recovery):
@@ -346,6 +348,7 @@ class Units(Recovery):
             self._break(unit)
             self._refuse(unit)
             return
+        lasting = lasting or (isinstance(action, Note) and action.index >= 0 and code in _NO_OFFSETS)
         if isinstance(action, Append) and code is not None:
             verdict = classify_produce(code)
             if code in _TOO_LARGE and action.batch.count > 1 and unit.durable and not unit.together:

@@ -90,8 +90,13 @@ class Endings:
                         if self._config.in_memory
                         else "sends it again"
                     )
+                    what = (
+                        "The cluster refused the record"
+                        if batch.unit is None
+                        else "The record was part of an atomic batch that was refused as a whole"
+                    )
                     parcel.error = RejectedError(
-                        f"The cluster refused the record: {batch.message}. {kept_where} {again}",
+                        f"{what}: {batch.message}. {kept_where} {again}",
                         code=batch.code,
                         reason=batch.message,
                     )
@@ -228,8 +233,8 @@ class Endings:
         """What waits because the cluster refuses it, of one topic or all, oldest first. From any thread."""
         lanes = list(self._ground.lanes)
         found = refused([lane.journal for lane in lanes])
-        found = sorted((*found, *refused_names(lanes)), key=lambda each: each.since)
-        return [each for each in found if topic is None or each.topic == topic]
+        found = [each for each in found if topic is None or each.topic == topic]
+        return sorted((*found, *refused_names(lanes, topic)), key=lambda each: each.since)
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
         topic, partition = lane.journal.address(batch.destination)

@@ -19,6 +19,12 @@ __all__ = ["RefusedName", "RefusedNames", "refused_names"]
 _CONFIRMED_S: Final = 1.0
 """The same answer for so long is no stray one."""
 _CODES: Final = frozenset({30, 50, 53})
+_PLACE: Final = frozenset({3, 17, 29, 100})
+"""Of a partition whose offset is part of a unit: its topic is missing, or may not be read."""
+_MISSING: Final = frozenset({3, 100})
+_MISSING_GRACE_S: Final = 10.0
+"""A broker that has just started knows no topic."""
+_SILENCE_S: Final = 300.0
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +35,8 @@ class RefusedName:
         code: Kafka's error code.
         reason: What the cluster said.
         since: `Ground.now` of the first such answer.
+        last_at: Of the latest one.
+        counted_from: Since when there was no other answer, and none was missing.
         transactional_id: Units of which one wait for it; empty: the lane's own.
         group: Units with offsets of this group wait for it; empty: all of the transactional id.
         told: It was reported.
@@ -37,6 +45,8 @@ class RefusedName:
     code: int
     reason: str
     since: float
+    last_at: float
+    counted_from: float
     transactional_id: str
     group: str
     told: bool = False
@@ -60,29 +70,44 @@ class RefusedNames:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
-    def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> None:
-        """A request was answered by an error."""
-        if code not in _CODES or code is None:
-            return
+    def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
+        """A request was answered by an error, or not at all.
+
+        Returns:
+            True when that is the place of an offset, and was the answer for as long as anything is waited for.
+        """
         name, group = _name(lane, action)
-        of = "" if _of_pool(lane, action) else action.slot.transactional_id
-        now = self._ground.now()
         found = lane.refused_names.get(name)
+        now = self._ground.now()
+        of_place = code in _PLACE and _is_of_offsets(action)
+        if code is None or not (code in _CODES or of_place):
+            if found is not None:
+                found.counted_from = now
+            return False
+        of = "" if _of_pool(lane, action) else action.slot.transactional_id
         if found is None or found.code != code:
-            lane.refused_names[name] = RefusedName(code, reason, now, of, group)
-            return
-        if found.told or now - found.since < _CONFIRMED_S:
-            return
-        found.told = True
-        records = _records(found.waiting(lane))
+            lane.refused_names[name] = RefusedName(code, reason, now, now, now, of, group)
+            return False
+        if now - found.last_at > _SILENCE_S:
+            found.counted_from = now
+        found.last_at, found.reason = now, reason
+        limit_s = self._ground.config.refused_timeout_s if of_place else None
+        if not found.told and now - found.since >= (_MISSING_GRACE_S if code in _MISSING else _CONFIRMED_S):
+            found.told = True
+            self._tell(lane, name, found, limit_s)
+        return limit_s is not None and now - found.counted_from >= limit_s
+
+    def _tell(self, lane: Lane, name: str, found: RefusedName, limit_s: float | None) -> None:
+        records, code, reason = _records(found.waiting(lane)), found.code, found.reason
         self._ground.log.seldom(
             logging.ERROR,
             "transactions_refused",
             name,
-            "%s: the cluster refuses it: %s. What waits for it (%s) is delivered as soon as the cluster takes it. %s",
+            "%s: the cluster refuses it: %s. What waits for it (%s) is delivered as soon as the cluster takes it%s. %s",
             name,
             reason,
             counted(records, "record"),
+            "" if limit_s is None else f", and rejected after {limit_s:.0f} s of this",
             classify_code(code).explanation,
             lane=lane.name,
             code=code,
@@ -113,12 +138,12 @@ class RefusedNames:
         self._ground.emit(events.TransactionsAccepted(name, found.code, seconds))
 
 
-def refused_names(lanes: Iterable[Lane]) -> Iterator[RefusedDestination]:
-    """What is refused now, and what waits for it. From any thread."""
+def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
+    """What is refused now, and what waits for it; with a topic: where that is records of it. From any thread."""
     for lane in lanes:
         for name, found in list(lane.refused_names.items()):
             units = found.waiting(lane)
-            if units:
+            if units and (topic is None or any(topic in _topics(lane, unit) for unit in units)):
                 batches = sum(len(unit.batches) for unit in units)
                 yield RefusedDestination(
                     name,
@@ -137,6 +162,11 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
     return lane.journal.units.is_own(action.slot.transactional_id)
 
 
+def _is_of_offsets(action: u.Request) -> bool:
+    """Whether it writes offsets of the user's. The marker is one as well where a unit has nothing else."""
+    return isinstance(action, u.Note) and (action.index >= 0 or not action.unit.batches)
+
+
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
     """In words, those of the lane's own ids in one; and the user's group, if it is about one."""
     if isinstance(action, u.Note) and action.index >= 0:
@@ -147,6 +177,10 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
     if _of_pool(lane, action):
         return f"{kind} {name.rpartition('-')[0]}-*", ""
     return f"{kind} kafkasafe-marker-{name}" if kind == "group" else f"{kind} {name}", ""
+
+
+def _topics(lane: Lane, unit: u.Unit) -> set[str]:
+    return {lane.journal.address(batch.destination)[0] for batch in list(unit.batches)}
 
 
 def _records(units: Iterable[u.Unit]) -> int:

@@ -22,6 +22,7 @@ from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import UnitAnswered, UnitDue
 from kafkasafe._io.engine.names import RefusedNames
 from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.refusals import counted
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
 from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
@@ -223,6 +224,16 @@ class Transactor:
         )
 
     @staticmethod
+    def _refused_offset(answer: x.OffsetsCommitted) -> tuple[int, str]:
+        """What is true of the whole group says more than what is true of one partition."""
+        refused = {place: code for place, code in answer.error_codes.items() if code}
+        (topic, partition), code = next(
+            ((place, code) for place, code in refused.items() if code not in _PLACE),
+            next(iter(refused.items())),
+        )
+        return code, f"the offset of {topic}-{partition}"
+
+    @staticmethod
     def _marker_place(lane: Lane, unit: u.Unit) -> tuple[str, int] | None:
         """A partition that surely exists: the coordinator takes offsets of no other. None where nothing is left."""
         if unit.batches:
@@ -323,10 +334,14 @@ class Transactor:
         code = answer.error_code
         if code and step != "log":
             message = getattr(answer, "error_message", None) or classify_code(code).name
+            if isinstance(answer, x.OffsetsCommitted):
+                code, message = self._refused_offset(answer)
             self._failed(lane, action, code, f"{classify_code(code).name} ({code}): {message}")
             return
         self._ground.progressed()
-        self._names.accepted(lane, action)
+        if step != "added":
+            # That says nothing of the offsets yet.
+            self._names.accepted(lane, action)
         match action, step:
             case u.Fence(), _:
                 identity = answer.identity
@@ -374,10 +389,9 @@ class Transactor:
         name = type(action).__name__.lower()
         self._ground.counters[f"unit_{name}_failures"] += 1
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
-        self._names.failed(lane, action, code, reason)
+        lasting = self._names.failed(lane, action, code, reason)
         if isinstance(action, u.Fence):
             self._name_failed(action.slot.transactional_id, code, reason)
-        lasting = False
         if isinstance(action, (u.Append, u.Join)) and code is not None:
             # What shares a transaction goes by itself from now on: then it shows whose destination it is.
             alone = not action.unit.together
@@ -478,9 +492,9 @@ class Transactor:
                 )
             else:
                 self._log.error(
-                    "%s: an atomic batch of %d records is %s: %s",
+                    "%s: an atomic batch of %s is %s: %s",
                     lane.name,
-                    records,
+                    counted(records, "record"),
                     outcome,
                     unit.reason,
                     lane=lane.name,
