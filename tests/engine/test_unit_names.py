@@ -125,6 +125,28 @@ def test_what_is_true_of_the_whole_group_counts_where_a_topic_is_gone_as_well():
     assert Transactor._refused_offset(OffsetsCommitted(3, {("gone", 0): 3})) == (3, "the offset of gone-0")
 
 
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_a_group_without_a_coordinator_is_asked_again(version):
+    """The cluster has none yet for the first group: no partition is named in that answer, and the producer ended by it."""
+    world = World(version=version)
+    world.centre.create_topic("orders", 1)
+    life = world.start(retry_backoff_ms=100)
+    commit, answers = life.client.commit_offsets_in_transaction, [OffsetsCommitted(15)] * 3
+
+    def commit_offsets(identity, group, offsets, reply, **options):
+        if answers:
+            reply(answers.pop())
+        else:
+            commit(identity, group, offsets, reply, **options)
+
+    life.client.commit_offsets_in_transaction = commit_offsets
+    position = m.Position("orders", 0, 3, -1, "")
+    head = life.unit(*RECORDS, offsets=[m.GroupOffsets("app", "", -1, None, (position,))])[0]
+    assert world.run(60, lambda: head.done)
+    assert head.error is None
+    assert not answers
+
+
 @pytest.mark.parametrize(
     ("group", "metadata", "code"),
     [("", "", 24), ("app", "m" * 5000, 12)],

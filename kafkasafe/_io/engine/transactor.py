@@ -334,7 +334,8 @@ class Transactor:
         code = answer.error_code
         if code and step != "log":
             message = getattr(answer, "error_message", None) or classify_code(code).name
-            if isinstance(answer, x.OffsetsCommitted):
+            if isinstance(answer, x.OffsetsCommitted) and answer.error_codes:
+                # Else the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
             self._failed(lane, action, code, f"{classify_code(code).name} ({code}): {message}")
             return
