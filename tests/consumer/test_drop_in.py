@@ -42,7 +42,7 @@ class TestAssigned:
     def test_iterates_and_ends_after_consumer_timeout(self, some_kafka, consumers):
         topic = new_topic(some_kafka)
         consuming.produce(some_kafka, topic, [b"%d" % n for n in range(20)])
-        consumer = consumers.assigned(topic, auto_offset_reset="earliest", consumer_timeout_ms=1500)
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest", consumer_timeout_ms=3000)
         assert [int(record.value) for record in consumer] == list(range(20))
         assert consumer.position(TopicPartition(topic, 0)) == 20
 

@@ -162,7 +162,7 @@ def test_what_no_retry_helps_is_raised_at_once(cluster, proxy, consumers):
     proxy.clear()
     proxy.on("Fetch", topic=topic).answer(code=29)
     with pytest.raises(kafka_errors.TopicAuthorizationFailedError):
-        consumer.poll(10_000)
+        consumer.poll(60_000)
 
 
 @pytest.mark.parametrize("fetch_version", [11, 12])

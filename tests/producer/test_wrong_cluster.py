@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import harness
 import pytest
-from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe import SafeProducer, WrongClusterError
 from kafkasafe.testing.broker import KafkaCluster
@@ -15,14 +14,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 
 def values(cluster, topic):
-    consumer = KafkaConsumer(
-        bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=1500
-    )
-    try:
-        consumer.assign([TopicPartition(topic, 0)])
-        return [record.value for record in consumer]
-    finally:
-        consumer.close()
+    return [record.value for record in harness.read_log(cluster.bootstrap_servers, topic)[0]]
 
 
 def test_records_of_an_outage_wait_for_their_own_cluster(tmp_path):
