@@ -613,6 +613,8 @@ class _Delivery:
     """No broker could be used."""
     lost: str = ""
     """What the cluster lost after acknowledging it, and cannot be sent again."""
+    dropped: int = 0
+    """Records of atomic batches that are not delivered, and kept nowhere: whoever has the offsets reads again."""
 
     @property
     def rejected_records(self) -> int:
@@ -631,6 +633,7 @@ class _Delivery:
             "delivered_records": self.delivered,
             "left_records": self.left,
             "rejected_records": self.rejected_records,
+            "dropped_records": self.dropped,
             "lanes_of_others": self.foreign,
             "trouble": self.trouble or self.lost,
             "seconds": round(self.seconds, 1),
@@ -643,6 +646,11 @@ class _Delivery:
             + (f"{self.left:,} left" if self.left or not self.trouble else "but not all could be read")
             + (f": {self.trouble}" if self.trouble else "")
         )
+        if self.dropped:
+            print(
+                f"{counted(self.dropped, 'record')} of atomic batches dropped, with offsets that their group does not"
+                " take any more: its members read the same again"
+            )
         if self.lost:
             print(f"LOST by the cluster: {self.lost}")
         if self.rejected:
@@ -667,6 +675,7 @@ def _deliver(
     began = time.monotonic()
     deadline = began + limit_s
     trouble, unreachable, lost = "", False, ""
+    drain: SafeDrain | None = None
     if on_corrupt is not None and on_corrupt != "raise":
         options = {**options, "on_corrupt": on_corrupt}
     try:
@@ -674,6 +683,7 @@ def _deliver(
             SafeDrain(options, lanes.path, on_undecidable) as producer,
             progress("delivering", "records") as told,
         ):
+            drain = producer
             while True:
                 try:
                     producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
@@ -712,10 +722,11 @@ def _deliver(
         found for _, _, found in _inspected(lanes.path, []) if found.rejected or found.rejected_unreadable
     ]
     refused = max(0, _rejected(lanes) - refused_before)
-    delivered = max(0, before - left - refused)
+    dropped = 0 if drain is None else drain.dropped_records
+    delivered = max(0, before - left - refused - dropped)
     seconds = time.monotonic() - began
     trouble = trouble or damaged
-    return _Delivery(delivered, left, rejected, foreign, trouble, seconds, unreachable, lost)
+    return _Delivery(delivered, left, rejected, foreign, trouble, seconds, unreachable, lost, dropped)
 
 
 def _rejected(lanes: SpoolDirectory) -> int:
@@ -758,6 +769,12 @@ class SafeDrain(SafeProducer):
     def unfinished_records(self) -> int:
         """In those lanes."""
         return sum(lane.journal.spooled_records for lane in self._pump.lanes)
+
+    @property
+    def dropped_records(self) -> int:
+        """Of atomic batches that are not delivered, and not in rejected/ either."""
+        ended = self._pump.stats.records.copy()
+        return sum(count for (_, how), count in ended.items() if how == "dropped")
 
 
 # -- rejected ----------------------------------------------------------------------------------------------------------

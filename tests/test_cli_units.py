@@ -8,6 +8,7 @@ import time
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe import SafeProducer, cli
 from kafkasafe._core import marks as m
@@ -288,3 +289,28 @@ def test_plain_batches_have_times_too():
     )
     assert times[1] == steps.BatchTimes(10, 20, -1)
     assert times[2] == steps.BatchTimes(10, 10, 30)
+
+
+def test_what_is_dropped_is_not_counted_as_delivered(fake_kafka, tmp_path, capsys):
+    """Its consumer is no member any more by then; drain said that its records were delivered."""
+    fake_kafka.create_topic("orders", 1)
+    directory, servers = tmp_path / "spool", ",".join(fake_kafka.bootstrap_servers)
+    fake_kafka.deny("write", transactional_id="*")
+    with SafeProducer(bootstrap_servers=servers.split(","), spool_dir=directory) as producer:
+        with producer.batch() as batch:
+            batch.send("orders", b"1")
+            batch.send("orders", b"2")
+            batch.send_offsets({TopicPartition("orders", 0): 5}, ConsumerGroupMetadata("g", 3, "left", None))
+        with producer.batch() as batch:
+            batch.send("orders", b"3")
+        batch.outcome.durable(60)
+        producer.close(0)
+    fake_kafka.deny("write", transactional_id="*", on=False)
+    code, out, _ = run(capsys, "spool", "drain", directory, "-b", servers)
+    assert code == 0
+    assert out == (
+        "1 record delivered, 0 left\n2 records of atomic batches dropped, with offsets that their group does not take any"
+        " more: its members read the same again\n"
+    )
+    code, out, _ = run(capsys, "spool", "drain", directory, "-b", servers, "--json")
+    assert (code, json.loads(out)["dropped_records"]) == (0, 0)
