@@ -45,6 +45,20 @@ def test_a_fast_test_does_not_sleep():
         time.sleep(0)
 
 
+def product_sleeps(seconds):
+    """As a function of the package does."""
+    code = compile("time.sleep(seconds)", str(HERE.parent / "kafkasafe" / "some.py"), "exec")
+    exec(code, {"time": time, "seconds": seconds})
+
+
+def test_the_product_may_sleep_for_a_moment():
+    """Whether flush() comes when a record is on its way between two places, or a lock is held, is luck."""
+    for seconds in (0, 0.02):
+        product_sleeps(seconds)
+    with pytest.raises(AssertionError, match="wait for a condition"):
+        product_sleeps(0.2)
+
+
 def test_a_fast_test_talks_to_its_own_process():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 60):
         pass
