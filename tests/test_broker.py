@@ -435,6 +435,22 @@ def test_a_topic_is_there_when_its_leader_knows_that_it_leads(kafka, mocker):
     assert asked == [{TopicPartition("broker-led", 0), TopicPartition("broker-led", 1)}] * 3
 
 
+@pytest.mark.kafka
+def test_a_topic_is_there_when_each_broker_tells_of_it(kafka_cluster, mocker):
+    """A client that asked another one was told that it is not there."""
+    ask, asked = KafkaCluster._told, []
+
+    def not_yet(cluster, node, topic):
+        asked.append(node)
+        return ask(cluster, node, topic) if asked.count(node) == 3 else None
+
+    mocker.patch.object(KafkaCluster, "_told", autospec=True, side_effect=not_yet)
+    kafka_cluster.create_topic("broker-told", partitions=2)
+    assert asked == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert ask(kafka_cluster, 2, "broker-told") == 2
+    assert ask(kafka_cluster, 2, "broker-untold") is None
+
+
 def kafka_error(name: str) -> type[BaseException]:
     return getattr(kafka.errors, name)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResourceType, OffsetSpec
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
+from kafkasafe.testing import frames
 from kafkasafe.testing._real.node import POLL_S, as_text
 from kafkasafe.testing._real.running import Running
 from kafkasafe.testing._real.values import ClusterError, PartitionState
 
 __all__ = ["Topics", "as_place"]
+
+_METADATA: Final = 4
+"""The version of Metadata that all brokers have, from 0.11 on."""
 
 
 class Topics(Running):
@@ -31,7 +37,7 @@ class Topics(Running):
         assignments: Mapping[int, Sequence[int]] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Creates a topic; returns when every partition is led, and all its replicas are in sync.
+        """Creates a topic; returns when every partition is led, all replicas are in sync, and each broker tells of it.
 
         Args:
             name: Its name.
@@ -77,6 +83,7 @@ class Topics(Running):
             deadline,
         )
         self._until_led([TopicPartition(name, number) for number in range(count)], deadline)
+        self._until_all_tell(name, count, deadline)
 
     def delete_topic(self, name: str, timeout_s: float = 30.0) -> None:
         """Deletes a topic; returns when the metadata no longer has it."""
@@ -209,6 +216,30 @@ class Topics(Running):
             deadline,
             f"ask who leads {newest}",
         )
+
+    def _until_all_tell(self, topic: str, partitions: int, deadline: float) -> None:
+        """Returns when each broker that lives tells of so many partitions: they hear of it one after the other."""
+        for node in self.brokers:
+            while self._lives(node) and self._told(node, topic) != partitions:
+                if time.monotonic() > deadline:
+                    raise self._error(f"broker {node} does not tell of {topic} as it is", [self._node(node)])
+                time.sleep(POLL_S)
+
+    def _told(self, node: int, topic: str) -> int | None:
+        """Of how many partitions a broker tells; None if it does not answer, or not now."""
+        known = frames.api("Metadata")
+        fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self._inner_ports[node]), timeout=5.0) as connection,
+                connection.makefile("rb") as answers,
+            ):
+                connection.sendall(frames.request_frame(known, _METADATA, 1, fields))
+                answer = answers.read(struct.unpack(">i", answers.read(4))[0])
+        except (OSError, struct.error):
+            return None
+        (told,) = frames.parse_response(known, _METADATA, answer).message.topics
+        return None if told.error_code else len(told.partitions)
 
 
 def as_place(topic: str | TopicPartition, partition: int) -> tuple[str, int]:
