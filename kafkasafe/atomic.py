@@ -121,7 +121,7 @@ class BatchOutcome:
                 f"The batch was not durable after {timeout} s.{self._because()}"
             )
         if self._head.error is not None:
-            raise self._head.error
+            raise self._head.error.with_traceback(None)
         return self
 
     def get(self, timeout: float | None = None) -> BatchMetadata:
@@ -147,7 +147,7 @@ class BatchOutcome:
             )
         self._producer._called(None, deadline)
         if self._head.error is not None:
-            raise self._head.error
+            raise self._head.error.with_traceback(None)
         return self._metadata()
 
     def _because(self) -> str:

@@ -117,7 +117,7 @@ class RecordFuture(FutureRecordMetadata):
                 self._producer._raise_wrong_cluster()
             error = self.exception
             if error is not None:
-                raise error
+                raise error.with_traceback(None)
             cause = self._producer._network_cause() if in_memory else ""
             raise kafka_errors.KafkaTimeoutError(
                 f"The record was not durable after {timeout} s.{cause}{self._because()}"
@@ -197,7 +197,7 @@ class RecordFuture(FutureRecordMetadata):
             )
         error = self.exception
         if error is not None:
-            raise error
+            raise error.with_traceback(None)
         return self._metadata()
 
     def _because(self) -> str:
@@ -458,7 +458,7 @@ class SafeProducer(Opening):
         """
         self._check_fork()
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)
         return AtomicBatch(self, transactional_id)
 
     def _future(self, chunk: Chunk, index: int) -> RecordFuture:

@@ -286,7 +286,7 @@ class Transactions:
         producer = self._producer
         producer._check_fork()
         if producer._closed is not None:
-            raise producer._closed
+            raise producer._closed.with_traceback(None)
         if self._error is not None:
             raise kafka_errors.KafkaError(
                 "Cannot perform send because at least one previous transactional or idempotent request has failed with"

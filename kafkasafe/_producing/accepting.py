@@ -161,7 +161,7 @@ class Accepting(Sealing):
             if self._chunks.setdefault(topic, chunk) is chunk:
                 if self._closed is not None:
                     self._seal(chunk)
-                    raise self._closed
+                    raise self._closed.with_traceback(None)
                 self._pump.poke()
                 break
         return chunk
@@ -179,7 +179,7 @@ class Accepting(Sealing):
         chunk = self._chunks.setdefault(topic, chunk)
         if self._closed is not None:
             self._seal_chunk(chunk)
-            raise self._closed
+            raise self._closed.with_traceback(None)
         self._pump.poke()
         return chunk
 
@@ -195,7 +195,7 @@ class Accepting(Sealing):
         """Raises what ends the acceptance of records, of all or of a topic."""
         pump = self._pump
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)
         pump.ledger.raise_parked()
         pump.ledger.raise_damage(topic)
         self._raise_wrong_cluster()

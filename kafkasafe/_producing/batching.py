@@ -76,7 +76,7 @@ class Batching(Accepting):
         deadline: float | None = None
         while True:
             if self._closed is not None:
-                raise self._closed
+                raise self._closed.with_traceback(None)
             pump.ledger.raise_parked()
             self._raise_wrong_cluster()
             self._raise_loss()
@@ -101,11 +101,11 @@ class Batching(Accepting):
                 self._units[outcome] = None
                 # In this order: `close` sets it, then drops those that are not accepted.
                 if self._closed is not None:
-                    raise self._closed
+                    raise self._closed.with_traceback(None)
                 outcome._accept()
                 self._hand_over_units()
             finally:
                 if not outcome._accepted:
                     self._units.pop(outcome, None)
             if self._closed is not None and not outcome._accepted:
-                raise self._closed
+                raise self._closed.with_traceback(None)

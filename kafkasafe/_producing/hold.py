@@ -104,7 +104,8 @@ def _await_all_dropped() -> None:
 def _forked() -> None:
     DROPPED.clear()
     SUCCEEDED.clear()
-    for producer in PRODUCERS:
+    # All are kept alive meanwhile: one that ended in here, before it is marked, would end as the parent's does.
+    for producer in list(PRODUCERS):
         producer._closed = ForkedProcessError(
             "This producer was opened before os.fork(): the parent process owns it and delivers what it accepted. Open"
             " a new SafeProducer in the child"

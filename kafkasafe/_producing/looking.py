@@ -26,7 +26,7 @@ class Looking(Transacting):
             KafkaTimeoutError: Not known within `max_block_ms`.
         """
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)
         known = self._transport.topic(topic)
         if known is None or not known.partitions:
             self._pump.refresh_topic(topic)

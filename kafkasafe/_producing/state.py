@@ -73,7 +73,7 @@ class State(OfOneProcess):
     def _raise_failure(self) -> None:
         failure = self._pump.ledger.failure
         if isinstance(failure, ForkedProcessError):
-            raise failure
+            raise failure.with_traceback(None)
         if isinstance(failure, (SpoolError, DeliveryTimeoutError)):
             raise type(failure)(str(failure)) from failure
         if failure is not None:
@@ -98,7 +98,7 @@ class State(OfOneProcess):
 
     def _check_fork(self) -> None:
         if isinstance(self._closed, ForkedProcessError):
-            raise self._closed
+            raise self._closed.with_traceback(None)
 
     def _network_cause(self) -> str:
         """For the end of a message."""

@@ -98,5 +98,5 @@ class Transacting(Closing):
                 "Transactional method invoked on a non-transactional producer: set transactional_id"
             )
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)
         return self._transactions

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 import kafkasafe
 from kafkasafe import SafeProducer, aio
+from kafkasafe.errors import BatchDroppedError, ForkedProcessError, ProducerClosedError, RejectedError
 
 PROGRAM = Path(__file__).parent / "pool_program.py"
 EXECUTOR = Path(__file__).parent / "executor_program.py"
@@ -73,3 +77,82 @@ def test_a_producer_is_no_argument_of_another_process(fake_kafka, tmp_path, call
             with pytest.raises(TypeError, match="Open one in each process"):
                 call(each)
         assert producer.send("orders", b"1").get(60).offset == 0
+
+
+@pytest.mark.real
+def test_a_child_of_a_child_is_refused_whatever_ends_while_it_is_told(fake_kafka, tmp_path):
+    """The error of the first fork holds what its callers had, a producer too, and is dropped at the second fork."""
+
+    def opened() -> SafeProducer:
+        return SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path)
+
+    def use_in_child(former: SafeProducer) -> None:
+        _held = opened()
+        with contextlib.suppress(ForkedProcessError):
+            former.send("orders", b"of the child")
+
+    def grandchild(own: list[SafeProducer]) -> int:
+        for producer in own:
+            try:
+                producer.send("orders", b"of the grandchild")
+            except ForkedProcessError:
+                continue
+            return 1
+        return 0
+
+    def child() -> int:
+        for producer in former:
+            use_in_child(producer)
+        own = [opened() for _ in range(4)]
+        pid = os.fork()
+        if not pid:
+            signal.alarm(60)
+            os._exit(grandchild(own))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    former = [opened() for _ in range(4)]
+    pid = os.fork()
+    if not pid:
+        signal.alarm(120)
+        try:
+            os._exit(child())
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for producer in former:
+        producer.close()
+
+
+def frames(error: BaseException) -> int:
+    count, at = 0, error.__traceback__
+    while at is not None:
+        count, at = count + 1, at.tb_next
+    return count
+
+
+def test_an_error_that_is_raised_again_does_not_keep_those_who_had_it(fake_kafka, tmp_path):
+    """A program that sends to a closed producer in a loop kept the locals of each call, and logged all of them."""
+    fake_kafka.create_topic("small", config={"max.message.bytes": "1000"})
+    producer = SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path)
+    refused = producer.send("small", b"x" * 5000)
+    with pytest.raises(RejectedError):
+        refused.get(LONG_S)
+    with producer.batch() as batch:
+        batch.send("small", b"x" * 5000)
+    with pytest.raises(BatchDroppedError):
+        batch.outcome.get(LONG_S)
+    producer.close()
+    for call, kind in (
+        (lambda: refused.get(LONG_S), RejectedError),
+        (lambda: batch.outcome.get(LONG_S), BatchDroppedError),
+        (lambda: batch.outcome.durable(LONG_S), BatchDroppedError),
+        (lambda: producer.send("small", b"too late"), ProducerClosedError),
+        (lambda: producer.partitions_for("small"), ProducerClosedError),
+        (producer.batch, ProducerClosedError),
+    ):
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(kind) as caught:
+                call()
+            lengths.append(frames(caught.value))
+        assert lengths[1] == lengths[2], lengths
