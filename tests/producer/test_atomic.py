@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
@@ -365,3 +365,37 @@ def test_a_record_that_is_refused_with_its_batch_does_not_say_that_it_is_its_fau
             RejectedError, match="part of an atomic batch that was refused as a whole: MESSAGE_TOO"
         ):
             innocent.get(60)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_topic_is_not_refused_for_what_stands_beside_it_in_a_batch(fake_kafka, tmp_path, partitions):
+    """`send` raised for all topics of a batch when one of them was forbidden, and said that their right was missing."""
+    fake_kafka.create_topic("free", partitions)
+    fake_kafka.create_topic("forbidden", partitions)
+    fake_kafka.deny("write", topic="forbidden")
+    seen = []
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers,
+        spool_dir=tmp_path,
+        retry_backoff_ms=20,
+        on_event=seen.append,
+    ) as producer:
+        with producer.batch() as batch:
+            batch.send("free", b"1", partition=0)
+            batch.send("forbidden", b"1", partition=0)
+        assert producer._pump.wait(lambda: bool(producer._pump.refused_topics), 60)
+        behind = producer.send("free", b"2", partition=0)
+        with pytest.raises(TopicAuthorizationFailedError):
+            producer.send("forbidden", b"2")
+        with pytest.raises(
+            KafkaTimeoutError, match="The cluster refuses forbidden-0: TOPIC_AUTHORIZATION"
+        ) as waited:
+            behind.get(0.1)
+        assert "free-0" not in str(waited.value)
+        [refused] = producer._pump.refused()
+        assert (refused.topic, refused.partition) == ("forbidden", 0)
+        assert refused.reason.endswith("forbidden-0")
+        fake_kafka.deny("write", topic="forbidden", on=False)
+        assert batch.outcome.get(60)
+        assert behind.get(60)
+    assert {each.topic for each in seen if isinstance(each, events.TopicRefused)} == {"forbidden"}

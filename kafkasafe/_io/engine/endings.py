@@ -15,7 +15,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import Chore, ChoreDue
-from kafkasafe._io.engine.names import refused_names
+from kafkasafe._io.engine.names import refused_names, topics_beside
 from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, given_partitions
 from kafkasafe._io.refusals import RefusedDestination, counted, refused
 from kafkasafe._io.rejected import data_of
@@ -230,10 +230,12 @@ class Endings:
         self.refused_topics = found
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """What waits because the cluster refuses it, of one topic or all, oldest first. From any thread."""
+        """What waits because the cluster refuses it, oldest first; of a topic, what holds it up. From any thread."""
         lanes = list(self._ground.lanes)
         found = refused([lane.journal for lane in lanes])
-        found = [each for each in found if topic is None or each.topic == topic]
+        if topic is not None:
+            together = topics_beside(lanes, topic)
+            found = [each for each in found if each.topic in together]
         return sorted((*found, *refused_names(lanes, topic)), key=lambda each: each.since)
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:

@@ -14,7 +14,7 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.refusals import RefusedDestination, counted
 
-__all__ = ["RefusedName", "RefusedNames", "refused_names"]
+__all__ = ["RefusedName", "RefusedNames", "refused_names", "topics_beside"]
 
 _CONFIRMED_S: Final = 1.0
 """The same answer for so long is no stray one."""
@@ -177,6 +177,17 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
     if _of_pool(lane, action):
         return f"{kind} {name.rpartition('-')[0]}-*", ""
     return f"{kind} kafkasafe-marker-{name}" if kind == "group" else f"{kind} {name}", ""
+
+
+def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
+    """The topic, and those of which records are delivered together with records of it. From any thread."""
+    beside = {topic}
+    for lane in lanes:
+        for unit in lane.journal.units.unfinished:
+            topics = _topics(lane, unit)
+            if topic in topics:
+                beside |= topics
+    return beside
 
 
 def _topics(lane: Lane, unit: u.Unit) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from kafka.errors import for_code
@@ -37,6 +37,8 @@ _SOON: Final = frozenset({19, 51, 88})
 _OVER: Final = frozenset({0, 47, 48, 49, 90})
 _NOT_THERE: Final = frozenset({1, 3, 100})
 """The place where a batch was is no more."""
+_NOT_REFUSED: Final = frozenset({0, 55})
+"""Of a partition in an answer to AddPartitionsToTxn: it is none, or another one's error."""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 _PLACE: Final = frozenset({3, 17, 29, 100})
 
@@ -337,7 +339,13 @@ class Transactor:
             if isinstance(answer, x.OffsetsCommitted) and answer.error_codes:
                 # Else the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
-            self._failed(lane, action, code, f"{classify_code(code).name} ({code}): {message}")
+            refused: dict[tuple[str, int], int] = {}
+            if isinstance(answer, x.PartitionsAdded):
+                refused = {at: each for at, each in answer.error_codes.items() if each not in _NOT_REFUSED}
+                if refused:
+                    message = ", ".join(f"{topic}-{partition}" for topic, partition in refused)
+            reason = f"{classify_code(code).name} ({code}): {message}"
+            self._failed(lane, action, code, reason, refused=refused)
             return
         self._ground.progressed()
         if step != "added":
@@ -385,7 +393,14 @@ class Transactor:
                     self._judge_log(lane, action, answer)
 
     def _failed(
-        self, lane: Lane, action: u.Request, code: int | None, reason: str, *, sent: bool = True
+        self,
+        lane: Lane,
+        action: u.Request,
+        code: int | None,
+        reason: str,
+        *,
+        sent: bool = True,
+        refused: Collection[tuple[str, int]] = (),
     ) -> None:
         name = type(action).__name__.lower()
         self._ground.counters[f"unit_{name}_failures"] += 1
@@ -397,13 +412,23 @@ class Transactor:
             # What shares a transaction goes by itself from now on: then it shows whose destination it is.
             alone = not action.unit.together
             if alone and (code in _PLACE or classify_produce(code).scope is Scope.DESTINATION):
-                for destination in action.unit.destinations:
+                for destination in self._refused(lane, action, refused):
                     lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
             if classify_code(code).refresh_metadata:
                 self._ground.refresh_topics(
                     lane.journal.address(number)[0] for number in action.unit.destinations
                 )
         lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
+
+    @staticmethod
+    def _refused(
+        lane: Lane, action: u.Append | u.Join, refused: Collection[tuple[str, int]]
+    ) -> Sequence[int]:
+        """Whose error it is. The other partitions of the unit suffer from it, and `send` takes records for them."""
+        if isinstance(action, u.Append):
+            return [action.batch.destination]
+        destinations = list(action.unit.destinations)
+        return [each for each in destinations if lane.journal.address(each) in refused] or destinations
 
     def _name_failed(self, name: str, code: int | None, reason: str) -> None:
         """Who waits for a transactional id of the user's hears of what will not pass by itself."""
