@@ -347,8 +347,13 @@ class Transactions:
             raise kafka_errors.KafkaError(
                 "Cannot send offsets to transaction because the producer is not in an active transaction"
             )
+        if not isinstance(offsets, Mapping):
+            # Without them the transaction would be committed, and the same records read again.
+            raise TypeError(
+                f"send_offsets_to_transaction expects a dict of offsets by partition, got {offsets!r}"
+            )
         if offsets:
-            self._open.send_offsets(dict(offsets), group)
+            self._open.send_offsets(offsets, group)
 
     def commit(self) -> None:
         """See `SafeProducer.commit_transaction`."""

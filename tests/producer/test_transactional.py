@@ -259,6 +259,19 @@ def test_a_partition_that_is_not_there_is_refused_before_anything_is_decided(fak
     assert read(fake, topic) == {0: [], 1: [], 2: [b"y"]}
 
 
+@pytest.mark.parametrize("wrong", [None, [], 5], ids=str)
+def test_offsets_that_are_none_do_not_pass_for_an_empty_dict(fake, opened, wrong):
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"1")
+    with pytest.raises(TypeError, match="offsets by partition"):
+        producer.send_offsets_to_transaction(wrong, "g")
+    producer.send_offsets_to_transaction({}, "g")
+    producer.commit_transaction()
+
+
 def test_what_has_no_transactions_takes_no_transactional_id():
     with pytest.raises(ConfigError, match=r"producer\.batch\(transactional_id"):
         aio.SafeProducer(bootstrap_servers="localhost:1", transactional_id="app")
