@@ -326,7 +326,7 @@ def _check_names(options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         if name not in known:
             if name in _REMOVED:
                 raise ConfigError(f"Unknown option {name!r}: {_REMOVED[name]}")
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]!r}?" if near else "see docs/options.md for the list of options"
             raise ConfigError(f"Unknown option {name!r}: {hint}")
 
@@ -523,6 +523,8 @@ def _check_connection(options: Mapping[str, Any]) -> None:
         hint = f"; did you mean {_near_protocol(protocol)!r}?" if isinstance(protocol, str) else ""
         raise ConfigError(f"security_protocol must be one of {', '.join(_PROTOCOLS)}, not {protocol!r}{hint}")
     _check_servers(options["bootstrap_servers"])
+    if not isinstance(options["client_id"], (str, NoneType)):
+        raise ConfigError(f"client_id must be a str, not {options['client_id']!r}")
     for name in _SECRET_TEXTS:
         if not isinstance(options[name], (str, NoneType)):
             # Never the value: it may be a password.

@@ -330,12 +330,14 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             RemoteStorageNotReadyError: Time is over, a part of the log is in remote storage, and it may be the reason.
             KafkaTimeoutError: Time is over for another reason, which is its `__cause__`. The two above are kinds of it.
             KafkaError: What no retry helps, as a missing right.
-            TypeError: `timeout_ms` is not a number.
-            ValueError: It is nan.
+            TypeError: `timeout_ms` is not a number, or something is not a TopicPartition.
+            ValueError: `timeout_ms` is nan.
         """
         try:
             return self._look_up(
-                {tp: functools.partial(self._end, tp) for tp in partitions}, timeout_ms, partial=partial
+                {tp: functools.partial(self._end, tp) for tp in _partitions_of(partitions)},
+                timeout_ms,
+                partial=partial,
             )
         finally:
             self._save_ends()
@@ -359,7 +361,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """
         try:
             return self._look_up(
-                {tp: functools.partial(self._lookups.start, *tp) for tp in partitions},
+                {tp: functools.partial(self._lookups.start, *tp) for tp in _partitions_of(partitions)},
                 timeout_ms,
                 partial=partial,
             )
@@ -389,9 +391,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
 
         Raises:
             ValueError: A time is negative.
+            TypeError: Something is not a TopicPartition, or a time not a number.
             KafkaError: See `end_offsets`.
         """
-        times = {tp: int(timestamp) for tp, timestamp in timestamps.items()}
+        for given in timestamps.values():
+            if not isinstance(given, (int, float)) and not hasattr(given, "__index__"):
+                raise TypeError(f"Not a time: {given!r}. It is ms since the epoch")
+        times = {tp: int(timestamps[tp]) for tp in _partitions_of(timestamps)}
         for tp, timestamp in times.items():
             if timestamp < 0:
                 raise ValueError(
@@ -532,3 +538,14 @@ def _check_offsets(given: Mapping[TopicPartition, OffsetAndMetadata] | None) -> 
     for each in given.values() if isinstance(given, Mapping) else ():
         if isinstance(each, OffsetAndMetadata):
             check_offset(each.offset)
+
+
+def _partitions_of(given: Iterable[Any]) -> list[TopicPartition]:
+    """Those to be asked about; a look-up of anything else would go on until its time is over."""
+    found = list(given)
+    for tp in found:
+        if not (
+            isinstance(tp, tuple) and len(tp) == 2 and isinstance(tp[0], str) and hasattr(tp[1], "__index__")
+        ):
+            raise TypeError(f"{tp!r} is not a TopicPartition: TopicPartition(topic, partition)")
+    return found

@@ -43,6 +43,8 @@ class Accepting(Sealing):
             if value is None and key is None:
                 # Not what a serializer makes of None: `null`.
                 raise ValueError("Need at least one: key or value")
+            if self._closed is not None:  # which a serializer need not know
+                raise self._closed.with_traceback(None)
             headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
         size = RECORD_OVERHEAD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import consuming
@@ -377,3 +378,21 @@ def test_what_is_no_offset_is_refused_before_anything_is_done(fake_kafka, wrong)
         consumer.seek(at, 2**63 - 1)
         consumer.commit()
         assert consumer.committed(at) == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [["orders"], TopicPartition("orders", 0), "orders", [None], [("orders", "0")]]
+)
+def test_what_is_no_partition_is_refused_at_once(fake_kafka, wrong):
+    """A bare one, or a topic's name: the look-up went on until its time was over."""
+    fake_kafka.create_topic("orders")
+    with contextlib.closing(SafeConsumer(bootstrap_servers=fake_kafka.bootstrap_servers)) as consumer:
+        for call in (
+            lambda: consumer.end_offsets(wrong, timeout_ms=300),
+            lambda: consumer.beginning_offsets(wrong, timeout_ms=300),
+            lambda: consumer.offsets_for_times(dict.fromkeys(wrong, 1)),
+        ):
+            with pytest.raises(TypeError, match="is not a TopicPartition"):
+                call()
+        with pytest.raises(TypeError, match="Not a time: '1'"):
+            consumer.offsets_for_times({TopicPartition("orders", 0): "1"})

@@ -441,3 +441,25 @@ def test_every_error_is_one_of_kafka_python():
         error = getattr(kafkasafe.errors, name)
         if isinstance(error, type) and issubclass(error, Exception):
             assert issubclass(error, harness.kafka_errors.KafkaError), name
+
+
+def test_a_closed_producer_says_so_before_a_serializer_is_asked(tmp_path):
+    """One that fails on None hid it."""
+    producer = SafeProducer(
+        bootstrap_servers=NOWHERE, spool_dir=tmp_path, key_serializer=str.encode, value_serializer=str.encode
+    )
+    producer.close()
+    with pytest.raises(ProducerClosedError):
+        producer.send("orders", "too late")
+
+
+def test_a_client_id_that_is_no_text_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="client_id must be a str, not 5"):
+        SafeProducer(bootstrap_servers=NOWHERE, client_id=5)
+    with pytest.raises(ConfigError, match="client_id must be a str, not 5"):
+        kafkasafe.SafeConsumer(bootstrap_servers=NOWHERE, client_id=5)
+
+
+def test_only_a_name_that_is_near_is_offered():
+    with pytest.raises(ConfigError, match=r"'foo': see docs/options\.md"):
+        SafeProducer(bootstrap_servers=NOWHERE, foo=1)
