@@ -509,6 +509,21 @@ def test_a_life_that_finds_all_ids_behind_a_unit_that_has_none_asks_what_became_
     assert not len(script.units)
 
 
+@pytest.mark.parametrize(("place", "commits"), [(42, False), (43, True)])
+def test_what_is_staged_in_front_of_what_was_released_is_asked_about(place, commits):
+    """Of a batch whose segment is gone, its STAGED mark, which was repeated, says where it ends."""
+    script = Script(2)
+    script.units.recover_staged(m.Staged(m.Begun(LANE, "lane-0", 7, 3, 2), (m.Placed(1, 6, 3, 0, 40),)))
+    unit = script.units.recover(m.Unit(bytes([2]) * 16, 0, 1), 20, 20)
+    unit.batches.append(Batch(1, 1, 3, 21))
+    begun = m.Begun(unit.unit_id, "lane-1", 7, 3, 2)
+    script.units.recover_staged(m.Staged(begun, (m.Placed(1, 21, 3, 0, place),)))
+    script.units.recovered()
+    script.turn()
+    assert [end.unit for end in script.take(u.End)] == [unit] * commits
+    assert unit.phase is (u.Phase.ENDING if commits else u.Phase.ASKING)
+
+
 @pytest.mark.parametrize("committed", [True, False])
 def test_what_the_coordinator_knows_is_not_asked_for_behind_a_fence(committed):
     script = Script(2)
