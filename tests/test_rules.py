@@ -41,6 +41,7 @@ TESTS = {
     "A released segment's successor": "test_a_segment_is_not_released_before_what_replaces_it_is_durable",
     "A lane is offered for adoption": "test_lanes_of_dead_processes_are_found_once_and_only_with_content",
     "In a forked child the lock's file": "test_a_forked_child_neither_holds_nor_releases_the_lock",
+    "The codec of host names is imported": "test_a_fork_leaves_no_half_of_the_codec_of_host_names",
     "In a forked child no producer ends": "test_a_child_of_a_child_is_refused_whatever_ends_while_it_is_told",
     "An error that is kept is raised": "test_an_error_that_is_raised_again_does_not_keep_those_who_had_it",
     "Revived batches have no id": (

@@ -156,3 +156,16 @@ def test_an_error_that_is_raised_again_does_not_keep_those_who_had_it(fake_kafka
                 call()
             lengths.append(frames(caught.value))
         assert lengths[1] == lengths[2], lengths
+
+
+CODEC = """
+import sys
+import kafkasafe
+kafkasafe.SafeProducer, kafkasafe.SafeConsumer, kafkasafe.aio
+print("encodings.idna" in sys.modules)
+"""
+
+
+def test_a_fork_leaves_no_half_of_the_codec_of_host_names():
+    """Imported by the network's thread when it resolves the first one, it was half there in who was forked just then."""
+    assert subprocess.check_output([sys.executable, "-c", CODEC], text=True) == "True\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import encodings.idna  # noqa: F401  # before there is a thread that resolves names: see docs/design.md
 import itertools
 import socket
 import ssl
