@@ -15,6 +15,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import steps
 from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
+from kafkasafe._io.admin import tidy_client
 from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.spool import Spool
 
@@ -107,7 +108,9 @@ def killed_with_the_second_staged(servers, directory, topic):
 
 def seen(servers, topic, count):
     """What readers of committed records see, as soon as it is so many."""
-    consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, isolation_level="read_committed", group_id=None, kafka_client=tidy_client
+    )
     consumer.assign([TopicPartition(topic, 0), TopicPartition(topic, 1)])
     consumer.seek_to_beginning()
     found = []
@@ -212,7 +215,9 @@ def test_a_transaction_that_timed_out_meanwhile_is_prepared_again(kafka, tmp_pat
     servers, spool = ",".join(kafka.bootstrap_servers), tmp_path / "spool"
     kafka.create_topic("timed-out", partitions=2)
     killed_before_the_commit(servers, spool, "timed-out", timeout_ms=1000)
-    consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, isolation_level="read_committed", group_id=None, kafka_client=tidy_client
+    )
     place = TopicPartition("timed-out", 0)
     try:
         # The open transaction holds readers up until the coordinator aborts it.

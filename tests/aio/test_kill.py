@@ -11,6 +11,7 @@ import pytest
 from helpers import run
 from kafka import KafkaConsumer, TopicPartition
 
+from kafkasafe._io.admin import tidy_client
 from kafkasafe.aio import SafeProducer
 
 pytestmark = pytest.mark.crash
@@ -56,7 +57,9 @@ def test_the_same_with_a_real_broker(kafka, tmp_path):
     promised = lives(kafka.bootstrap_servers, tmp_path, 2, "aio-orders")
     deliver_the_rest(kafka.bootstrap_servers, tmp_path)
     tp = TopicPartition("aio-orders", 0)
-    with contextlib.closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap_servers)) as consumer:
+    with contextlib.closing(
+        KafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, kafka_client=tidy_client)
+    ) as consumer:
         consumer.assign([tp])
         consumer.seek_to_beginning(tp)
         end, values = consumer.end_offsets([tp])[tp], []

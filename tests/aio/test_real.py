@@ -14,6 +14,7 @@ from helpers import LONG_S, longest_callback, run, until
 from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe import SafeProducer as ThreadProducer
+from kafkasafe._io.admin import tidy_client
 from kafkasafe.aio import SafeConsumer, SafeProducer
 from kafkasafe.logging_handler import KafkaHandler
 from kafkasafe.testing.broker import KafkaCluster
@@ -32,7 +33,9 @@ def broker():
 
 def values(cluster, topic):
     tp = TopicPartition(topic, 0)
-    with contextlib.closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers)) as consumer:
+    with contextlib.closing(
+        KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, kafka_client=tidy_client)
+    ) as consumer:
         consumer.assign([tp])
         consumer.seek_to_beginning(tp)
         end, found = consumer.end_offsets([tp])[tp], []

@@ -8,13 +8,18 @@ from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
+from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import ConfigError, RejectedError
 
 
 def read(servers, *topics, isolation="read_committed"):
     """Values by topic, in the order of each log."""
     consumer = KafkaConsumer(
-        bootstrap_servers=servers, isolation_level=isolation, enable_auto_commit=False, group_id=None
+        bootstrap_servers=servers,
+        isolation_level=isolation,
+        enable_auto_commit=False,
+        group_id=None,
+        kafka_client=tidy_client,
     )
     try:
         places = [
@@ -198,7 +203,9 @@ def test_offsets_are_committed_with_the_batch_or_not_at_all(fake_kafka, tmp_path
         with producer.batch() as batch:
             batch.send_offsets({place: 9}, "readers")
         batch.outcome.get(60)
-    consumer = KafkaConsumer(bootstrap_servers=servers, group_id="readers", enable_auto_commit=False)
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, group_id="readers", enable_auto_commit=False, kafka_client=tidy_client
+    )
     try:
         has_committed(consumer, place, 9)
     finally:

@@ -48,7 +48,10 @@ def cluster_and_proxy(request):
 def read(cluster, isolation):
     place = TopicPartition(TOPIC, 0)
     with KafkaConsumer(
-        bootstrap_servers=cluster.bootstrap_servers, isolation_level=isolation, group_id=None
+        bootstrap_servers=cluster.bootstrap_servers,
+        isolation_level=isolation,
+        group_id=None,
+        kafka_client=harness.tidy_client,
     ) as reader:
         reader.assign([place])
         reader.seek_to_beginning()
@@ -113,7 +116,9 @@ def test_it_is_prepared_again_and_seen_once(cluster_and_proxy, tmp_path):
 
 def end_of(cluster) -> int:
     place = TopicPartition(TOPIC, 0)
-    with KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, group_id=None) as reader:
+    with KafkaConsumer(
+        bootstrap_servers=cluster.bootstrap_servers, group_id=None, kafka_client=harness.tidy_client
+    ) as reader:
         return reader.end_offsets([place])[place]
 
 

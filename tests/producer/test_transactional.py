@@ -76,7 +76,10 @@ def topic_of(cluster, partitions=1):
 def read(cluster, topic, *, isolation="read_committed"):
     """The values that a reader sees, by partition; it waits until nothing is undecided."""
     reader = KafkaConsumer(
-        bootstrap_servers=cluster.bootstrap_servers, isolation_level=isolation, group_id=None
+        bootstrap_servers=cluster.bootstrap_servers,
+        isolation_level=isolation,
+        group_id=None,
+        kafka_client=harness.tidy_client,
     )
     try:
         numbers = reader.partitions_for_topic(topic)
@@ -101,7 +104,10 @@ def read(cluster, topic, *, isolation="read_committed"):
 def position(cluster, group, at):
     """What is committed; it waits until nothing is undecided."""
     reader = KafkaConsumer(
-        bootstrap_servers=cluster.bootstrap_servers, group_id=group, isolation_level="read_committed"
+        bootstrap_servers=cluster.bootstrap_servers,
+        group_id=group,
+        isolation_level="read_committed",
+        kafka_client=harness.tidy_client,
     )
     try:
         return reader.committed(at)
@@ -321,6 +327,7 @@ def test_a_consumer_that_is_out_of_its_group_commits_nothing(cluster, opened):
         group_id=group,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
+        kafka_client=harness.tidy_client,
     )
     try:
         # Short polls would do what kafka-python cannot: one that ends while a leader whose topics became known after

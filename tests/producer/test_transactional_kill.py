@@ -112,7 +112,12 @@ def test_every_transaction_is_there_once_and_whole(tmp_path, version):
 
 def read(servers):
     """What readers of committed records see, by partition."""
-    reader = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
+    reader = KafkaConsumer(
+        bootstrap_servers=servers,
+        isolation_level="read_committed",
+        group_id=None,
+        kafka_client=harness.tidy_client,
+    )
     try:
         places = [TopicPartition("t", number) for number in range(PARTITIONS)]
         harness.until_decided(servers, places)
