@@ -160,8 +160,7 @@ def test_an_error_that_is_raised_again_does_not_keep_those_who_had_it(fake_kafka
 
 CODEC = """
 import sys
-import kafkasafe
-kafkasafe.SafeProducer, kafkasafe.SafeConsumer, kafkasafe.aio
+from kafkasafe import SafeProducer
 print("encodings.idna" in sys.modules)
 """
 
