@@ -509,19 +509,47 @@ def test_a_life_that_finds_all_ids_behind_a_unit_that_has_none_asks_what_became_
     assert not len(script.units)
 
 
+@pytest.mark.parametrize("released", [True, False])
 @pytest.mark.parametrize(("place", "commits"), [(42, False), (43, True)])
-def test_what_is_staged_in_front_of_what_was_released_is_asked_about(place, commits):
+def test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about(place, commits, released):
     """Of a batch whose segment is gone, its STAGED mark, which was repeated, says where it ends."""
     script = Script(2)
+    if not released:
+        before = script.units.recover(m.Unit(LANE, 0, 1), 5, 5)
+        before.batches.append(Batch(1, 1, 3, 6))
     script.units.recover_staged(m.Staged(m.Begun(LANE, "lane-0", 7, 3, 2), (m.Placed(1, 6, 3, 0, 40),)))
+    assert (script.units.recover_ended(m.Ended(LANE, m.UnitOutcome.COMMITTED, "")) is None) is released
     unit = script.units.recover(m.Unit(bytes([2]) * 16, 0, 1), 20, 20)
-    unit.batches.append(Batch(1, 1, 3, 21))
+    unit.batches.append(Batch(2, 1, 3, 21))
     begun = m.Begun(unit.unit_id, "lane-1", 7, 3, 2)
     script.units.recover_staged(m.Staged(begun, (m.Placed(1, 21, 3, 0, place),)))
     script.units.recovered()
     script.turn()
     assert [end.unit for end in script.take(u.End)] == [unit] * commits
     assert unit.phase is (u.Phase.ENDING if commits else u.Phase.ASKING)
+
+
+def test_what_was_divided_keeps_its_turn_in_the_next_life():
+    """Its parts stand in the log after what was accepted later."""
+    script = Script(2)
+    later = script.units.recover(m.Unit(bytes([2]) * 16, 0, 1), 20, 20)
+    divided = script.units.recover(m.Unit(bytes([1]) * 16, 0, 1), 30, 10)
+    for handle, unit in enumerate((later, divided)):
+        unit.batches.append(Batch(handle, 1, 3, unit.position + 1))
+    script.units.recovered()
+    script.prepare()
+    assert [end.unit for end in script.take(u.End)] == [divided]
+    assert divided.number < later.number
+
+
+def test_a_staged_unit_has_its_batches_in_the_order_in_which_they_were_staged():
+    """The first one says where the marker of the transaction is looked for."""
+    script = Script(2)
+    unit = script.units.recover(m.Unit(LANE, 0, 2), 5, 5)
+    unit.batches += [Batch(1, 1, 3, 6), Batch(2, 2, 3, 9)]
+    places = (m.Placed(2, 9, 3, 0, 40), m.Placed(1, 6, 3, 0, 70))
+    script.units.recover_staged(m.Staged(m.Begun(LANE, "lane-0", 7, 3, 2), places))
+    assert [batch.position for batch in unit.batches] == [9, 6]
 
 
 @pytest.mark.parametrize("committed", [True, False])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import test_unit_crashes
@@ -20,10 +20,18 @@ import test_units_together
 def _run(name: str) -> None:
     tests = next(each for each in (test_units, test_units_together, test_unit_crashes) if hasattr(each, name))
     test = getattr(tests, name)
-    if "protocol" in inspect.signature(test).parameters:
-        test(2)
-    else:
-        test()
+    for case in _cases(test):
+        test(**case)
+
+
+def _cases(test: Any) -> list[dict[str, Any]]:
+    """What `pytest.mark.parametrize` says."""
+    cases: list[dict[str, Any]] = [{}]
+    for mark in getattr(test, "pytestmark", []):
+        names = [mark.args[0]] if isinstance(mark.args[0], str) else mark.args[0]
+        rows = mark.args[1] if len(names) > 1 else [(value,) for value in mark.args[1]]
+        cases = [{**case, **dict(zip(names, row, strict=True))} for case in cases for row in rows]
+    return cases
 
 
 def _judge(mutant: Mutant) -> None:

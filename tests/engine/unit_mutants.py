@@ -285,4 +285,29 @@ MUTANTS = {
         first=22,
         recreated=True,
     ),
+    "where a released batch ends is forgotten by the next life": Mutant(
+        source(u.Units, "recover_staged", "place.base_offset + place.count - 1)", "-1)"),
+        "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
+    ),
+    "where a committed unit ends is forgotten by the next life": Mutant(
+        source(u.Units, "recover_ended", "self._raise_floors(unit)", "pass"),
+        "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
+    ),
+    "what an earlier life staged out of order is prepared again unasked": Mutant(
+        source(u.Units, "recover_staged", "slot.fresh = True", "pass"),
+        "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
+    ),
+    "units of an earlier life go in the order of the log": Mutant(
+        source(u.Units, "recovered", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.position"),
+        "test_what_was_divided_keeps_its_turn_in_the_next_life",
+    ),
+    "batches of an earlier life's unit are in the order of the log": Mutant(
+        source(
+            u.Units,
+            "recover_staged",
+            "unit.batches.sort(key=lambda batch: order.get(batch.position, len(order)))",
+            "pass",
+        ),
+        "test_a_staged_unit_has_its_batches_in_the_order_in_which_they_were_staged",
+    ),
 }
