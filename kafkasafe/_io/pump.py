@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
@@ -35,6 +36,9 @@ from kafkasafe.errors import SpoolError, UsageError
 from kafkasafe.logs import apart
 
 __all__ = ["Pump", "PumpState"]
+
+_CROWD: Final = 32
+"""Messages that wait to be taken: a turn takes them all, and the next step of what is under way comes after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,10 @@ class Pump:
             for name, topic in journal._topics.items()
             if topic.partition_count > 0 and not journal.waiting(name)
         }
+
+    def crowded(self) -> bool:
+        """Whether so much waits to be taken that whoever brings more should let the pump work first."""
+        return len(self._inbox) >= _CROWD
 
     def poke(self) -> None:
         """Wake the pump."""

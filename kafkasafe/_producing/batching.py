@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import kafka.errors as kafka_errors
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture
 
 __all__ = ["Batching"]
+
+_GIVE_WAY_S: Final = 1.0
+"""A commit waits so long at most for the pump to take what others committed before."""
 
 
 class Batching(Accepting):
@@ -73,6 +76,9 @@ class Batching(Accepting):
         """
         self._check_fork()
         pump = self._pump
+        if pump.crowded() and not pump.is_current_thread():
+            # Or a program that commits without a pause has the interpreter nearly for itself, and nothing is delivered.
+            pump.wait(lambda: not pump.crowded(), min(_GIVE_WAY_S, self._config.max_block_s))
         deadline: float | None = None
         while True:
             if self._closed is not None:

@@ -11,8 +11,9 @@ import harness
 import pytest
 from waiting import until
 
-from kafkasafe import SafeProducer, SpoolFullError, events
+from kafkasafe import RejectedError, SafeProducer, SpoolFullError, events
 from kafkasafe._io.files import OsFiles
+from kafkasafe._io.pump import _CROWD
 
 MIB = 1 << 20
 
@@ -242,3 +243,67 @@ def test_what_a_dead_neighbour_left_takes_no_room_of_a_survivor(some_broker, sma
     some_broker.proxy.restore()
     survivor.flush(120)
     until(lambda: some_broker.end_offset(topic) == 2 + (left + own) // 100_000)
+
+
+def test_who_commits_without_a_pause_lets_the_pump_work(fake_kafka, tmp_path, monkeypatch):
+    """It kept the interpreter from the pump, which took thousands of batches in a turn, and delivered none of them."""
+    stuck, over, waits = threading.Event(), threading.Event(), []
+
+    class Stuck(OsFiles):
+        def sync_data(self, handle):
+            if stuck.is_set():
+                over.wait(120)
+            super().sync_data(handle)
+
+    monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", Stuck)
+    fake_kafka.create_topic("orders", partitions=1)
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool"
+    ) as producer:
+        producer.send("orders", b"first").durable(120)
+        pump = producer._pump
+        wait = pump.wait
+
+        def seen(ready, timeout, **of):
+            if waits or not pump.crowded():
+                return wait(ready, timeout, **of)
+            over.set()
+            waits.append(len(pump._inbox))
+            waits.append(wait(ready, 120))
+            return waits[-1]
+
+        monkeypatch.setattr(pump, "wait", seen)
+        stuck.set()
+        outcomes = []
+        while not waits:
+            with producer.batch() as batch:
+                batch.send("orders", b"v")
+            outcomes.append(batch.outcome)
+            assert len(outcomes) < 200
+        assert waits[0] >= _CROWD
+        assert waits[1]
+        for outcome in outcomes:
+            outcome.get(120)
+
+
+def test_a_commit_in_a_handler_on_the_pumps_thread_waits_for_nobody(fake_kafka, tmp_path):
+    outcomes = []
+
+    def on_event(event):
+        if not outcomes:
+            for _ in range(2 * _CROWD):
+                with producer.batch() as batch:
+                    batch.send("orders", b"v")
+                outcomes.append(batch.outcome)
+
+    fake_kafka.create_topic("orders", partitions=1)
+    fake_kafka.create_topic("small", partitions=1, config={"max.message.bytes": "100"})
+    producer = SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool", on_event=on_event
+    )
+    with producer:
+        with pytest.raises(RejectedError):
+            producer.send("small", bytes(1000)).get(120)
+        until(lambda: len(outcomes) == 2 * _CROWD)
+        for outcome in outcomes:
+            outcome.get(120)
