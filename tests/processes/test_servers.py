@@ -18,7 +18,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe import SafeProducer
-from kafkasafe.testing.broker import _reserve_port
+from kafkasafe.testing._real.processes import reserve_port
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -148,7 +148,7 @@ SERVERS = {
 @pytest.fixture
 def port():
     """One that is not given to anybody who asks for any: a client of another test would have it by chance."""
-    number, lock = _reserve_port()
+    number, lock = reserve_port()
     yield number
     os.close(lock)
 
