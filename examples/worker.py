@@ -48,15 +48,19 @@ async def read(servers: str, topic: str, count: int) -> list[bytes]:
         return [(await consumer.getone()).value for _ in range(count)]
 
 
-def run_and_end(servers: str, batches: int) -> None:
+def run_and_end(servers: str, orders: int) -> int:
+    """A worker that is ended when it did so many orders, or somewhat more; how many it did."""
     command = [sys.executable, __file__, "--bootstrap", servers, "--work"]
+    done = batches = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
-        for _ in range(batches):
-            worker.stdout.readline()
-        worker.send_signal(signal.SIGTERM)
-        rest = worker.stdout.read()
-    print(f"worker ended with code {worker.returncode} after {batches + rest.count('did')} batches")
+        for line in worker.stdout:
+            done += int(line.removeprefix("did "))
+            batches += 1
+            if done >= orders:
+                worker.send_signal(signal.SIGTERM)
+    print(f"worker ended with code {worker.returncode} after {batches} batches")
+    return done
 
 
 async def produce(servers: str, count: int) -> None:
@@ -87,9 +91,11 @@ def main() -> None:
             servers = ",".join(cluster.bootstrap_servers)
         os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
         asyncio.run(produce(servers, options.count))
-        run_and_end(servers, 5)
-        run_and_end(servers, options.count // 50 - 8)
-        run_and_end(servers, 1)
+        left = options.count
+        left -= run_and_end(servers, left // 4)
+        left -= run_and_end(servers, left // 2)
+        if left > 0:
+            run_and_end(servers, left)
         invoices = asyncio.run(read(servers, "invoices", options.count))
         print(f"{options.count} orders, {len(invoices)} invoices, {len(set(invoices))} different ones")
 
