@@ -119,12 +119,13 @@ def leave_zookeeper(cluster: KafkaCluster, timeout_s: float) -> None:
         del mine["broker.id"]
         _write(node, {**mine, **quorum, "process.roles": "broker", "node.id": str(node.id)})
         cluster.stop(node.id, left())
-    cluster._kill([zookeeper])
     cluster._zookeeper = False
     cluster._nodes[CONTROLLER] = controller
     cluster._controller_port = port
     _write(controller, own)
+    # Before ZooKeeper ends: without it, what migrates may wait for it for ever, also at its own end.
     cluster.restart(CONTROLLER, left())
+    cluster._kill([zookeeper])
     cluster.start_all(left())
 
 
