@@ -457,8 +457,7 @@ class SafeProducer(Opening):
             transactional_id: Of the transaction; by default one of this producer's own.
         """
         self._check_fork()
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
+        self._raise_closed()
         return AtomicBatch(self, transactional_id)
 
     def _future(self, chunk: Chunk, index: int) -> RecordFuture:

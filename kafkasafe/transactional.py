@@ -285,8 +285,7 @@ class Transactions:
         """See `SafeProducer.send`."""
         producer = self._producer
         producer._check_fork()
-        if producer._closed is not None:
-            raise producer._closed.with_traceback(None)
+        producer._raise_closed()
         if self._error is not None:
             raise kafka_errors.KafkaError(
                 "Cannot perform send because at least one previous transactional or idempotent request has failed with"

@@ -29,6 +29,8 @@ from typing import Any, Final
 
 __all__ = [
     "APIS",
+    "DESTINATION_CODES",
+    "MISSING_CODES",
     "NO_CONTEXT",
     "Action",
     "ErrorAction",
@@ -47,6 +49,10 @@ __all__ = [
 ]
 
 MAX_OFFSET: Final = 2**63 - 1
+MISSING_CODES: Final = frozenset({3, 100})
+"""A topic or partition is not there, or may only be new to this broker."""
+DESTINATION_CODES: Final = MISSING_CODES | {17, 29}
+"""Of a topic, whatever is done with it, and may pass."""
 
 
 # --- what is said of an error -----------------------------------------------------------------------------------------

@@ -43,8 +43,7 @@ class Accepting(Sealing):
             if value is None and key is None:
                 # Not what a serializer makes of None: `null`.
                 raise ValueError("Need at least one: key or value")
-            if self._closed is not None:  # which a serializer need not know
-                raise self._closed.with_traceback(None)
+            self._raise_closed()  # which a serializer need not know
             headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
         size = RECORD_OVERHEAD
@@ -163,7 +162,7 @@ class Accepting(Sealing):
             if self._chunks.setdefault(topic, chunk) is chunk:
                 if self._closed is not None:
                     self._seal(chunk)
-                    raise self._closed.with_traceback(None)
+                    self._raise_closed()
                 self._pump.poke()
                 break
         return chunk
@@ -181,7 +180,7 @@ class Accepting(Sealing):
         chunk = self._chunks.setdefault(topic, chunk)
         if self._closed is not None:
             self._seal_chunk(chunk)
-            raise self._closed.with_traceback(None)
+            self._raise_closed()
         self._pump.poke()
         return chunk
 
@@ -196,8 +195,7 @@ class Accepting(Sealing):
     def _check_usable(self, topic: str) -> None:
         """Raises what ends the acceptance of records, of all or of a topic."""
         pump = self._pump
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
+        self._raise_closed()
         pump.ledger.raise_parked()
         pump.ledger.raise_damage(topic)
         self._raise_wrong_cluster()

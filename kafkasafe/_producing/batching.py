@@ -81,8 +81,7 @@ class Batching(Accepting):
             pump.wait(lambda: not pump.crowded(), min(_GIVE_WAY_S, self._config.max_block_s))
         deadline: float | None = None
         while True:
-            if self._closed is not None:
-                raise self._closed.with_traceback(None)
+            self._raise_closed()
             pump.ledger.raise_parked()
             self._raise_wrong_cluster()
             self._raise_loss()
@@ -106,12 +105,11 @@ class Batching(Accepting):
             try:
                 self._units[outcome] = None
                 # In this order: `close` sets it, then drops those that are not accepted.
-                if self._closed is not None:
-                    raise self._closed.with_traceback(None)
+                self._raise_closed()
                 outcome._accept()
                 self._hand_over_units()
             finally:
                 if not outcome._accepted:
                     self._units.pop(outcome, None)
-            if self._closed is not None and not outcome._accepted:
-                raise self._closed.with_traceback(None)
+            if not outcome._accepted:
+                self._raise_closed()

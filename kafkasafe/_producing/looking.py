@@ -25,8 +25,7 @@ class Looking(Transacting):
             ProducerClosedError: After `close`.
             KafkaTimeoutError: Not known within `max_block_ms`.
         """
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
+        self._raise_closed()
         known = self._transport.topic(topic)
         if known is None or not known.partitions:
             self._pump.refresh_topic(topic)

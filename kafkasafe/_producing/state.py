@@ -96,9 +96,14 @@ class State(OfOneProcess):
         if loss is not None:
             raise loss
 
+    def _raise_closed(self) -> None:
+        """Each time the same error: what its traceback had of the time before would stay with it."""
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
+
     def _check_fork(self) -> None:
         if isinstance(self._closed, ForkedProcessError):
-            raise self._closed.with_traceback(None)
+            self._raise_closed()
 
     def _network_cause(self) -> str:
         """For the end of a message."""

@@ -97,6 +97,5 @@ class Transacting(Closing):
             raise kafka_errors.IllegalStateError(
                 "Transactional method invoked on a non-transactional producer: set transactional_id"
             )
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
+        self._raise_closed()
         return self._transactions

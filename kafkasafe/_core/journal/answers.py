@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkasafe._core.codes import Action, Scope, classify_produce, latest_timestamp
+from kafkasafe._core.codes import DESTINATION_CODES, Action, Scope, classify_produce, latest_timestamp
 from kafkasafe._core.identity import ProducerView, shows
-from kafkasafe._core.journal.denials import DESTINATION_CODES
 from kafkasafe._core.journal.groups import Begun
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 from kafkasafe._core.journal.states import DAMAGED, TOO_SLOW, Batch, State

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkasafe._core.codes import Scope
+from kafkasafe._core.codes import MISSING_CODES, Scope
 from kafkasafe._core.journal.doubts import Doubts
 from kafkasafe._core.journal.notices import Denial, Denied, Relented
 from kafkasafe._core.journal.partition import Partition
 
-__all__ = ["DESTINATION_CODES", "Denials"]
+__all__ = ["CONFIRMED_S", "SILENCE_S", "Denials"]
 
-_MISSING: Final = frozenset({3, 100})
-
-DESTINATION_CODES: Final = frozenset({3, 17, 29, 100})
-"""What metadata and questions may say of a destination, that may pass."""
-
-_SILENCE_S: Final = 300.0
+SILENCE_S: Final = 300.0
 """Two refusals further apart than this are not one that lasts: what was in between nobody heard."""
 
-_CONFIRMED_S: Final = 1.0
+CONFIRMED_S: Final = 1.0
 """A refusal that lasts for so long is no stray answer."""
 
 
@@ -56,14 +51,14 @@ class Denials(Doubts):
             denial = None
         if denial is None:
             denial = partition.denial = Denial(code, reason, scope, handle, now, now, now)
-        if denial.counted_from < 0 or now - denial.last_at > _SILENCE_S:
+        if denial.counted_from < 0 or now - denial.last_at > SILENCE_S:
             denial.counted_from = now
         denial.code, denial.reason, denial.last_at, denial.asking = code, reason, now, asking
         denial.answers += 1
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
         # A topic that is missing may only be new to this broker; and nobody is told of a single stray answer.
-        patient_s = self._missing_grace_s if code in _MISSING else _CONFIRMED_S
+        patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
         if not denial.told and (lasting or confirmed):
             denial.told = True

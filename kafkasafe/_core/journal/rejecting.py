@@ -8,8 +8,7 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
-from kafkasafe._core.codes import Scope, classify_produce
-from kafkasafe._core.journal.denials import DESTINATION_CODES
+from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_produce
 from kafkasafe._core.journal.gathering import Gathering
 from kafkasafe._core.journal.groups import Ended
 from kafkasafe._core.journal.messages import Aside, Divide

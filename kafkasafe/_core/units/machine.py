@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_produce
 from kafkasafe._core.codes import Action as Produce
-from kafkasafe._core.codes import Scope, classify_produce
 from kafkasafe._core.identity import add_sequence
-from kafkasafe._core.units.moves import EPOCH_REFUSED, FENCED, PLACE
+from kafkasafe._core.units.moves import EPOCH_REFUSED, FENCED
 from kafkasafe._core.units.recovery import Recovery
 from kafkasafe._core.units.terms import (
     Action,
@@ -366,7 +366,7 @@ class Units(Recovery):
             unit.code = code or 0
             self._break(unit)
             self._refuse(unit)
-        elif lasting or code in _LOST or code in PLACE or attempt >= _PATIENCE:
+        elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
             # Of several that share the transaction each goes by itself then, and nobody's fate is another's.
             self._redo(unit, code, reason)
         else:

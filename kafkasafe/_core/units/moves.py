@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.codes import DESTINATION_CODES
 from kafkasafe._core.units.terms import (
     POOL,
     Action,
@@ -26,10 +27,8 @@ from kafkasafe._core.units.terms import (
 )
 from kafkasafe._core.units.together import MOST, Together
 
-__all__ = ["PLACE", "Moves"]
+__all__ = ["Moves"]
 
-PLACE: Final = frozenset({3, 17, 29, 100})
-"""Of a topic, and may pass."""
 FENCED: Final = frozenset({47, 90})
 """The epoch is refused: a newer one was granted, or made by a time-out."""
 EPOCH_REFUSED: Final = 90
@@ -134,7 +133,7 @@ class Moves(Together):
             each.resting = True
             each.code = 0
             each.reason = reason
-            self._actions.append(Again(Rest(each), each.tries, code, reason, slow=code in PLACE))
+            self._actions.append(Again(Rest(each), each.tries, code, reason, slow=code in DESTINATION_CODES))
 
     def _to_line(self, unit: Unit) -> None:
         unit.move(Phase.WAITING)

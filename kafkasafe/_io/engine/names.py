@@ -9,22 +9,17 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe._core import units as u
-from kafkasafe._core.codes import classify_code
+from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, classify_code
+from kafkasafe._core.journal.denials import CONFIRMED_S, SILENCE_S
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.refusals import RefusedDestination, counted
 
 __all__ = ["RefusedName", "RefusedNames", "refused_names", "topics_beside"]
 
-_CONFIRMED_S: Final = 1.0
-"""The same answer for so long is no stray one."""
 _CODES: Final = frozenset({30, 50, 53})
-_PLACE: Final = frozenset({3, 17, 29, 100})
-"""Of a partition whose offset is part of a unit: its topic is missing, or may not be read."""
-_MISSING: Final = frozenset({3, 100})
 _MISSING_GRACE_S: Final = 10.0
 """A broker that has just started knows no topic."""
-_SILENCE_S: Final = 300.0
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +74,7 @@ class RefusedNames:
         name, group = _name(lane, action)
         found = lane.refused_names.get(name)
         now = self._ground.now()
-        of_place = code in _PLACE and _is_of_offsets(action)
+        of_place = code in DESTINATION_CODES and _is_of_offsets(action)
         if code is None or not (code in _CODES or of_place):
             if found is not None:
                 found.counted_from = now
@@ -88,11 +83,13 @@ class RefusedNames:
         if found is None or found.code != code:
             lane.refused_names[name] = RefusedName(code, reason, now, now, now, of, group)
             return False
-        if now - found.last_at > _SILENCE_S:
+        if now - found.last_at > SILENCE_S:
             found.counted_from = now
         found.last_at, found.reason = now, reason
         limit_s = self._ground.config.refused_timeout_s if of_place else None
-        if not found.told and now - found.since >= (_MISSING_GRACE_S if code in _MISSING else _CONFIRMED_S):
+        if not found.told and now - found.since >= (
+            _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
+        ):
             found.told = True
             self._tell(lane, name, found, limit_s)
         return limit_s is not None and now - found.counted_from >= limit_s

@@ -13,7 +13,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
-from kafkasafe._core.codes import Scope, classify_code, classify_produce
+from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_code, classify_produce
 from kafkasafe._core.rejected import Refused, is_full, most_bytes
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground, text
@@ -40,7 +40,6 @@ _NOT_THERE: Final = frozenset({1, 3, 100})
 _NOT_REFUSED: Final = frozenset({0, 55})
 """Of a partition in an answer to AddPartitionsToTxn: it is none, or another one's error."""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
-_PLACE: Final = frozenset({3, 17, 29, 100})
 
 
 def marker_group(transactional_id: str) -> str:
@@ -230,7 +229,7 @@ class Transactor:
         """What is true of the whole group says more than what is true of one partition."""
         refused = {place: code for place, code in answer.error_codes.items() if code}
         (topic, partition), code = next(
-            ((place, code) for place, code in refused.items() if code not in _PLACE),
+            ((place, code) for place, code in refused.items() if code not in DESTINATION_CODES),
             next(iter(refused.items())),
         )
         return code, f"the offset of {topic}-{partition}"
@@ -411,7 +410,7 @@ class Transactor:
         if isinstance(action, (u.Append, u.Join)) and code is not None:
             # What shares a transaction goes by itself from now on: then it shows whose destination it is.
             alone = not action.unit.together
-            if alone and (code in _PLACE or classify_produce(code).scope is Scope.DESTINATION):
+            if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):
                     lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
             if classify_code(code).refresh_metadata:
