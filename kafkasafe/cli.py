@@ -418,7 +418,8 @@ def demo(
     controls: Annotated[
         bool,
         typer.Option(
-            "--controls/--no-controls", help="kafka-python and confluent-kafka beside SafeProducer."
+            "--controls/--no-controls",
+            help="kafka-python, confluent-kafka, and confluent-kafka with an outbox beside SafeProducer.",
         ),
     ] = True,
     json_file: Annotated[
@@ -431,8 +432,9 @@ def demo(
 ) -> None:
     """A real Kafka of 3 brokers on this machine, and kill -9 of everything.
 
-    SafeProducer and, as controls, kafka-python and confluent-kafka stream numbered records while the leader of a
-    partition, the producing processes, all brokers, and brokers and producers together are killed and come back.
+    SafeProducer and, as controls, kafka-python, confluent-kafka, and confluent-kafka that is fed from an outbox in
+    SQLite stream numbered records while the leader of a partition, the producing processes, all brokers, and brokers
+    and producers together are killed and come back.
     Then a plain consumer reads the topics: what was lost, duplicated, out of order?
 
     The first time Kafka's jars are fetched into a cache (about 45 MB); Java 17 or later is needed.
@@ -484,16 +486,20 @@ class _DemoScreen:
 
     @staticmethod
     def _table(shown: Demo) -> Group:
+        from kafkasafe.testing.demo import DURABLE_CLIENTS
+
         table = Table(box=None, pad_edge=False)
         for name in ("", "send() took", "on disk", "acknowledged", "of"):
             table.add_column(name, justify="left" if not name else "right")
         for row in shown.progress():
-            durable = f"{row.durable:,}" if row.client == "kafkasafe" else "–"
-            name = f"[bold]{row.client}[/bold]" if row.alive else f"[red]{row.client} (killed)[/red]"
+            durable = f"{row.durable:,}" if row.client in DURABLE_CLIENTS else "–"
+            name = _CLIENTS.get(row.client, row.client)
+            name = f"[bold]{name}[/bold]" if row.alive else f"[red]{name} (killed)[/red]"
             table.add_row(name, f"{row.accepted:,}", durable, f"{row.acked:,}", f"{shown.total:,}")
         return Group("", table)
 
 
+_CLIENTS: Final = {"outbox": "confluent-kafka\n+ SQLite outbox"}
 _FAULTS: Final = {
     "leader": "leader kill -9",
     "producer": "producer kill -9",
@@ -503,6 +509,8 @@ _FAULTS: Final = {
 
 
 def _print_runs(console: Console, runs: Sequence[Run]) -> None:
+    from kafkasafe.testing.demo import DURABLE_CLIENTS
+
     table = Table(title="What a plain consumer found", title_justify="left", pad_edge=False)
     columns = (
         "client",
@@ -527,11 +535,11 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
             for count in (run.lost, run.duplicated, run.out_of_order)
         ]
         table.add_row(
-            run.client if run.client != previous else "",
+            _CLIENTS.get(run.client, run.client) if run.client != previous else "",
             _FAULTS.get(run.fault, run.fault),
             f"{run.sent:,}",
             f"{run.acked:,}",
-            f"{run.spooled:,}" if run.client == "kafkasafe" else "–",
+            f"{run.spooled:,}" if run.client in DURABLE_CLIENTS else "–",
             f"{run.in_log:,}",
             *bad,
             f"{run.seconds:.1f}",
@@ -545,8 +553,11 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
 
 
 def _explain(runs: Sequence[Run]) -> str:
+    from kafkasafe.testing.demo import DURABLE_CLIENTS
+
     ours = [run for run in runs if run.client == "kafkasafe"]
-    others = [run for run in runs if run.client != "kafkasafe"]
+    outbox = [run for run in runs if run.client == "outbox"]
+    others = [run for run in runs if run.client not in DURABLE_CLIENTS]
     unpromised = sum(run.unpromised for run in ours)
     arrived = sum(run.unpromised_in_log for run in ours)
     lines = [
@@ -559,13 +570,17 @@ def _explain(runs: Sequence[Run]) -> str:
             f"When kill -9 came, send() had taken {unpromised:,} more records in the milliseconds before that were not",
             f"promised yet: {arrived:,} of them are in the topic, once; no promise was made about the others.",
         ]
+    if outbox:
+        lines += [
+            "The outbox is a table of SQLite: sent is what was committed to it. Its relay sends the rows and deletes",
+            "them after Kafka's acknowledgement. A relay that is killed in between sends them again:",
+            f"{sum(run.duplicated for run in outbox):,} records are in the topic twice.",
+        ]
     if others:
         lost, acked_lost = sum(run.lost for run in others), sum(run.acked_lost for run in others)
         lines += [
-            "For the controls sent is what send() or produce() took: without a copy of its own the application cannot",
-            f"know more. They lost {lost:,}; {acked_lost:,} of these after they were acknowledged. An application",
-            "that keeps each record itself until it is acknowledged, and sends it again after a crash, avoids the",
-            "loss, but not the duplicates. Keeping them, and knowing what not to send again, is what the spool does.",
+            "For the other controls sent is what send() or produce() took: without a copy of its own the application",
+            f"cannot know more. They lost {lost:,}; {acked_lost:,} of these after they were acknowledged.",
         ]
     verdict = (
         "[bold green]kafkasafe: 0 lost, 0 duplicated, 0 out of order.[/bold green]"

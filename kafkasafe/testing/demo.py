@@ -18,11 +18,16 @@ process, without a system call per record that would change the timing. One byte
 
 - *attempted* before `send`: from here on the number is used up;
 - *accepted* after `send` returned;
-- *durable* (SafeProducer) after a `flush_spool` that began after `send` returned;
+- *durable* after a `flush_spool` that began after `send` returned (SafeProducer), or after the commit of the row in
+  the outbox;
 - *acked* when the client says that the cluster has it, *failed* when it says that it gave up.
 
-**Promised**, and so judged as sent or lost, is what the application may rely on: for SafeProducer what is durable
-or acknowledged, which is what it promises; for the other clients what `send` accepted, which is all that an
+One control is the usual answer to a producer that forgets: an **outbox**. The application commits each record to a
+table of SQLite, and a relay sends the rows with confluent-kafka, waits for the acknowledgements, and deletes them. A
+relay that is killed between Kafka's answer and the delete sends those rows again.
+
+**Promised**, and so judged as sent or lost, is what the application may rely on: for SafeProducer and the outbox what
+is durable or acknowledged; for the other clients what `send` accepted, which is all that an
 application knows that keeps no copy of its own. What they lost *after* they had acknowledged it is counted apart.
 """
 
@@ -39,9 +44,11 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -55,9 +62,21 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafkasafe.errors import KafkaSafeError
 from kafkasafe.testing.broker import KafkaCluster
 
-__all__ = ["CLIENTS", "FAULTS", "Demo", "DemoError", "Ledger", "Progress", "Run", "Settings"]
+__all__ = [
+    "CLIENTS",
+    "DURABLE_CLIENTS",
+    "FAULTS",
+    "Demo",
+    "DemoError",
+    "Ledger",
+    "Progress",
+    "Run",
+    "Settings",
+]
 
-CLIENTS: Final = ("kafkasafe", "kafka-python", "confluent-kafka")
+CLIENTS: Final = ("kafkasafe", "outbox", "kafka-python", "confluent-kafka")
+DURABLE_CLIENTS: Final = frozenset({"kafkasafe", "outbox"})
+"""Clients that write a record to disk before they promise it."""
 FAULTS: Final = ("leader", "producer", "brokers", "everything")
 
 VALUE_BYTES: Final = 100
@@ -179,7 +198,7 @@ class Run:
         fault: One of `FAULTS`.
         sent: Promised to the application: see the module.
         acked: Of these, acknowledged by the cluster as far as the application was told.
-        spooled: Of these, on disk before they were promised (SafeProducer only).
+        spooled: Of these, on disk before they were promised (`DURABLE_CLIENTS` only).
         in_log: Of these, found in the topic.
         lost: sent - in_log.
         acked_lost: Of the lost, those that had been acknowledged.
@@ -316,9 +335,11 @@ class Demo:
             directory = Path(tempfile.mkdtemp(prefix="kafkasafe-demo-"))
             self._stack.callback(self._clean, directory)
         names = list(self.settings.clients)
-        if "confluent-kafka" in names and importlib.util.find_spec("confluent_kafka") is None:
-            names.remove("confluent-kafka")
-            self._say("confluent-kafka is not installed: shown without it")
+        if importlib.util.find_spec("confluent_kafka") is None:
+            missing = [name for name in names if name in {"confluent-kafka", "outbox"}]
+            names = [name for name in names if name not in missing]
+            if missing:
+                self._say(f"confluent-kafka is not installed: shown without {' and '.join(missing)}")
         nodes = cluster.brokers
         assignments = {
             p: [nodes[(p + i) % len(nodes)] for i in range(min(3, len(nodes)))]
@@ -484,7 +505,7 @@ def audit(
     """Compares what a client was told about the records [first, end) with what is in the log.
 
     Args:
-        client: Name of the client; "kafkasafe" promises by durability, others by acceptance.
+        client: Name of the client; `DURABLE_CLIENTS` promise by durability, others by acceptance.
         fault: Name of the fault.
         ledger: What the client was told.
         logs: By partition, the record numbers in the order of the log.
@@ -504,7 +525,7 @@ def audit(
     part = slice(first, end)
     here = copies[part]
     attempted, accepted, durable, acked, failed = (ledger[plane][part].astype(bool) for plane in _PLANES)
-    promised = durable | acked if client == "kafkasafe" else accepted
+    promised = durable | acked if client in DURABLE_CLIENTS else accepted
     lost = promised & (here == 0)
     unpromised = attempted & ~promised
     return Run(
@@ -794,12 +815,100 @@ class _Confluent:
         self._producer.flush(10)
 
 
+class _Outbox:
+    """confluent-kafka fed from a table of SQLite, the outbox pattern.
+
+    The application inserts its records and commits them in groups, with synchronous=FULL. The relay, a thread with a
+    connection and a producer of its own, sends the oldest rows, waits until each is acknowledged, and deletes them.
+    """
+
+    _ROWS: Final = 500
+    _POLL_S: Final = 0.005
+
+    def __init__(self, servers: list[str], topic: str, ledger: Ledger, path: str) -> None:
+        self._path = path
+        self._ledger = ledger
+        self._uncommitted: list[tuple[int, int, bytes]] = []
+        self._table = self._connect()
+        self._table.execute(
+            "CREATE TABLE IF NOT EXISTS outbox (number INTEGER PRIMARY KEY, part INTEGER, value BLOB)"
+        )
+        self._stop = threading.Event()
+        self._relay = threading.Thread(target=self._relay_rows, args=(servers, topic), daemon=True)
+        self._relay.start()
+
+    def send(self, number: int, partition: int, value: bytes) -> bool:
+        self._uncommitted.append((number, partition, value))
+        return True
+
+    def observe(self) -> None:
+        if not self._uncommitted:
+            return
+        self._table.execute("BEGIN IMMEDIATE")
+        self._table.executemany("INSERT INTO outbox VALUES (?, ?, ?)", self._uncommitted)
+        self._table.execute("COMMIT")
+        self._ledger["durable"][[number for number, *_ in self._uncommitted]] = 1
+        self._uncommitted.clear()
+
+    def flushed(self, timeout_s: float) -> bool:
+        self.observe()
+        deadline = time.monotonic() + timeout_s
+        while self._table.execute("SELECT EXISTS (SELECT 1 FROM outbox)").fetchone()[0]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(self._POLL_S)
+        # What an earlier process committed is delivered by now too.
+        self._ledger["acked"][:] |= self._ledger["durable"]
+        return True
+
+    def close(self) -> None:
+        self._stop.set()
+        self._relay.join(30)
+        self._table.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        table = sqlite3.connect(self._path, isolation_level=None, timeout=30)
+        table.execute("PRAGMA journal_mode=WAL")
+        table.execute("PRAGMA synchronous=FULL")
+        return table
+
+    def _relay_rows(self, servers: list[str], topic: str) -> None:
+        from confluent_kafka import Producer
+
+        producer = Producer(
+            {"bootstrap.servers": ",".join(servers), "acks": "all", "enable.idempotence": True}
+        )
+        table = self._connect()
+        acked = self._ledger["acked"]
+        while not self._stop.is_set():
+            rows = table.execute(
+                "SELECT number, part, value FROM outbox ORDER BY number LIMIT ?", (self._ROWS,)
+            ).fetchall()
+            if not rows:
+                self._stop.wait(self._POLL_S)
+                continue
+            for number, partition, value in rows:
+
+                def delivered(error: object, _: object, number: int = number) -> None:
+                    acked[number] = error is None
+
+                producer.produce(topic, value, b"%d" % partition, partition, on_delivery=delivered)
+            producer.flush()
+            done = [(number,) for number, *_ in rows if acked[number]]
+            table.execute("BEGIN IMMEDIATE")
+            table.executemany("DELETE FROM outbox WHERE number = ?", done)
+            table.execute("COMMIT")
+        table.close()
+
+
 def _open_client(
     name: str, servers: list[str], topic: str, ledger: Ledger, partitions: int, spool: str
 ) -> _Client:
     match name:
         case "kafkasafe":
             return _Safe(servers, topic, ledger, partitions, spool)
+        case "outbox":
+            return _Outbox(servers, topic, ledger, spool)
         case "kafka-python":
             return _KafkaPython(servers, topic, ledger, partitions)
         case "confluent-kafka":
