@@ -6,8 +6,8 @@ as that helps; its result is the offset to work with. Two things may be wrong wi
 - A new leader may know of less than the former one did (KIP-207). So `end`, `start` and `at_time` pass what was
   answered through the tracker's rules, and find the proof that these ask for. `listed` gives an answer as it is.
 - A leader that does not find its remote segments answers a look-up by time with the first such record on its own disk,
-  or with none (KIP-1007). So `at_time` asks whether the log has a remote part, and where it has one, reads its last
-  record: if that comes, the leader finds its remote segments.
+  or with none (KIP-1007). So `at_time` asks whether the log has a remote part. Where it has one, `at_time` reads the
+  last remote batch and asks once more after it has come: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from kafka.errors import IllegalStateError, KafkaError, for_code
 
+from kafkasafe._core.batch import iter_headers
 from kafkasafe._core.epochs import UNDEFINED
 from kafkasafe._io.inquiry import Ask, Pause, Procedure, Together, insist, pause_s
 from kafkasafe._io.stats import ConsumerStats
@@ -59,6 +60,7 @@ _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({Why.FORMER_LEADER, Why.FORMER_TOPIC})
 # How many answers of a former leader or topic are waited out.
 _OLD_ANSWERS: Final = 3
+_NOWHERE: Final = 2**63  # after each offset
 # How long a broker may take to read one remote batch. It answers with nothing when it takes longer.
 _REMOTE_READ_MS: Final = 1000
 
@@ -301,11 +303,15 @@ class LookUps:
                 )
             )
             # Also where the answer lies below `local`, which may have moved past it since.
-            is_remote = local is not None and start.offset < local
-            if is_remote and not (yield from self._is_readable(topic, partition, local - 1, note)):
-                yield Pause(pause_s(misses))
-                misses += 1
-                continue
+            if local is not None and start.offset < local:
+                sure = yield from self._beside_remote(
+                    topic, partition, timestamp, answer, range(start.offset, local), note
+                )
+                if sure is None:
+                    yield Pause(pause_s(misses))
+                    misses += 1
+                    continue
+                answer = sure
             result = self._observe_time(topic, partition, timestamp, answer)
             if isinstance(result, Held) and result.why is Why.NOT_FOUND:
                 # Retention or a truncation may have removed the record: that is what these two find out.
@@ -319,6 +325,53 @@ class LookUps:
             if offset is not None:
                 return OffsetListed(0, offset, result.leader_epoch, result.timestamp_ms)
             yield from self._elsewhere(topic, tries)
+
+    def _beside_remote(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        answer: OffsetListed,
+        remote: range,
+        note: Note | None,
+    ) -> Procedure[OffsetListed | None]:
+        """The answer to a look-up by time in a log with a remote part; None: there is none that may be believed.
+
+        1. Records 2 to 5 are remote and the leader cannot find them. A look-up for record 2 gets 6, the first record of
+           the leader's own disk, without an error.
+        2. Remote storage becomes ready.
+        3. A fetch of offset 5 succeeds.
+
+        The fetch says nothing about the moment of the answer. So the leader is asked once more after the fetch, and the
+        lower answer counts: an outage that spoils both answers has to last from one to the other, and the fetch lies
+        between them. Two outages, one for each answer, are recognised by the batch that was fetched: a record of it
+        that is as new as `timestamp` shows that the first such record is not after it. That needs a batch which lies
+        in the log as a whole, and cannot show anything where timestamps have no order.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: What was looked for, ms since the epoch.
+            answer: Of the first look-up.
+            remote: Offsets that are in remote storage only.
+            note: Gets the error of each failed try.
+        """
+        fetched = yield from self._read_remote(topic, partition, remote[-1], note)
+        if fetched is None:
+            return None
+        again = yield from self.listed(topic, partition, timestamp, note)
+        answer = min(answer, again, key=lambda found: found.offset if found.offset >= 0 else _NOWHERE)
+        for _, header in iter_headers(fetched.records):
+            is_whole = header.base_offset in remote and header.last_offset in remote
+            if (
+                is_whole
+                and header.max_timestamp >= timestamp
+                and not 0 <= answer.offset <= header.last_offset
+            ):
+                told = f"the look-up by time missed a record in remote storage, at or before {header.last_offset}"
+                self._not_ready(topic, partition, told, OUT_OF_RANGE, note)
+                return None
+        return answer
 
     def _observe_time(self, topic: str, partition: int, timestamp: int, answer: OffsetListed) -> Value | Held:
         return self._tracker.observe_timestamp(
@@ -385,8 +438,10 @@ class LookUps:
         )
         return None if isinstance(answer, Failure) or answer.error_code else answer.offset
 
-    def _is_readable(self, topic: str, partition: int, offset: int, note: Note | None) -> Procedure[bool]:
-        """Whether a record in remote storage can be read."""
+    def _read_remote(
+        self, topic: str, partition: int, offset: int, note: Note | None
+    ) -> Procedure[RecordsFetched | None]:
+        """The batch in remote storage that holds an offset; None: it cannot be read now."""
         transport = self._network()
 
         def send(reply: Reply[Any]) -> None:
@@ -394,23 +449,27 @@ class LookUps:
 
         answer: RecordsFetched | Failure = yield Ask(send)
         if not isinstance(answer, Failure) and not answer.error_code and answer.records:
-            return True
+            return answer
         noted = self._note if note is None else note
         if isinstance(answer, Failure):
             problem: Any = answer.error
+            noted(problem)
         elif answer.error_code not in {0, *REMOTE, OUT_OF_RANGE}:
-            problem = for_code(answer.error_code)(f"{topic}-{partition} at {offset}")
+            noted(for_code(answer.error_code)(f"{topic}-{partition} at {offset}"))
         else:
             # No records and no error: the broker did not get them in time.
             code = answer.error_code or REQUEST_TIMED_OUT
-            problem = RemoteStorageNotReadyError(
-                f"{topic}-{partition}: offset {offset}, which is in remote storage, cannot be read (error code {code})",
-                topic=topic,
-                partition=partition,
-                code=code,
+            told = f"offset {offset}, which is in remote storage, cannot be read (error code {code})"
+            self._not_ready(topic, partition, told, code, note)
+        return None
+
+    def _not_ready(self, topic: str, partition: int, what: str, code: int, note: Note | None) -> None:
+        noted = self._note if note is None else note
+        noted(
+            RemoteStorageNotReadyError(
+                f"{topic}-{partition}: {what}", topic=topic, partition=partition, code=code
             )
-        noted(problem)
-        return False
+        )
 
 
 def _ignore(_: object) -> None:

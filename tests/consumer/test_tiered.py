@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -16,9 +17,13 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._io.admin import tidy_client
+from kafkasafe._io.inquiry import Desk
+from kafkasafe._io.lookups import LookUps
+from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Failure
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
+from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import read_options
 from kafkasafe.spark.planner import Planner, Range, SourceUnavailableError
@@ -232,6 +237,50 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
     assert {(event.partition, event.code) for event in consumers.of(PartitionNotReady)} == {(0, 9)}
     assert any(event.remote for event in consumers.of(PartitionNotReady))
     assert {event.partition for event in consumers.of(PartitionReady)} == {0}
+
+
+def test_look_ups_by_time_while_the_metadata_come_back_give_no_wrong_answer(
+    cluster, consumers, holder, tmp_path
+):
+    """The leader lives on: at some moment between a look-up and the fetch after it, it finds its remote segments."""
+    node = 3 - holder
+    properties = cluster.data_dir(node).parent / "server.properties"
+    usual = properties.read_text()
+    metadata = cluster.data_dir(holder) / f"{METADATA}-0"
+    with Raw(cluster) as raw:
+        topic = Tiered(cluster, raw, node)
+        cluster.kill_all()
+        shutil.copytree(metadata, tmp_path / "saved")
+        shutil.rmtree(metadata)
+        properties.write_text(usual.replace(f"{INTERVAL}=300", f"{INTERVAL}=3600000"))
+        try:
+            cluster.start_all()
+            until(lambda: topic.fetched(0) == 1 and (topic.offset(0) or 0) >= 20)
+            cluster.kill(holder)
+            shutil.rmtree(metadata)
+            shutil.copytree(tmp_path / "saved", metadata)
+            with consumers() as consumer:
+                # Many that are at different steps when it happens. All records are newer than any of these times.
+                desk = Desk()
+                lookups = LookUps(
+                    consumer._network, EndOffsetTracker(), ConsumerStats(), print, 0, lambda _: None
+                )
+                begun = desk.begin_all(lookups.at_time(topic.topic, 0, 1 + number) for number in range(400))
+                starting = threading.Thread(target=cluster.start, args=(holder,))
+                starting.start()
+                deadline = time.monotonic() + 120
+                while not all(inquiry.done for inquiry in begun):
+                    assert time.monotonic() < deadline
+                    desk.wait(1.0)
+                    desk.work()
+                starting.join()
+                assert [inquiry.error for inquiry in begun if inquiry.error is not None] == []
+                assert collections.Counter(inquiry.result.offset for inquiry in begun) == {0: 400}
+                assert consumer.offsets_for_times({topic.remote: 0})[topic.remote].offset == 0
+        finally:
+            cluster.kill_all()
+            properties.write_text(usual)
+            cluster.start_all()
 
 
 def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumers, holder, tmp_path):
