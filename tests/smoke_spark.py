@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import venv
@@ -362,6 +363,66 @@ def writers_with_restart(smoke: Smoke) -> str:
     return "1000 rows and, repeated, none; a stream's 600 once, in two lives"
 
 
+def stream_at_latest(smoke: Smoke) -> str:
+    """Records come all the time; the sink fails twice in the first micro-batch, in lives of their own."""
+    from kafka import KafkaProducer
+
+    topic = smoke.topic(1)
+    checkpoint = smoke.directory / "latest-checkpoint"
+    stop, written = threading.Event(), [0]
+    first: list[list[int]] = []
+    rows: dict[int, list[int]] = {}
+
+    def produce() -> None:
+        producer = KafkaProducer(bootstrap_servers=smoke.cluster.bootstrap_servers)
+        while not stop.wait(0.005):
+            producer.send(topic, b"%d" % written[0], partition=0)
+            written[0] += 1
+        producer.flush(60)
+        producer.close()
+
+    def write(df: Any, batch_id: int) -> None:
+        found = sorted(int(row.value) for row in df.selectExpr("CAST(value AS STRING) AS value").collect())
+        if batch_id == 0:
+            first.append(found)
+            if len(first) < 3:
+                raise ValueError("not this time")
+        rows[batch_id] = found
+
+    def run(until: Callable[[], bool]) -> Any:
+        frame = smoke.source(topic, startingOffsets="latest")
+        writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
+        query = writer.start()
+        deadline = time.monotonic() + WAIT_S
+        while query.isActive and not until():
+            assert time.monotonic() < deadline, query.status
+            time.sleep(0.05)
+        failed = query.exception()
+        query.stop()
+        assert failed is None or "not this time" in str(failed) or "to connect back" in str(failed), failed
+
+    writer = threading.Thread(target=produce)
+    writer.start()
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while written[0] < 20 or len(rows) < 4:
+            assert time.monotonic() < deadline, f"{written[0]} records, batches {sorted(rows)}"
+            if written[0] >= 20:
+                run(lambda: len(rows) >= 4)
+    finally:
+        stop.set()
+        writer.join()
+    run(lambda: bool(rows) and rows[max(rows)][-1:] == [written[0] - 1])
+    assert len(first) == 3, first
+    assert first[0] == first[1] == first[2], first
+    found = [row for number in sorted(rows) for row in rows[number]]
+    assert found == list(range(found[0], written[0])), (
+        f"{len(found)} rows from {found[0]}, not to {written[0]}"
+    )
+    assert found[0] > 0, "it did not begin at the end"
+    return f"{len(found)} rows once, from the end on; the first batch three times, {len(first[0])} rows"
+
+
 def wrong_options(smoke: Smoke) -> str:
     from kafkasafe.spark import foreach_batch_sink
 
@@ -395,6 +456,7 @@ CHECKS: dict[str, Callable[[Smoke], str]] = {
     "streaming read": streaming_read,
     "stream to sink, restart, metrics": sink_with_restart,
     "write, writeStream, restart": writers_with_restart,
+    "stream at latest, failing sink": stream_at_latest,
     "wrong options": wrong_options,
 }
 

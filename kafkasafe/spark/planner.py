@@ -9,12 +9,15 @@ A `Planner` asks the cluster and turns the answers into `Positions`. Its rules:
   retention removed before they were read. A loss ends the query, or is told and written into the checkpoint
   (`Mark.begin`); nothing is skipped silently.
 - What is not known yet (no leader, an answer that is held) is not planned: the range is empty, the next try comes.
+- The end of a query's first micro-batch says where each of its ranges begins (`positions`). So the starting options
+  are looked at once, whatever happens in that batch.
 
 Nothing here reads records.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -28,7 +31,7 @@ from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, TopicInfo, TopicsListed
-from kafkasafe.errors import DataLossError, KafkaSafeError, RemoteStorageNotReadyError
+from kafkasafe.errors import ConfigError, DataLossError, KafkaSafeError, RemoteStorageNotReadyError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.spark.notices import Notices
@@ -44,7 +47,7 @@ from kafkasafe.spark.options import (
     Times,
     error,
 )
-from kafkasafe.spark.positions import Mark, Partition, Positions, divide, ranges_between, share
+from kafkasafe.spark.positions import UNRESOLVED, Mark, Partition, Positions, divide, ranges_between, share
 from kafkasafe.spark.positions import Why as Loss
 
 __all__ = ["Planner", "Range", "SourceUnavailableError"]
@@ -122,6 +125,8 @@ class Planner:
         self._target: Mapping[Partition, int] | None = None
         self.seen: Positions | None = None
         """Ends as the last plan saw them; None before the first."""
+        self.refused: Exception | None = None
+        """Why `opening` had no answer from the starting options."""
 
     def close(self) -> None:
         """Closes the connections. A later question opens them again."""
@@ -132,7 +137,7 @@ class Planner:
     # --- what a query asks --------------------------------------------------------------------------------------------
 
     def first(self) -> Positions:
-        """Where a new streaming query begins.
+        """Where a new streaming query begins: what the starting options mean now.
 
         Raises:
             ConfigError: `startingOffsets` names other partitions than there are, or no record is that new.
@@ -141,9 +146,8 @@ class Planner:
         partitions = self._partitions(fresh=True)
         self._require(partitions)
         begins = self._resolve(self._options.starting, "starting", partitions)
-        return Positions(
-            {partition: Mark(begins[partition]) for partition in partitions}, self._ids(partitions)
-        )
+        marks = {partition: Mark(begins[partition]) for partition in partitions}
+        return Positions(marks, self._ids(partitions), initial=True)
 
     def batch(self) -> list[Range]:
         """What a batch query reads."""
@@ -193,12 +197,13 @@ class Planner:
         """Where the next micro-batch ends.
 
         Args:
-            start: Where it begins.
+            start: Where it begins; of a query's first one, what `first` said.
             limit: How many offsets it may have, 0 for any number.
             at_least: How many there must be; while there are fewer, there is nothing new. A loss is always told.
 
         Returns:
-            `start` itself where there is nothing new.
+            `start` itself where there is nothing new, and the batch is not the first one. The end of the first one has
+            the begin of each partition.
 
         Raises:
             DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all of them.
@@ -211,20 +216,24 @@ class Planner:
             for partition in {*partitions, *start.marks}
         }
         found = self._gather(procedures)
-        self._tell_losses(start, found)
+        positions = {partition: mark.offset for partition, mark in start.marks.items()}
+        self._tell_losses(positions, found, is_first=start.initial)
         self.seen = Positions({partition: Mark(state.end) for partition, state in found.items()}, ids)
         if self._target is not None:
             for partition, state in found.items():
                 state.end = max(state.begin, min(state.end, self._target.get(partition, state.begin)))
         sizes = {partition: state.end - state.begin for partition, state in found.items()}
         if sum(sizes.values()) < at_least and all(state.why is None for state in found.values()):
-            return Positions(start.marks, start.topic_ids)
-        if limit:
+            if not start.initial:
+                return Positions(start.marks, start.topic_ids)
+            for state in found.values():
+                state.end = state.begin
+        elif limit:
             turn = sum(mark.offset for mark in start.marks.values())
             for partition, size in share(sizes, limit, turn).items():
                 found[partition].end = found[partition].begin + size
         marks = {partition: self._mark(partition, start, found[partition]) for partition in found}
-        new = any(state.why is not None and state.exists for state in found.values())
+        new = start.initial or any(state.why is not None and state.exists for state in found.values())
         if not new and all(start.marks.get(partition) == mark for partition, mark in marks.items()):
             return Positions(start.marks, start.topic_ids)
         return Positions(marks, ids)
@@ -235,21 +244,41 @@ class Planner:
         ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
         self._target = {partition: end.offset for partition, end in ends.items()}
 
-    def ends(self) -> Positions:
-        """The ends of all partitions, for reports. Nothing is planned."""
+    def opening(self) -> Positions:
+        """Where the first micro-batch of a run ends, for a Spark that does not say where it begins.
+
+        A new query begins at what the starting options mean now: each mark has that as `first`. To a query that goes
+        on they mean nothing, so what is wrong with them is no error here, but in `refused`.
+
+        Raises:
+            SourceUnavailableError: The brokers do not answer.
+        """
+        begins: Mapping[Partition, Mark] | None = None
+        try:
+            begins = self.first().marks
+        except (ConfigError, SourceUnavailableError) as problem:
+            if isinstance(problem, SourceUnavailableError) and not self._network().connected:
+                raise  # the ends would not come either
+            self.refused = problem
         partitions = self._partitions(fresh=False)
         ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
-        return Positions(
-            {partition: Mark(end.offset) for partition, end in ends.items()}, self._ids(partitions)
-        )
+        marks = {}
+        for partition, end in ends.items():
+            # One that came between the two questions is read from its first record.
+            begin = UNRESOLVED if begins is None else begins.get(partition, Mark(0)).offset
+            marks[partition] = Mark(end.offset, first=begin)
+        return Positions(marks, self._ids(partitions))
 
     def ranges(self, start: Positions, end: Positions) -> list[Range]:
         """What the tasks of a micro-batch read, also of one that is read again.
 
         Raises:
             DataLossError: What was planned is not in the log any more, and `failOnDataLoss` is true.
-            ConfigError: The range goes backwards.
+            ConfigError: The range goes backwards, or is the first one of an older checkpoint that does not say where
+                it begins.
         """
+        if start.initial:
+            start = self._begun(start, end)
         wanted = [found for found in ranges_between(start, end) if found[1] < found[2]]
         if not wanted:
             return []
@@ -263,7 +292,8 @@ class Planner:
             if not self._is_checked(partition)
         }
         found = self._gather(unchecked)
-        self._tell_losses(start, found)
+        begins = {partition: begin for partition, begin, _ in wanted}
+        self._tell_losses(begins, found, is_first=start.initial)
         bounds = {partition: (state.begin, state.end) for partition, state in found.items() if state.exists}
         tasks = []
         for partition, begin, last in wanted:
@@ -273,6 +303,52 @@ class Planner:
             if max(first, begin) < min(behind, last):
                 tasks.append((partition, max(first, begin), min(behind, last)))
         return self._tasks(tasks, epochs)
+
+    def _begun(self, start: Positions, end: Positions) -> Positions:
+        """An initial start, with a mark for each partition of which the end of the first micro-batch has no begin.
+
+        Ends of older versions have none, nor have those of Spark's own source. Where the starting options name a record
+        that was there when the batch was planned, it begins there. A moving bound ("latest") is somewhere else by now:
+        which records the batch had cannot be found out, so the user has to say.
+        """
+        unknown = [
+            partition
+            for partition, mark in end.marks.items()
+            if mark.begin is None and mark.first in {None, UNRESOLVED}
+        ]
+        if not unknown:
+            return start
+        begins = dict((start if start.marks else self.first()).marks)
+        unsure = []
+        for partition in unknown:
+            mark = end.marks[partition]
+            begin = begins.get(partition, Mark(0)).offset
+            if mark.first == UNRESOLVED:
+                # No record was ever planned: what came since is the next batch's.
+                begins[partition] = Mark(min(begin, mark.offset))
+            elif begin > mark.offset or not self._is_fixed(partition, begin, mark.offset):
+                unsure.append(partition)
+        if unsure:
+            given: dict[str, dict[str, int]] = {}
+            for (topic, number), mark in sorted(end.marks.items()):
+                given.setdefault(topic, {})[str(number)] = mark.offset
+            raise error(
+                "FIRST_BATCH_UNKNOWN",
+                f"The checkpoint has a first micro-batch that is not finished, and does not say where it begins in"
+                f" {_names(unsure)}: an older kafkasafe or format kafka planned it. Say it for one start, by"
+                f" .option(\"startingOffsets\", '{json.dumps(given)}') or lower offsets. These are its ends: with them"
+                " the query goes on after that batch, and leaves out the records that it had. From lower offsets on,"
+                " records are read.",
+            )
+        return Positions(begins, start.topic_ids, initial=True)
+
+    def _is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
+        """Whether the starting options meant the same begin when a batch with this end was planned."""
+        starting = self._options.starting
+        if isinstance(starting, Offsets):
+            return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST
+        # By time: a record before the end was there. What stands for a record that is not there yet moves.
+        return begin < end
 
     def _tasks(
         self, ranges: list[tuple[Partition, int, int]], epochs: Mapping[Partition, Lineage]
@@ -286,6 +362,10 @@ class Planner:
 
     def _mark(self, partition: Partition, start: Positions, found: _Found) -> Mark:
         before = start.marks.get(partition)
+        if start.initial:
+            lineage = self._lineage(partition, Lineage(), found) if found.exists else Lineage()
+            why, lost = (found.why, found.lost) if found.exists else (None, None)
+            return Mark(found.end, lineage, found.begin, why, lost)
         if not found.exists:
             return Mark(found.begin) if before is None else before
         if before is not None and found.why is None and found.end == before.offset:
@@ -316,19 +396,28 @@ class Planner:
             # What the checkpoint tells does not fit in front of what the leader tells: only the latter is proven.
             return Lineage([run for run in runs if run[1] < found.end], found.end)
 
-    def _tell_losses(self, start: Positions, found: Mapping[Partition, _Found]) -> None:
+    def _tell_losses(
+        self, positions: Mapping[Partition, int], found: Mapping[Partition, _Found], *, is_first: bool
+    ) -> None:
+        """Of what was found lost.
+
+        Args:
+            positions: Next offset that was to be read, by partition; none of a new partition.
+            found: What there is.
+            is_first: Nothing was read before these positions.
+        """
         lost = {partition: state for partition, state in found.items() if state.why is not None}
         if not lost:
             return
         if self._options.fail_on_data_loss:
-            raise _data_loss(start, lost, {partition for partition in lost if not self._is_wanted(partition)})
+            unwanted = {partition for partition in lost if not self._is_wanted(partition)}
+            raise _data_loss(positions, lost, unwanted, is_first=is_first)
         for partition, state in sorted(lost.items()):
             if not state.exists:
                 if partition in self._gone:
                     continue
                 self._gone.add(partition)
-            before = start.marks.get(partition)
-            position = 0 if before is None else before.offset
+            position = positions.get(partition, 0)
             assert state.why is not None  # noqa: S101  # they were chosen by it
             self._notices.tell(SourceDataLost(*partition, state.why, position, state.begin, state.lost))
 
@@ -336,7 +425,7 @@ class Planner:
         self, partition: Partition, why: Loss, position: int, resumed_at: int, lost: tuple[int, int] | None
     ) -> None:
         if self._options.fail_on_data_loss:
-            raise _loss_error([(partition, why, position, resumed_at, lost)])
+            raise _loss_error([(partition, why, position, resumed_at, lost)], is_first=True)
         self._notices.tell(SourceDataLost(*partition, why, position, resumed_at, lost))
 
     # --- procedures: one partition ------------------------------------------------------------------------------------
@@ -747,37 +836,42 @@ def _topic_error(topic: str, verdict: Verdict) -> Exception:
 
 
 _WORDS: Final[Mapping[Loss, str]] = {
-    "retention": "was read to {was}, and its log begins at {now} now: retention or DeleteRecords removed {lost} unread",
-    "diverged": "was read to {was}, and the log differs from {now} on: {lost} are not in it any more (unclean leader"
-    " election)",
-    "truncated": "was read to {was}, and the log ends at {now} now: {lost} are gone",
-    "recreated": "was read to {was}, and the topic was deleted and created again since; it begins at {now}",
+    "retention": "{was}, and its log begins at {now} now: retention or DeleteRecords removed {lost} unread",
+    "diverged": "{was}, and the log differs from {now} on: {lost} are not in it any more (unclean leader election)",
+    "truncated": "{was}, and the log ends at {now} now: {lost} are gone",
+    "recreated": "{was}, and the topic was deleted and created again since; it begins at {now}",
     "new_partition": "is new, and its first records are gone already: {lost}",
-    "missing": "was read to {was}, and is not there any more",
+    "missing": "{was}, and is not there any more",
 }
 _NOT_WANTED: Final = (
-    "was read to {was}, and the query does not read it any more (subscribe, subscribePattern"
-    " or assign was changed)"
+    "{was}, and the query does not read it any more (subscribe, subscribePattern or assign was changed)"
 )
 
 
 def _data_loss(
-    start: Positions, lost: Mapping[Partition, _Found], unwanted: Collection[Partition]
+    positions: Mapping[Partition, int],
+    lost: Mapping[Partition, _Found],
+    unwanted: Collection[Partition],
+    *,
+    is_first: bool,
 ) -> DataLossError:
     told = []
     for partition, state in sorted(lost.items()):
-        before = start.marks.get(partition)
         assert state.why is not None  # noqa: S101  # they were chosen by it
-        told.append((partition, state.why, 0 if before is None else before.offset, state.begin, state.lost))
-    return _loss_error(told, unwanted)
+        told.append((partition, state.why, positions.get(partition, 0), state.begin, state.lost))
+    return _loss_error(told, unwanted, is_first=is_first)
 
 
 def _loss_error(
-    lost: list[tuple[Partition, Loss, int, int, tuple[int, int] | None]], unwanted: Collection[Partition] = ()
+    lost: list[tuple[Partition, Loss, int, int, tuple[int, int] | None]],
+    unwanted: Collection[Partition] = (),
+    *,
+    is_first: bool,
 ) -> DataLossError:
     sentences = []
-    for partition, why, was, now, gone in lost:
+    for partition, why, position, now, gone in lost:
         offsets = "some records" if gone is None else f"offsets {gone[0]} to {gone[1]}"
+        was = f"was to be read from {position}" if is_first else f"was read to {position}"
         words = _NOT_WANTED if partition in unwanted else _WORDS[why]
         sentences.append(f"{_names([partition])} {words.format(was=was, now=now, lost=offsets)}.")
     partition, _, _, _, gone = lost[0]

@@ -9,6 +9,18 @@
 lost before a micro-batch, its end says so: `begin` is where its range begins instead of where the one before ended,
 with `why` and the lost range (`lost_first` to `lost_last`, inclusive). So a batch read again has the same range.
 
+A query's first micro-batch has no batch before it:
+
+1. Spark asks for the initial offset, "latest" is 10, and plans a first batch that ends at 15. It writes down the 15.
+2. It asks for the initial offset again, before it reads the batch, and after each restart in that batch. Records have
+   come, "latest" is 20.
+3. Spark asks for the partitions of the range from 20 to 15.
+
+Spark keeps no initial offset of a Python source. So the initial offset is only a sign (`"initial": true`) that nothing
+was read before, and the end of the first batch has the `begin` of each partition: what `startingOffsets` means later
+changes nothing. PySpark 4.0 and 4.1 ask for an end without saying where the batch begins, so each first end of a run
+has what it would be as `first`; it counts after an initial offset only.
+
 Checkpoints of Spark's own Kafka source, `{"orders": {"0": 42}}`, are read as well.
 """
 
@@ -22,10 +34,23 @@ from kafkasafe._core.epochs import Lineage, LineageError
 from kafkasafe.errors import ConfigError
 from kafkasafe.spark.options import error
 
-__all__ = ["Mark", "Partition", "Positions", "Why", "divide", "share"]
+__all__ = [
+    "INITIAL",
+    "UNRESOLVED",
+    "Mark",
+    "Partition",
+    "Positions",
+    "Why",
+    "divide",
+    "ranges_between",
+    "share",
+]
 
 Partition: TypeAlias = tuple[str, int]
 Why: TypeAlias = Literal["retention", "diverged", "truncated", "recreated", "new_partition", "missing"]
+
+UNRESOLVED: Final = -1
+"""The begin of a first micro-batch that was planned while the starting options had no answer."""
 
 _VERSION: Final = 1
 _EPOCH_BYTES: Final = 256
@@ -42,6 +67,8 @@ class Mark:
         begin: Where the range that ends here begins; None: where the range before it ended.
         why: Why that is elsewhere.
         lost: First and last offset (inclusive) of what is gone, as far as that is known.
+        first: Where the range that ends here begins if it is the query's first one and `begin` is None. `UNRESOLVED`:
+            the starting options had no answer then. None: the plan does not say.
     """
 
     offset: int
@@ -49,6 +76,7 @@ class Mark:
     begin: int | None = None
     why: Why | None = None
     lost: tuple[int, int] | None = None
+    first: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +86,12 @@ class Positions:
     Attributes:
         marks: By partition.
         topic_ids: Id of each topic, as far as it is known.
+        initial: Nothing was read before these.
     """
 
     marks: Mapping[Partition, Mark]
     topic_ids: Mapping[str, bytes] = field(default_factory=dict)
+    initial: bool = False
 
     def encode(self) -> dict[str, Any]:
         """As JSON. Equal positions give equal JSON, in the same order."""
@@ -80,8 +110,10 @@ class Positions:
                 entry["why"] = mark.why
             if mark.lost is not None:
                 entry["lost_first"], entry["lost_last"] = mark.lost
+            if mark.first is not None:
+                entry["first"] = mark.first
             topics[topic]["partitions"][str(partition)] = entry
-        return {"kafkasafe": _VERSION, "topics": topics}
+        return {"kafkasafe": _VERSION, **({"initial": True} if self.initial else {}), "topics": topics}
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> Positions:
@@ -119,18 +151,24 @@ class Positions:
                 f"The checkpoint's offsets are not of format kafkasafe or kafka ({type(wrong).__name__}: {wrong}):"
                 " was the checkpointLocation of another query given?",
             ) from None
-        return cls(marks, ids)
+        return cls(marks, ids, data.get("initial") is True)
+
+
+INITIAL: Final = Positions({}, initial=True)
+"""Where a query begins, before the starting options were looked at."""
 
 
 def _mark(entry: Mapping[str, Any]) -> Mark:
     epochs = entry.get("epochs")
     why = entry.get("why")
+    first = entry.get("first")
     return Mark(
         _offset(entry["offset"]),
         Lineage() if epochs is None else Lineage.decode(epochs),
         None if entry.get("begin") is None else _offset(entry["begin"]),
         why if why in _WHY else None,
         (_offset(entry["lost_first"]), _offset(entry["lost_last"])) if "lost_first" in entry else None,
+        first if first in {None, UNRESOLVED} else _offset(first),
     )
 
 
@@ -202,6 +240,11 @@ def divide(
 def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition, int, int]]:
     """What a micro-batch reads: (partition, begin, end), begin ≤ end.
 
+    Args:
+        start: Where the batch before it ended. An initial one has a mark for each partition whose mark in `end` has
+            neither `begin` nor `first`.
+        end: Where it ends.
+
     Raises:
         ConfigError: A range goes backwards: such offsets were not planned by `kafkasafe`.
     """
@@ -209,12 +252,17 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         mark = end.marks[partition]
         before = start.marks.get(partition)
         topic = partition[0]
-        if mark == before and start.topic_ids.get(topic) == end.topic_ids.get(topic):
+        is_same = mark == before and start.topic_ids.get(topic) == end.topic_ids.get(topic)
+        if is_same and not start.initial:
             # Nothing new: where the range of an earlier batch began says nothing of this one.
             yield partition, mark.offset, mark.offset
             continue
-        # A partition that no plan has told the begin of is read from its first record.
-        begin = mark.begin if mark.begin is not None else 0 if before is None else before.offset
+        begin = mark.begin
+        if begin is None and start.initial and mark.first != UNRESOLVED:
+            begin = mark.first
+        if begin is None:
+            # A partition that no plan has told the begin of is read from its first record.
+            begin = 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(
                 "OFFSETS_GO_BACK",

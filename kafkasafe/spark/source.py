@@ -7,7 +7,6 @@ query; `read` in the executors' workers. So readers are pickled before they have
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,11 +31,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kafkasafe.errors import ConfigError
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions, error, read_options
 from kafkasafe.spark.planner import Planner, Range
-from kafkasafe.spark.positions import Positions
+from kafkasafe.spark.positions import INITIAL, Positions
 from kafkasafe.spark.reading import read
 from kafkasafe.spark.workers import spare_collections, warn_of_other_python
 
@@ -137,14 +135,14 @@ class _BatchReader(_Reading, DataSourceReader):
 class StreamReader(_Reading, DataSourceStreamReader):
     """For PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins.
 
-    A new query asks for its first end before it asks for its begin, so both are looked up then, in the right order.
+    A new query asks for its first end before it asks for its begin. Both are looked up then, in the right order, and
+    both are in the answer.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._made: Planner | None = None
         self._start: Positions | None = None  # where the last range ended; None: nothing was planned yet
-        self._first: Positions | None = None
 
     @property
     def _planner(self) -> Planner:
@@ -153,22 +151,20 @@ class StreamReader(_Reading, DataSourceStreamReader):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint begins."""
-        first = self._planner.first() if self._first is None else self._first
-        if self._start is None:
-            self._start = first
-        return first.encode()
+        """A sign that nothing was read before. Where that is, stands in the end of the first micro-batch."""
+        refused = self._planner.refused
+        if refused is not None:
+            # Only a new query asks for this after it has asked for an end.
+            raise refused
+        return INITIAL.encode()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - as it was before 4.2
         """Where the next micro-batch ends."""
         if self._start is None:
-            # A new query, or one that was restarted: where that one is, is told with its first range. To it
-            # startingOffsets means nothing any more, however wrong it may be by now.
-            with contextlib.suppress(ConfigError):
-                self._first = self._planner.first()
-            self._start = self._planner.ends()
-            return self._start.encode()
-        self._start = self._planner.latest(self._start)
+            # A new query, or one that was restarted: where that one is, is told with its first range.
+            self._start = self._planner.opening()
+        else:
+            self._start = self._planner.latest(self._start)
         return self._start.encode()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

@@ -22,6 +22,7 @@ __all__ = ["LimitedStreamReader"]
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     """With `maxOffsetsPerTrigger`, `minOffsetsPerTrigger` and Trigger.AvailableNow."""
 
+    _first: Positions | None = None  # where a new query begins
     _until_now = False
     _planned_at = float("-inf")  # `time.monotonic` of the latest micro-batch; the first one waits for nothing
 
@@ -46,10 +47,15 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
             case _:
                 pass
         begin = Positions.decode(start)
-        end = self._planner.latest(begin, most, least).encode()
-        if end != begin.encode():
-            self._planned_at = time.monotonic()
-        return end
+        if begin.initial:
+            if self._first is None:
+                self._first = self._planner.first()
+            begin = self._first
+        end = self._planner.latest(begin, most, least)
+        if end == begin:
+            return start  # as it was written: another text would be an empty batch
+        self._planned_at = time.monotonic()
+        return end.encode()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """What comes from now on is left to the next run."""

@@ -56,20 +56,24 @@ class KillingSource(KafkaSafeSource):
         return writer
 
 
-def main(options: dict, source: str, checkpoint: str) -> None:
+def main(options: dict, source: str | dict, checkpoint: str) -> None:
+    """Reads a directory of text files to its end, or, with options, from Kafka until it is killed."""
     from local_spark import spark_session
 
     os.environ["KILLING_DRIVER"] = str(os.getpid())
     with spark_session() as spark:
         spark.dataSource.register(KillingSource)
+        trigger: dict = {"processingTime": "0 seconds"}
+        if isinstance(source, dict):
+            rows = spark.readStream.format("kafkasafe").options(**source).load().select("value")
+        else:
+            rows = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(source)
+            trigger = {"availableNow": True}
         query = (
-            spark.readStream.schema("value string")
-            .option("maxFilesPerTrigger", 1)
-            .text(source)
-            .writeStream.format("killing")
+            rows.writeStream.format("killing")
             .options(**options)
             .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
+            .trigger(**trigger)
             .start()
         )
         query.awaitTermination()

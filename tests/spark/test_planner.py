@@ -269,7 +269,7 @@ def test_new_partitions_and_topics_are_read_from_their_first_record(brokers: Kaf
 def test_a_pattern_that_matches_nothing_yet_waits(brokers: KafkaCluster) -> None:
     topic = new_topic(brokers) + "-later"
     with Source(brokers, subscribePattern=topic + ".*") as source:
-        start = source.planner.first()
+        start = source.latest(source.planner.first())
         assert source.latest(start).encode() == start.encode()
         brokers.create_topic(topic)
         write(brokers, topic, numbered(0, 4))
@@ -317,7 +317,9 @@ def test_a_micro_batch_waits_for_min_offsets(brokers: KafkaCluster) -> None:
     topic = new_topic(brokers)
     write(brokers, topic, numbered(0, 5))
     with Source(brokers, subscribe=topic, startingOffsets="earliest") as source:
-        start = source.planner.first()
+        begin = source.planner.first()
+        start = source.latest(begin, at_least=6)
+        assert source.values(begin, start) == []
         assert source.latest(start, at_least=6).encode() == start.encode()
         assert source.planner.seen is not None
         assert offset_of(source.planner.seen, topic) == 5  # reported all the same

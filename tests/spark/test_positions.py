@@ -12,24 +12,29 @@ from hypothesis import strategies as st
 
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import ConfigError
-from kafkasafe.spark.positions import Mark, Positions, divide, ranges_between, share
+from kafkasafe.spark.positions import INITIAL, UNRESOLVED, Mark, Positions, divide, ranges_between, share
 
 marks = st.builds(
-    lambda offset, lineage, loss: Mark(offset, lineage, *loss),
+    lambda offset, lineage, loss, first: Mark(offset, lineage, *loss, first=first),
     st.integers(0, 2**62),
     st.sampled_from([Lineage(), Lineage([(0, 0), (3, 7)], 12), Lineage([(9, 4)], 4_000_000_000)]),
-    st.sampled_from([(None, None, None), (5, "retention", (1, 4)), (0, "recreated", None)]),
+    st.sampled_from([(None, None, None), (5, None, None), (5, "retention", (1, 4)), (0, "recreated", None)]),
+    st.sampled_from([None, UNRESOLVED, 0, 7]),
 )
 partitions = st.tuples(st.sampled_from(["orders", "version", "kafkasafe", "ä"]), st.integers(0, 300))
 
 
 def same(one: Positions, other: Positions) -> bool:
-    return (dict(one.marks), dict(one.topic_ids)) == (dict(other.marks), dict(other.topic_ids))
+    return (dict(one.marks), dict(one.topic_ids), one.initial) == (
+        dict(other.marks),
+        dict(other.topic_ids),
+        other.initial,
+    )
 
 
-@given(st.dictionaries(partitions, marks, max_size=8))
-def test_positions_survive_sparks_json(found: dict[Any, Mark]) -> None:
-    positions = Positions(found, {topic: b"\x01\xff" for topic, _ in found})
+@given(st.dictionaries(partitions, marks, max_size=8), st.booleans())
+def test_positions_survive_sparks_json(found: dict[Any, Mark], initial: bool) -> None:
+    positions = Positions(found, {topic: b"\x01\xff" for topic, _ in found}, initial)
     written = json.dumps(positions.encode())
     read = Positions.decode(json.loads(written))
     assert same(read, positions)
@@ -50,6 +55,7 @@ def test_the_connectors_checkpoints_are_read() -> None:
         {"orders": {"a": 5}},
         {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": -1}}}}},
         {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": 1, "epochs": "?"}}}}},
+        {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": 1, "first": -2}}}}},
     ],
 )
 def test_other_checkpoints_are_refused(other: dict[str, Any]) -> None:
@@ -68,6 +74,28 @@ def test_a_range_never_goes_back() -> None:
     ] == (5, 8)
     with pytest.raises(ConfigError, match="OFFSETS_GO_BACK"):
         list(ranges_between(start, Positions({("t", 0): Mark(9)})))
+
+
+def test_a_first_range_begins_where_its_end_says() -> None:
+    at = ("t", 0)
+    end = {
+        "it says so": (Mark(15, begin=10), 10),
+        "nothing is in it": (Mark(15, begin=15), 15),
+        "of a run": (Mark(15, first=12), 12),
+        "it does not": (Mark(15), 3),
+        "nobody knew": (Mark(15, first=UNRESOLVED), 3),
+    }
+    for name, (mark, begin) in end.items():
+        # Whatever the starting options mean by now, and also where that looks like the end.
+        for offset in (3, *([15, 99] if begin != 3 else [])):
+            start = Positions({at: Mark(offset)}, initial=True)
+            assert list(ranges_between(start, Positions({at: mark}))) == [(at, begin, 15)], name
+        assert list(ranges_between(INITIAL, Positions({at: mark}))) == [(at, 0 if begin == 3 else begin, 15)]
+    # `first` is of a new query only.
+    after = Positions({at: Mark(14)})
+    assert list(ranges_between(after, Positions({at: Mark(15, first=99)}))) == [(at, 14, 15)]
+    same = Positions({at: Mark(15, begin=10)})
+    assert list(ranges_between(same, same)) == [(at, 15, 15)]
 
 
 @given(
