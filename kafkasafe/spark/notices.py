@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-from collections.abc import Callable
 
 from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
-from kafkasafe.spark.options import error
+from kafkasafe.spark.options import imported
 from kafkasafe.spark.outcomes import tell_source_event
+from kafkasafe.spark.tokens import function_of
 
 __all__ = ["Notice", "Notices"]
 
@@ -30,7 +29,7 @@ class Notices:
     def __init__(self, hook: str | None) -> None:
         self._hook = hook
         if hook is not None:
-            _function(hook)
+            imported("onEvent", hook)
 
     def tell(self, event: Notice) -> None:
         """One event. What the hook raises ends the query."""
@@ -40,7 +39,7 @@ class Notices:
             log.warning("%s", event)
         tell_source_event(*_counted(event))
         if self._hook is not None:
-            _function(self._hook)(event)
+            function_of(self._hook)(event)
 
 
 def _counted(event: Notice) -> tuple[str, str, str, int]:
@@ -53,16 +52,3 @@ def _counted(event: Notice) -> tuple[str, str, str, int]:
         case SourceDataLost():
             lost = 0 if event.lost is None else event.lost[1] - event.lost[0] + 1
             return event.topic, "lost", event.reason, lost
-
-
-def _function(name: str) -> Callable[[Notice], object]:
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[[Notice], object] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as wrong:
-        raise error(
-            "INVALID_OPTION",
-            f"onEvent is {name!r}, which cannot be imported ({wrong}): give a function of a module that is installed"
-            " on the driver and the executors.",
-        ) from None
-    return found

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from kafkasafe.errors import ConfigError
-from kafkasafe.spark.tokens import TokenFunction
+from kafkasafe.spark.pem import Pem, PemContext, pem_text
+from kafkasafe.spark.tokens import TokenFunction, function_of
 
 __all__ = [
     "Assign",
@@ -28,6 +29,7 @@ __all__ = [
     "Subscribe",
     "Times",
     "check_known",
+    "imported",
     "kafka_options",
     "read_options",
 ]
@@ -120,6 +122,13 @@ _TOKENS: Final = (
     " and executors can import"
 )
 
+_IAM: Final = "AWS_MSK_IAM"
+_IAM_ALONE: Final = (
+    "it is of Java's client. With kafka.sasl.mechanism=AWS_MSK_IAM leave kafka.sasl.jaas.config and"
+    " kafka.sasl.client.callback.handler.class out: the credentials are those that botocore finds (environment,"
+    " profile, role of the machine)"
+)
+
 # Kafka's name → (kafka-python's, converter). What it has no word for is handled in `_special`.
 _CONNECTION: Final[dict[str, tuple[str, Converter]]] = {
     "bootstrap.servers": ("bootstrap_servers", text),
@@ -149,7 +158,7 @@ _CONNECTION: Final[dict[str, tuple[str, Converter]]] = {
     "sasl.mechanism": ("sasl_mechanism", one_of(*_MECHANISMS)),
     "sasl.oauth.token.provider": (
         "sasl_oauth_token_provider",
-        lambda name, value: TokenFunction(_hook(name, value)),
+        lambda name, value: TokenFunction(imported(name, value)),
     ),
     "sasl.plain.username": ("sasl_plain_username", text),
     "sasl.plain.password": ("sasl_plain_password", text),
@@ -166,6 +175,9 @@ _JAVA_ONLY: Final = frozenset(
         "ssl.truststore.type",
         "ssl.keystore.location",
         "ssl.keystore.type",
+        "ssl.truststore.certificates",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
     }
 )
 _FORBIDDEN: Final = {
@@ -245,9 +257,13 @@ def kafka_options(
         )
     connection: dict[str, Any] = {}
     others: dict[str, Any] = {}
+    is_iam = given.get("sasl.mechanism", ("", ""))[1].strip().upper() == _IAM
     for name, (key, value) in given.items():
         if name in _FORBIDDEN:
-            raise error("FORBIDDEN_OPTION", f"{key} cannot be set: {_FORBIDDEN[name]}.")
+            why = _FORBIDDEN[name]
+            if is_iam and name.startswith("sasl."):
+                why = _IAM_ALONE
+            raise error("FORBIDDEN_OPTION", f"{key} cannot be set: {why}.")
         if name in further:
             others[name] = further[name](key, value)
         elif name in _CONNECTION:
@@ -289,6 +305,8 @@ def _say_ignored(key: str) -> None:
 def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
     """What Java's client is told in ways of its own."""
     jaas = given.get("sasl.jaas.config")
+    if jaas is not None and connection.get("sasl_mechanism") == _IAM:
+        raise error("FORBIDDEN_OPTION", f"kafka.sasl.jaas.config cannot be set: {_IAM_ALONE}.")
     if jaas is not None and connection.get("sasl_mechanism") != "OAUTHBEARER":
         fields = dict(_JAAS.findall(jaas))
         if "username" not in fields or "password" not in fields:
@@ -314,6 +332,61 @@ def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
         connection.setdefault(ours, location)
         if store == "keystore":
             connection.setdefault("ssl_keyfile", location)
+    _texts(given, connection)
+
+
+# Kafka's name → of which store, and what of `Pem` it is.
+_TEXTS: Final = {
+    "ssl.truststore.certificates": ("truststore", "authorities"),
+    "ssl.keystore.certificate.chain": ("keystore", "certificate"),
+    "ssl.keystore.key": ("keystore", "key"),
+}
+
+
+def _texts(given: Mapping[str, str], connection: dict[str, Any]) -> None:
+    """Certificates and key as text instead of as files (KIP-651)."""
+    texts: dict[str, str] = {}
+    for name, (store, part) in _TEXTS.items():
+        if name not in given:
+            continue
+        if given.get(f"ssl.{store}.type", "PEM").upper() != "PEM":
+            raise error(
+                "INVALID_OPTION", f"kafka.{name} is PEM: give kafka.ssl.{store}.type=PEM, or leave it out."
+            )
+        if f"ssl.{store}.location" in given:
+            raise error(
+                "INVALID_OPTION", f"There are kafka.{name} and kafka.ssl.{store}.location: give one of them."
+            )
+        texts[part] = pem_text(given[name])
+        if not texts[part]:
+            raise error(
+                "INVALID_OPTION",
+                f"kafka.{name} has no PEM: it is text like -----BEGIN ...----- ... -----END ...-----.",
+            )
+    if not texts:
+        return
+    if "key" in texts and not ("certificate" in texts or "ssl_certfile" in connection):
+        raise error(
+            "MISSING_OPTION", "kafka.ssl.keystore.key is there: add kafka.ssl.keystore.certificate.chain."
+        )
+    files = {
+        name: connection.pop(ours, None)
+        for name, ours in (
+            ("authorities_file", "ssl_cafile"),
+            ("certificate_file", "ssl_certfile"),
+            ("key_file", "ssl_keyfile"),
+            ("revoked_file", "ssl_crlfile"),
+            ("password", "ssl_password"),
+        )
+    }
+    pem = Pem(**texts, **files, check_hostname=connection.pop("ssl_check_hostname", True))
+    try:
+        connection["ssl_context"] = PemContext(pem)
+    except (OSError, ValueError) as wrong:
+        raise error(
+            "INVALID_OPTION",
+            f"{', '.join(f'kafka.{name}' for name in _TEXTS if name in given)} cannot be used: {wrong}.",
+        ) from None
 
 
 def check_known(options: Iterable[str], known: Iterable[str], *, what: str) -> None:
@@ -547,6 +620,20 @@ def _hook(name: str, value: str) -> str:
             "INVALID_OPTION", f"{name} is {value!r}: it is a function's name like package.module:function."
         )
     return value.strip()
+
+
+def imported(name: str, value: str) -> str:
+    """The name of a function that can be imported here."""
+    found = _hook(name, value)
+    try:
+        function_of(found)
+    except (ImportError, AttributeError) as wrong:
+        raise error(
+            "INVALID_OPTION",
+            f"{name} is {found!r}, which cannot be imported ({wrong}): give a function of a module that is installed on"
+            " the driver and the executors.",
+        ) from None
+    return found
 
 
 def _what(given: _Given) -> Subscribe | Pattern | Assign:

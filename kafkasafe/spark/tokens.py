@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-__all__ = ["TokenFunction"]
+__all__ = ["TokenFunction", "function_of"]
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function `package.module:function`.
+
+    Raises:
+        ImportError: There is no such module.
+        AttributeError: It has no such function.
+    """
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 class TokenFunction(AbstractTokenProvider):
@@ -32,8 +45,7 @@ class TokenFunction(AbstractTokenProvider):
 
     def token(self) -> str:
         """A token that is valid now."""
-        module, _, function = self._name.partition(":")
-        made: Any = getattr(importlib.import_module(module), function)()
+        made: Any = function_of(self._name)()
         token, extensions = made if isinstance(made, tuple) else (made, {})
         if not isinstance(token, str) or not token:
             raise TypeError(f"{self._name} returned {type(token).__name__}: a token is text")

@@ -52,6 +52,11 @@ def test_source_sink_and_writer_with_tokens(spark, cluster):
     [
         ({"kafka.sasl.oauth.token.provider": ""}, "package.module:function"),
         ({"kafka.sasl.oauth.token.provider": "token"}, "package.module:function"),
+        ({"kafka.sasl.oauth.token.provider": "nosuch:token"}, "cannot be imported.*No module named 'nosuch'"),
+        (
+            {"kafka.sasl.oauth.token.provider": "tokening:nosuch"},
+            "cannot be imported.*has no attribute 'nosuch'",
+        ),
         ({"kafka.sasl.mechanism": "FOO"}, "one of PLAIN, SCRAM-SHA-256"),
         (
             {"kafka.sasl.login.callback.handler.class": "x.Y"},
@@ -74,3 +79,24 @@ def test_a_mechanism_of_tokens_needs_a_function():
     assert repr(read_options(given, streaming=True).connection["sasl_oauth_token_provider"]) == (
         "TokenFunction('tokening:token')"
     )
+
+
+CALLBACKS = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.sasl.jaas.config", "software.amazon.msk.auth.iam.IAMLoginModule required;"),
+        ("kafka.sasl.client.callback.handler.class", CALLBACKS),
+        ("kafka.sasl.login.callback.handler.class", CALLBACKS),
+    ],
+)
+def test_java_s_lines_for_msk_are_to_be_left_out(name, value):
+    """They may name a role or a profile, so they are not just ignored."""
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "kafka.security.protocol": "SASL_SSL"}
+    given["kafka.sasl.mechanism"] = "AWS_MSK_IAM"
+    assert read_options(given, streaming=True).connection["sasl_mechanism"] == "AWS_MSK_IAM"
+    with pytest.raises(ConfigError, match=f"{name} cannot be set.*leave .* out: .*botocore") as raised:
+        read_options({**given, name: value}, streaming=True)
+    assert "oauth" not in str(raised.value)
