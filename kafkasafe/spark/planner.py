@@ -34,6 +34,8 @@ from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, TopicInfo, TopicsL
 from kafkasafe.errors import ConfigError, DataLossError, KafkaSafeError, RemoteStorageNotReadyError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
+from kafkasafe.spark.marks import UNRESOLVED, Mark
+from kafkasafe.spark.marks import Why as Loss
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import (
     EARLIEST,
@@ -47,8 +49,7 @@ from kafkasafe.spark.options import (
     Times,
     error,
 )
-from kafkasafe.spark.positions import UNRESOLVED, Mark, Partition, Positions, divide, ranges_between, share
-from kafkasafe.spark.positions import Why as Loss
+from kafkasafe.spark.positions import Partition, Positions, divide, ranges_between, share
 
 __all__ = ["Planner", "Range", "SourceUnavailableError"]
 

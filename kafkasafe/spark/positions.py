@@ -28,55 +28,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from kafkasafe._core.epochs import Lineage, LineageError
+from kafkasafe._core.epochs import LineageError
 from kafkasafe.errors import ConfigError
+from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 from kafkasafe.spark.options import error
 
 __all__ = [
     "INITIAL",
-    "UNRESOLVED",
-    "Mark",
     "Partition",
     "Positions",
-    "Why",
     "divide",
     "ranges_between",
     "share",
 ]
 
 Partition: TypeAlias = tuple[str, int]
-Why: TypeAlias = Literal["retention", "diverged", "truncated", "recreated", "new_partition", "missing"]
-
-UNRESOLVED: Final = -1
-"""The begin of a first micro-batch that was planned while the starting options had no answer."""
 
 _VERSION: Final = 1
-_EPOCH_BYTES: Final = 256
-_WHY: Final = frozenset({"retention", "diverged", "truncated", "recreated", "new_partition", "missing"})
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Of one partition.
-
-    Attributes:
-        offset: Next offset to be read.
-        lineage: Leader epochs of what was read before it; empty where nothing is known.
-        begin: Where the range that ends here begins; None: where the range before it ended.
-        why: Why that is elsewhere.
-        lost: First and last offset (inclusive) of what is gone, as far as that is known.
-        first: Where the range that ends here begins if it is the query's first one and `begin` is None. `UNRESOLVED`:
-            the starting options had no answer then. None: the plan does not say.
-    """
-
-    offset: int
-    lineage: Lineage = field(default_factory=Lineage)
-    begin: int | None = None
-    why: Why | None = None
-    lost: tuple[int, int] | None = None
-    first: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +71,7 @@ class Positions:
             if topic not in topics:
                 number = self.topic_ids.get(topic)
                 topics[topic] = {**({} if number is None else {"id": number.hex()}), "partitions": {}}
-            entry: dict[str, Any] = {"offset": mark.offset}
-            if mark.lineage.entries:
-                entry["epochs"] = mark.lineage.encode(_EPOCH_BYTES)
-            if mark.begin is not None:
-                entry["begin"] = mark.begin
-            if mark.why is not None:
-                entry["why"] = mark.why
-            if mark.lost is not None:
-                entry["lost_first"], entry["lost_last"] = mark.lost
-            if mark.first is not None:
-                entry["first"] = mark.first
-            topics[topic]["partitions"][str(partition)] = entry
+            topics[topic]["partitions"][str(partition)] = mark.encode()
         return {"kafkasafe": _VERSION, **({"initial": True} if self.initial else {}), "topics": topics}
 
     @classmethod
@@ -127,7 +86,7 @@ class Positions:
             if not isinstance(version, int):
                 return cls(
                     {
-                        (topic, int(partition)): Mark(_offset(offset))
+                        (topic, int(partition)): Mark(offset_of(offset))
                         for topic, offsets in data.items()
                         for partition, offset in offsets.items()
                     }
@@ -142,7 +101,7 @@ class Positions:
                 if "id" in of_topic:
                     ids[topic] = bytes.fromhex(of_topic["id"])
                 for partition, entry in of_topic["partitions"].items():
-                    marks[topic, int(partition)] = _mark(entry)
+                    marks[topic, int(partition)] = Mark.decode(entry)
         except (AttributeError, KeyError, TypeError, ValueError, LineageError) as wrong:
             if isinstance(wrong, ConfigError):
                 raise
@@ -156,26 +115,6 @@ class Positions:
 
 INITIAL: Final = Positions({}, initial=True)
 """Where a query begins, before the starting options were looked at."""
-
-
-def _mark(entry: Mapping[str, Any]) -> Mark:
-    epochs = entry.get("epochs")
-    why = entry.get("why")
-    first = entry.get("first")
-    return Mark(
-        _offset(entry["offset"]),
-        Lineage() if epochs is None else Lineage.decode(epochs),
-        None if entry.get("begin") is None else _offset(entry["begin"]),
-        why if why in _WHY else None,
-        (_offset(entry["lost_first"]), _offset(entry["lost_last"])) if "lost_first" in entry else None,
-        first if first in {None, UNRESOLVED} else _offset(first),
-    )
-
-
-def _offset(number: Any) -> int:
-    if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no offset")
-    return number
 
 
 # --- dividing work --------------------------------------------------------------------------------------------------

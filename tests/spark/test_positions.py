@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import ConfigError
-from kafkasafe.spark.positions import INITIAL, UNRESOLVED, Mark, Positions, divide, ranges_between, share
+from kafkasafe.spark.marks import UNRESOLVED, Mark
+from kafkasafe.spark.positions import INITIAL, Positions, divide, ranges_between, share
 
 marks = st.builds(
     lambda offset, lineage, loss, first: Mark(offset, lineage, *loss, first=first),

@@ -450,7 +450,9 @@ def test_a_batch_that_goes_back_is_planned_again_when_its_entry_is_deleted(
     # As of a leader that answered too little, on a Spark that does not say where a batch begins.
     text = (offsets / "0").read_text()
     assert '"offset": 10' in text
-    (offsets / "1").write_text(text.replace('"offset": 10', '"offset": 4').replace('"begin": 0', '"first": 0'))
+    (offsets / "1").write_text(
+        text.replace('"offset": 10', '"offset": 4').replace('"begin": 0', '"first": 0')
+    )
     for _ in range(2):
         assert "OFFSETS_GO_BACK" in failure(stream, topic)
     write(kafka_cluster, topic, numbered(10, 15))
