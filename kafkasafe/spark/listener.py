@@ -23,8 +23,10 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from kafkasafe.errors import ConfigError
 from kafkasafe.spark import stats
 from kafkasafe.spark.outcomes import inbox
+from kafkasafe.spark.positions import Positions
 
 __all__ = ["MetricsListener"]
 
@@ -249,12 +251,12 @@ def _offsets(position: Any) -> dict[tuple[str, str], int]:
             return {}
     if not isinstance(position, dict):
         return {}
-    if "kafkasafe" in position:
-        return {
-            (topic, number): mark["offset"]
-            for topic, of_topic in position.get("topics", {}).items()
-            for number, mark in of_topic.get("partitions", {}).items()
-        }
+    if isinstance(position.get("kafkasafe"), int):
+        try:
+            marks = Positions.decode(position).marks
+        except ConfigError:
+            return {}
+        return {(topic, str(number)): mark.offset for (topic, number), mark in marks.items()}
     return {
         (topic, number): offset
         for topic, offsets in position.items()

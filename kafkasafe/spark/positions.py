@@ -21,6 +21,10 @@ was read before, and the end of the first batch has the `begin` of each partitio
 changes nothing. PySpark 4.0 and 4.1 ask for an end without saying where the batch begins, so each first end of a run
 has what it would be as `first`; it counts after an initial offset only.
 
+That is version 1. A topic with many partitions has its marks packed (`packed`); JSON with such a topic is version 2. A
+kafkasafe that knows version 1 only refuses it, and reads all that is written for smaller topics: it passes over fields
+that it does not know.
+
 Checkpoints of Spark's own Kafka source, `{"orders": {"0": 42}}`, are read as well.
 """
 
@@ -34,6 +38,7 @@ from kafkasafe._core.epochs import LineageError
 from kafkasafe.errors import ConfigError
 from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 from kafkasafe.spark.options import error
+from kafkasafe.spark.packed import pack, unpack
 
 __all__ = [
     "INITIAL",
@@ -46,7 +51,9 @@ __all__ = [
 
 Partition: TypeAlias = tuple[str, int]
 
-_VERSION: Final = 1
+_PLAIN: Final = 1
+_PACKED: Final = 2
+_PACKED_FROM: Final = 100  # partitions of a topic: some 5 kB for each micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +72,20 @@ class Positions:
 
     def encode(self) -> dict[str, Any]:
         """As JSON. Equal positions give equal JSON, in the same order."""
-        topics: dict[str, Any] = {}
+        by_topic: dict[str, dict[int, Mark]] = {}
         for topic, partition in sorted(self.marks):
-            mark = self.marks[topic, partition]
-            if topic not in topics:
-                number = self.topic_ids.get(topic)
-                topics[topic] = {**({} if number is None else {"id": number.hex()}), "partitions": {}}
-            topics[topic]["partitions"][str(partition)] = mark.encode()
-        return {"kafkasafe": _VERSION, **({"initial": True} if self.initial else {}), "topics": topics}
+            by_topic.setdefault(topic, {})[partition] = self.marks[topic, partition]
+        topics: dict[str, Any] = {}
+        version = _PLAIN
+        for topic, marks in by_topic.items():
+            number = self.topic_ids.get(topic)
+            topics[topic] = {} if number is None else {"id": number.hex()}
+            if len(marks) >= _PACKED_FROM:
+                version = _PACKED
+                topics[topic]["packed"] = pack(marks)
+            else:
+                topics[topic]["partitions"] = {str(number): mark.encode() for number, mark in marks.items()}
+        return {"kafkasafe": version, **({"initial": True} if self.initial else {}), "topics": topics}
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> Positions:
@@ -91,15 +104,20 @@ class Positions:
                         for partition, offset in offsets.items()
                     }
                 )
-            if version != _VERSION:
+            if version not in {_PLAIN, _PACKED}:
                 raise error(
                     "CHECKPOINT_VERSION",
-                    f"The checkpoint has version {version}, this kafkasafe reads {_VERSION}: use the newer one.",
+                    f"The checkpoint has version {version}, this kafkasafe reads {_PLAIN} and {_PACKED}: use the newer"
+                    " one.",
                 )
-            marks, ids = {}, {}
+            marks: dict[Partition, Mark] = {}
+            ids = {}
             for topic, of_topic in data["topics"].items():
                 if "id" in of_topic:
                     ids[topic] = bytes.fromhex(of_topic["id"])
+                if version == _PACKED and "packed" in of_topic:
+                    marks |= {(topic, number): mark for number, mark in unpack(of_topic["packed"]).items()}
+                    continue
                 for partition, entry in of_topic["partitions"].items():
                     marks[topic, int(partition)] = Mark.decode(entry)
         except (AttributeError, KeyError, TypeError, ValueError, LineageError) as wrong:

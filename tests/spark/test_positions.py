@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import random
+import zlib
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +15,9 @@ from hypothesis import strategies as st
 
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import ConfigError
+from kafkasafe.spark.listener import _offsets
 from kafkasafe.spark.marks import UNRESOLVED, Mark
+from kafkasafe.spark.packed import pack
 from kafkasafe.spark.positions import INITIAL, Positions, divide, ranges_between, share
 
 marks = st.builds(
@@ -42,15 +47,96 @@ def test_positions_survive_sparks_json(found: dict[Any, Mark], initial: bool) ->
     assert json.dumps(read.encode()) == written
 
 
+@given(
+    st.dictionaries(st.integers(0, 3000), marks, min_size=1, max_size=30),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_topics_of_any_size_survive_sparks_json(
+    found: dict[int, Mark], run: int, is_large: bool, initial: bool
+) -> None:
+    marks = {("other", 1): Mark(5, Lineage([(0, 0)], 5))}
+    marks |= {("t", number): Mark(number) for number in range(run * 7, run * 7 + (150 if is_large else 10))}
+    marks |= {("t", number): mark for number, mark in found.items()}
+    positions = Positions(marks, {"t": b"\x01\xff"}, initial)
+    written = json.dumps(positions.encode())
+    read = Positions.decode(json.loads(written))
+    assert same(read, positions)
+    assert json.dumps(read.encode()) == written
+    number_of = sum(topic == "t" for topic, _ in marks)
+    assert json.loads(written)["kafkasafe"] == (2 if number_of >= 100 else 1)
+    assert _offsets(written) == {(topic, str(number)): mark.offset for (topic, number), mark in marks.items()}
+
+
+def entry_bytes(count: int, epochs: int, *, is_first: bool) -> int:
+    """Of an entry of the offset log, as Spark has it."""
+    dice = random.Random(1)
+    found = {}
+    for number in range(count):
+        offset = dice.randrange(10**7, 10**10)
+        starts = [0, *sorted(dice.sample(range(offset), epochs - 1))]
+        lineage = Lineage([(3 * epoch, start) for epoch, start in enumerate(starts)], offset)
+        found["orders", number] = Mark(offset, lineage, begin=offset - 20 if is_first else None)
+    positions = Positions(found, {"orders": bytes(range(16))})
+    assert same(Positions.decode(json.loads(json.dumps(positions.encode()))), positions)
+    return len(json.dumps(positions.encode()))
+
+
+def test_an_entry_of_a_thousand_partitions_is_small() -> None:
+    """In version 1 it was 55 kB and more."""
+    assert entry_bytes(1000, 1, is_first=False) < 15_000
+    assert entry_bytes(1000, 1, is_first=True) < 15_000
+    assert entry_bytes(1000, 3, is_first=False) < 30_000
+
+
+def test_version_1_of_a_thousand_partitions_is_read() -> None:
+    found = {("t", number): Mark(10**9 + number, Lineage([(0, 0)], 10**9 + number)) for number in range(1000)}
+    entries = {str(number): mark.encode() for (_, number), mark in found.items()}
+    old = {"kafkasafe": 1, "topics": {"t": {"partitions": entries}}}
+    assert len(json.dumps(old)) > 55_000
+    assert same(Positions.decode(old), Positions(found))
+
+
 def test_the_connectors_checkpoints_are_read() -> None:
     read = Positions.decode({"orders": {"0": 42, "11": 0}})
     assert same(read, Positions({("orders", 0): Mark(42), ("orders", 11): Mark(0)}))
 
 
+PACKED: dict[str, Any] = pack(
+    {number: Mark(number + 1, Lineage([(0, 0)], number + 1)) for number in range(3)}
+)
+
+
+def test_what_is_packed_is_as_documented() -> None:
+    assert {**PACKED, "epochs": ""} == {"numbers": "0-2", "offsets": "1,2,3", "epochs": ""}
+    assert zlib.decompress(base64.b64decode(PACKED["epochs"])) == b"0:0;0:0;0:0"
+    loss = Mark(9, Lineage([(2, 3)], 8), 4, "retention", (1, 3))
+    packed = pack({0: Mark(5), 7: loss, 8: Mark(6, first=UNRESOLVED), 9: Mark(7, first=2)})
+    assert zlib.decompress(base64.b64decode(packed.pop("epochs"))) == b";@8,2:3;;"
+    assert packed == {
+        "numbers": "0,7-9",
+        "offsets": "5,9,6,7",
+        "read": ",5,,",
+        "first": ",,?,5",
+        "lost": {"7": {"why": "retention", "lost_first": 1, "lost_last": 3}},
+    }
+
+
 @pytest.mark.parametrize(
     "other",
     [
-        {"kafkasafe": 2, "topics": {}},
+        {"kafkasafe": 3, "topics": {}},
+        {"kafkasafe": 1, "topics": {"orders": {"packed": PACKED}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "offsets": "1,2"}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "offsets": "1,2,-3"}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "numbers": "0-2,7"}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "read": "0,0"}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "read": "0,0,9"}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "epochs": PACKED["epochs"][:-8]}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "epochs": "AAAA"}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "epochs": "?"}}}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {"numbers": "0-2"}}}},
         {"index": 5},
         {"orders": {"0": "x"}},
         {"orders": {"a": 5}},
