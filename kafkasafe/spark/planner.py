@@ -87,7 +87,7 @@ class Range:
 
 @dataclass(slots=True)
 class _Found:
-    """Of one partition: how far it may be read now, and from where."""
+    """Of one partition: how far it may be read now, and from where; where its log begins if that is after all of it."""
 
     begin: int
     end: int
@@ -95,6 +95,7 @@ class _Found:
     why: Loss | None = None
     lost: tuple[int, int] | None = None
     exists: bool = True
+    log_start: int | None = None
 
 
 class Planner:
@@ -575,7 +576,7 @@ class Planner:
             found.lost = (lost_from, last - 1)
         first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
         if first > begin:
-            found.why, found.lost = "retention", (begin, min(first, last) - 1)
+            found.why, found.lost, found.log_start = "retention", (begin, min(first, last) - 1), first
             found.begin = min(first, last)
             found.end = max(found.begin, found.end)
         if found.why is None:
@@ -859,7 +860,8 @@ def _data_loss(
     told = []
     for partition, state in sorted(lost.items()):
         assert state.why is not None  # noqa: S101  # they were chosen by it
-        told.append((partition, state.why, positions.get(partition, 0), state.begin, state.lost))
+        now = state.begin if state.log_start is None else state.log_start
+        told.append((partition, state.why, positions.get(partition, 0), now, state.lost))
     return _loss_error(told, unwanted, is_first=is_first)
 
 

@@ -236,6 +236,21 @@ def test_what_retention_took_of_the_first_batch_is_a_loss(query: Any) -> None:
     assert driver.batch() == [10]
 
 
+def test_a_first_batch_that_retention_took_as_a_whole(query: Any) -> None:
+    one = query(startingOffsets="earliest")
+    one.write(10)
+    assert one.start().plan() == 0
+    one.write(5)
+    one.cluster.delete_records("t", 0, 12)
+    with pytest.raises(
+        DataLossError, match=r"was to be read from 0, and its log begins at 12.*offsets 0 to 9 unread"
+    ):
+        one.start().read(0)
+    driver = one.start(failOnDataLoss="false")
+    assert driver.batch() + driver.batch() == [12, 13, 14]
+    assert [event.lost for event in driver.events] == [(0, 9), (10, 11)]
+
+
 def test_a_loss_before_the_first_batch_was_planned_is_in_its_end(some_kafka: Any) -> None:
     one = Query(some_kafka, "4.2", startingOffsets="earliest", failOnDataLoss="false")
     one.write(10)
