@@ -68,21 +68,32 @@ class BatchOutcome:
         self._producer = producer
         self._head = head
         self._chunks = batch._chunks
-        self._fate = batch._fate
+        self._fate: dict[str, BatchOutcome | None] | None = batch._fate
+        """None once it is handed over: it names this object, and the two would live until the garbage collector comes,
+        and the producer with them."""
         self._parcels: list[Parcel] = []
         self._callbacks: list[tuple[bool, Callable[[Any], object]]] = [(True, call) for call in batch._after]
 
     @property
     def _accepted(self) -> bool:
-        return self._fate.get(_FATE) is self
+        fate = self._fate
+        return fate is None or fate.get(_FATE) is self
 
     def _accept(self) -> None:
         """Unless the batch has another fate by now."""
-        self._fate.setdefault(_FATE, self)
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, self)
 
     def _refuse(self) -> None:
         """Drop the batch, unless it is accepted by now."""
-        self._fate.setdefault(_FATE, None)
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, None)
+
+    def _handed_over(self) -> None:
+        """The pump has it: nothing about it is decided here any more."""
+        self._fate = None
+        for chunk in self._chunks:
+            chunk.atomic = None
 
     def _settle_empty(self) -> None:
         """There is nothing to be delivered, and so it is."""
@@ -395,6 +406,9 @@ class AtomicBatch:
         """
         if self._fate.setdefault(_FATE, None) is not None:
             raise UsageError("This batch was committed already")
+        # They name this batch, and would keep it, and the producer, until the garbage collector comes.
+        self._open.clear()
+        self._chunks.clear()
 
     def _check_open(self) -> None:
         if self._fate:

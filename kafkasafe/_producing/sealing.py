@@ -40,6 +40,7 @@ class Sealing(Encoding):
                 if outcome._accepted:
                     self._hand_over(outcome)
                     self._units.pop(outcome, None)
+                    outcome._handed_over()
 
     def _hand_over(self, outcome: BatchOutcome) -> None:
         head, parcels = outcome._head, outcome._parcels
@@ -101,8 +102,9 @@ class Sealing(Encoding):
 
     def _seal_chunk(self, chunk: Chunk) -> None:
         if chunk.parcels is None:
-            if chunk.atomic is not None:
-                chunk.atomic._cannot_wait()
+            batch = chunk.atomic
+            if batch is not None:
+                batch._cannot_wait()
             with self._lock:
                 if chunk.parcels is None:
                     self._seal(chunk)

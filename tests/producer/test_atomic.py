@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
@@ -89,6 +91,23 @@ def test_all_of_a_batch_is_delivered_and_told(producer, fake_kafka):
     assert [(event.batch_id, event.records, event.partitions) for event in committed] == [
         (done.batch_id, 2, 2)
     ]
+
+
+@pytest.mark.parametrize("end", ["commit", "drop"])
+def test_a_batch_that_is_over_does_not_keep_its_producer(fake_kafka, tmp_path, end):
+    """It stood in a cycle of references: a producer that was dropped lived on until the garbage collector came."""
+    fake_kafka.create_topic("orders")
+    producer = SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool")
+    batch = producer.batch()
+    batch.send("orders", b"1")
+    gc.collect()
+    gc.disable()
+    try:
+        getattr(batch, end)()
+        with pytest.warns(ResourceWarning, match=r"dropped without close"):
+            del producer, batch
+    finally:
+        gc.enable()
 
 
 def test_an_exception_in_the_block_sends_nothing(producer, fake_kafka):
