@@ -44,6 +44,7 @@ TESTS = {
     "The codec of host names is imported": "test_a_fork_leaves_no_half_of_the_codec_of_host_names",
     "In a forked child no producer ends": "test_a_child_of_a_child_is_refused_whatever_ends_while_it_is_told",
     "An error that is kept is raised": "test_an_error_that_is_raised_again_does_not_keep_those_who_had_it",
+    "A dropped producer waits for none": "test_producers_that_are_dropped_one_after_the_other",
     "Revived batches have no id": (
         "test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it"
     ),

@@ -24,7 +24,7 @@ from kafkasafe._io.clock import SystemClock
 from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, SpillAsked, TakeOver
+from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, Preceded, SpillAsked, TakeOver
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
@@ -311,6 +311,14 @@ class Pump:
         self._then = then
         self._post(_Retire(began, patience))
 
+    def come_after(self, other: Pump) -> None:
+        """The producer of another pump was dropped: what it accepted goes before what is sent from now on.
+
+        Takes no lock: the garbage collector may call.
+        """
+        predecessor = other.engine.predecessor
+        predecessor.follow(lambda: self._post(Preceded(predecessor)))
+
     def hurry(self, patience: Patience, timeout_s: float) -> bool:
         """A pump that retires ends with this patience, counted from when it began to; whether it ended in time."""
         self._post(_Hurry(patience))
@@ -328,6 +336,7 @@ class Pump:
                 self._seal_due(float("inf"))
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
+                self.engine.drop()
                 self._retiring = began, patience
             case _Hurry(patience):
                 if self._retiring is not None:

@@ -14,7 +14,7 @@ from typing import Final
 from kafkasafe._core.patience import Patience, timeout_of
 from kafkasafe._producing.calling import safely
 from kafkasafe._producing.flushing import Flushing
-from kafkasafe._producing.hold import DROPPED, DROPPED_IDLE_S, PRODUCERS, SUCCEEDED
+from kafkasafe._producing.hold import DROPPED, DROPPED_IDLE_S, LIVE, PRODUCERS, SUCCEEDED, goes_first
 from kafkasafe.errors import ProducerClosedError
 from kafkasafe.logs import EventLog, drain, own_threads
 from kafkasafe.metrics import flush as flush_metrics
@@ -77,6 +77,7 @@ class Closing(Flushing):
         self._check_fork()
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
+        LIVE.pop(pump, None)
         # First: what another thread still adds is sealed below, and no chunk is opened any more.
         self._closed = ProducerClosedError(
             "The producer is closed. What was accepted before is delivered or on disk"
@@ -160,6 +161,11 @@ class Closing(Flushing):
             event="records_left",
         )
 
+    @property
+    def _spool_path(self) -> str:
+        """The real path of its directory, the same for all that stand on it; empty where it has none."""
+        return "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
+
     def __del__(self) -> None:
         """Dropped without `close()`: its pump goes on until everything is delivered, as `close()` would wait for that.
 
@@ -170,7 +176,9 @@ class Closing(Flushing):
             return
         self._closed = ProducerClosedError("The producer was collected by the garbage collector")
         self._hold.keep(self)
-        DROPPED[self._pump] = "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
+        # In this order: one that is made just now looks at DROPPED when it can be seen itself.
+        DROPPED[self._pump] = self._spool_path
+        goes_first(self._pump, self._spool_path)
         self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)
         if (
             not threading.current_thread().name.startswith("kafkasafe-")
@@ -214,6 +222,7 @@ class Closing(Flushing):
         # What its threads had to say; a handler that waits for this very close() is not waited for.
         drain(_LOG_S)
         PRODUCERS.discard(self)
+        LIVE.pop(self._pump, None)
 
     def _flush_disk(self, limit_s: float) -> None:
         pump = self._pump

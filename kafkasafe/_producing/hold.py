@@ -21,13 +21,26 @@ from kafkasafe.errors import ForkedProcessError
 if TYPE_CHECKING:
     from kafkasafe._producing.closing import Closing
 
-__all__ = ["DROPPED", "DROPPED_IDLE_S", "PRODUCERS", "SUCCEEDED", "Hold", "await_dropped", "exit_hook"]
+__all__ = [
+    "DROPPED",
+    "DROPPED_IDLE_S",
+    "LIVE",
+    "PRODUCERS",
+    "SUCCEEDED",
+    "Hold",
+    "await_dropped",
+    "exit_hook",
+    "goes_first",
+    "goes_live",
+]
 
 DROPPED_IDLE_S: Final = 1.0
 """How long a producer that was dropped is waited for, and it for the next delivery when another is opened on its
 directory."""
 _DROPPED_MOST_S: Final = 300.0
 
+LIVE: dict[Pump, str] = {}
+"""Pumps of producers that accept records, and the directories of their spools; of none without a directory."""
 PRODUCERS: weakref.WeakSet[Closing] = weakref.WeakSet()
 DROPPED: dict[Pump, str] = {}
 """Pumps of producers that were dropped without `close()`, until their end, and the directories of their spools."""
@@ -73,6 +86,26 @@ class Hold:
         return contextlib.nullcontext() if producer is None else producer._let_go()
 
 
+def goes_live(pump: Pump, path: str) -> None:
+    """A producer accepts records from now on. It comes after those that were dropped while it was made."""
+    LIVE[pump] = path
+    # In this order: one that is dropped from now on sees this one.
+    for other, directory in DROPPED.copy().items():
+        if directory == path:
+            pump.come_after(other)
+
+
+def goes_first(pump: Pump, path: str) -> None:
+    """A producer is dropped: it accepts nothing more, and what it accepted goes before what others send from now on.
+
+    Takes no lock: the garbage collector may call. May be called again, for those that went live since.
+    """
+    LIVE.pop(pump, None)
+    for other, directory in LIVE.copy().items():
+        if directory == path:
+            other.come_after(pump)
+
+
 def await_dropped(spool_dir: os.PathLike[str]) -> None:
     """Producers on the same directory that were dropped end first: what they accepted comes before anything newer.
 
@@ -102,6 +135,7 @@ def _await_all_dropped() -> None:
 
 
 def _forked() -> None:
+    LIVE.clear()
     DROPPED.clear()
     SUCCEEDED.clear()
     # All are kept alive meanwhile: one that ended in here, before it is marked, would end as the parent's does.

@@ -22,7 +22,7 @@ from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._producing.chunk import Chunk
-from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook
+from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
 from kafkasafe._producing.looking import Looking
 from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster
@@ -133,6 +133,8 @@ class Opening(Looking):
         if config.metrics:
             install(self)
         PRODUCERS.add(self)
+        if not config.in_memory:
+            goes_live(self._pump, self._spool_path)
         self._at_exit = exit_hook(weakref.ref(self))
         atexit.register(self._at_exit)
         self._not_at_end_of_child = at_end_of_child(self._at_exit)

@@ -17,6 +17,7 @@ from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._producing.chunk import Special
+from kafkasafe._producing.hold import goes_first
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
@@ -170,6 +171,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         producer = getattr(self, "_producer", None)
         if producer is not None and producer._closed is None:
             self._producer = None
+            goes_first(producer._pump, producer._spool_path)
             # Its own `__del__` waits a moment, and so runs over there.
             self._worker.put(_Last(producer))
             self._worker.stop()
@@ -433,8 +435,9 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         """Somebody waits for it. What other tasks send in this iteration of the loop still comes along."""
         if chunk.parcels is not None:
             return
-        if chunk.atomic is not None:
-            chunk.atomic._cannot_wait()
+        batch = chunk.atomic
+        if batch is not None:
+            batch._cannot_wait()
         if not self._to_seal:
             asyncio.get_running_loop().call_soon(self._seal_now)
         self._to_seal.add(chunk)

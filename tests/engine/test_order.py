@@ -8,8 +8,11 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
+from kafkasafe._core import marks as m
 from kafkasafe._core.journal import Journal
-from kafkasafe._io.engine.messages import AdoptAsked
+from kafkasafe._core.order import NEVER
+from kafkasafe._io.engine.messages import AdoptAsked, Preceded
+from kafkasafe._io.engine.order import Order
 
 
 def world(partitions: int = 1) -> World:
@@ -265,7 +268,194 @@ def test_a_lane_that_could_not_be_adopted_is_tried_again():
     assert made.run(30, lambda: sibling.ground.lanes == [sibling.ground.own]), "and let go of"
 
 
+def drop(made: World, producer, *others) -> None:
+    """A producer is dropped; the others of its process come after it."""
+    predecessor = producer.engine.predecessor
+    for other in others:
+        predecessor.follow(lambda other=other: other.inbox.append(Preceded(predecessor)))
+    producer.engine.drop()
+    if producer in made.lives:
+        producer.turn()
+
+
+def end(made: World, producer) -> None:
+    """Its patience ends: its lane has no owner any more."""
+    made.lives.remove(producer)
+    producer.engine.shut()
+
+
+def in_outage(**options):
+    """A world with a dropped producer that has 20 records to deliver, and one that was made before that."""
+    made = world()
+    seen: list = []
+    former, later = made.start(client_id="a"), made.start(client_id="a", on_event=seen.append, **options)
+    send(former, 0, 3)
+    assert made.run(10, lambda: drained(made))
+    send(later, 100, 101)
+    assert made.run(10, lambda: drained(made))
+    made.set_outage(True)
+    send(former, 3, 20)
+    made.run(1)
+    return made, former, later, seen
+
+
+def test_a_dropped_producer_goes_before_what_others_accept_from_then_on():
+    made, former, later, seen = in_outage()
+    drop(made, former, later)
+    send(later, 101, 120)
+    made.run(1)
+    assert later.ground.own.journal.held_back() == [("orders", 0)]
+    made.set_outage(False)
+    assert made.run(60, lambda: drained(made))
+    assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
+    (held,) = [each for each in seen if isinstance(each, events.HeldBack)]
+    assert (held.held_by, held.partitions) == (("lane-000",), (("orders", 0),))
+    assert later.ground.own.journal.afters == ()
+
+
+@pytest.mark.parametrize("spool", ["always", "on_error"])
+def test_what_a_dropped_producer_leaves_at_its_end_goes_first_too(spool):
+    """The other one adopts its lane, and flush waits for that."""
+    made, former, later, _ = in_outage(spool=spool)
+    drop(made, former, later)
+    send(later, 101, 120)
+    made.run(1)
+    end(made, former)
+    made.run(0.1)
+    ledger = later.engine.ledger
+    assert ledger.left_behind == {0}
+    made.set_outage(False)
+    assert made.run(60, lambda: drained(made) and not ledger.left_behind)
+    assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
+
+
+def test_what_comes_after_a_dropped_producer_does_so_in_the_next_incarnation_too():
+    made, former, later, _ = in_outage()
+    drop(made, former, later)
+    send(later, 101, 120)
+    made.run(1)
+    made.kill(later, power=True)
+    former.kill()
+    made.lives.remove(former)
+    stranger = made.start(client_id="c")
+    # The power cut took the name off one lane, or off none.
+    assert made.run(30, lambda: {"lane-000", "lane-001"} <= {lane.name for lane in stranger.ground.lanes})
+    made.set_outage(False)
+    assert made.run(60, lambda: drained(made))
+    assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
+
+
+def test_nothing_waits_for_a_dropped_producer_that_owes_nothing():
+    made = world()
+    former, later = made.start(client_id="a"), made.start(client_id="a")
+    send(former, 0, 2)
+    send(later, 2, 3)
+    assert made.run(10, lambda: drained(made))
+    drop(made, former, later)
+    send(later, 3, 6)
+    assert made.run(0.05, lambda: len(made.log("orders", 0)) == 6)
+    assert later.ground.own.journal.afters == ()
+
+
+def test_what_a_dropped_producer_has_not_written_yet_is_waited_for():
+    """Its lane does not say yet what it owes."""
+    made, former, later, _ = in_outage()
+    made.set_outage(False)
+    assert made.run(10, lambda: drained(made))
+    made.disk.fail("writev", times=1000, error=errno.ENOSPC)
+    send(former, 20, 40)
+    made.run(0.2)
+    assert former.engine.ledger.undurable
+    drop(made, former, later)
+    made.run(0.2)
+    made.disk.heal()
+    send(later, 120, 140)
+    assert made.run(60, lambda: drained(made))
+    assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 40), *range(120, 140)]
+
+
+def test_a_dropped_producer_that_never_writes_what_it_accepted_is_not_waited_for_without_an_end():
+    made = world()
+    seen: list = []
+    former, later = made.start(client_id="a"), made.start(client_id="a", on_event=seen.append)
+    made.lives.remove(former)  # its thread hangs: no turn is taken any more
+    drop(made, former, later)
+    send(later, 0, 5)
+    made.run(25)
+    assert made.log("orders", 0) == []
+    assert made.run(10, lambda: len(made.log("orders", 0)) == 5)
+    assert [type(each) for each in seen if not isinstance(each, events.BatchCommitted)] == [
+        events.OrderNotKept
+    ]
+
+
+def test_producers_that_are_dropped_one_after_the_other():
+    made = world()
+    made.set_outage(True)
+    before, expected = None, []
+    for number in range(5):
+        producer = made.start(client_id="a")
+        if before is not None:
+            drop(made, before, producer)
+        send(producer, 10 * number, 10 * number + 10)
+        made.run(0.3)
+        expected += range(10 * number, 10 * number + 10)
+        before = producer
+    made.set_outage(False)
+    assert made.run(60, lambda: drained(made))
+    assert numbers(made.log("orders", 0)) == expected
+
+
+def test_two_that_are_dropped_at_once_are_two_debts_of_one_mark():
+    made = world(3)
+    made.set_outage(True)
+    first, second, later = (made.start(client_id="a") for _ in range(3))
+    send(first, 0, 10, partition=0)
+    send(second, 0, 10, partition=1)
+    made.run(0.5)
+    drop(made, first, later)
+    drop(made, second, later)
+    made.run(0.2)
+    send(later, 10, 20, partition=0)
+    send(later, 10, 20, partition=1)
+    made.run(0.5)
+    for life in (first, second, later):
+        made.kill(life)
+    stranger = made.start(client_id="c")
+    assert made.run(30, lambda: len(stranger.ground.lanes) == 4)
+    (carried,) = [lane for lane in stranger.ground.lanes if lane.name == "lane-002"]
+    assert {debt.lane for after in carried.journal.afters for debt in after.debts} == {0, 1}
+    made.set_outage(False)
+    assert made.run(60, lambda: drained(made))
+    for partition in (0, 1):
+        assert numbers(made.log("orders", partition)) == list(range(20))
+
+
 def test_the_check_sees_a_life_that_does_not_hold_back(monkeypatch):
     monkeypatch.setattr(Journal, "_is_held", lambda *_: False)
     with pytest.raises(AssertionError):
         test_a_life_that_begins_holds_back_what_a_sibling_that_adopted_its_lane_still_has_to_deliver()
+
+
+def test_the_check_sees_a_producer_that_forgets_what_a_dropped_one_owes(monkeypatch):
+    monkeypatch.setattr(Journal, "begin_after", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_a_dropped_producer_goes_before_what_others_accept_from_then_on()
+
+
+def test_the_check_sees_a_producer_that_believes_a_lane_that_is_not_whole_yet(monkeypatch):
+    """Nothing is held back while the dropped one has not written everything."""
+    monkeypatch.setattr(Order, "_owed_by_dropped", lambda *_: NEVER)
+    with pytest.raises(AssertionError):
+        test_what_a_dropped_producer_has_not_written_yet_is_waited_for()
+
+
+def test_the_check_sees_marks_of_one_position_of_which_the_last_counts(monkeypatch):
+    def begin_after(self, position, debts):
+        after = m.After(position, tuple(debts))
+        self._afters.append(after)
+        self._ready.persist.marks.append(after)
+
+    monkeypatch.setattr(Journal, "begin_after", begin_after)
+    with pytest.raises(AssertionError):
+        test_two_that_are_dropped_at_once_are_two_debts_of_one_mark()

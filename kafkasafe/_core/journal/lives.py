@@ -29,8 +29,14 @@ class Lives(Views):
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """A life begins: what it writes from this position on comes after these debts. Before anything is sealed."""
-        after = m.After(position, tuple(debts))
+        """What is written from this position on comes after these debts.
+
+        An incarnation begins with it; later, another producer of the directory was dropped. Marks of one position are
+        one: of several the log remembers the last.
+        """
+        known = [debt for each in self._afters if each.position == position for debt in each.debts]
+        after = m.After(position, (*known, *(debt for debt in debts if debt not in known)))
+        self._afters = [each for each in self._afters if each.position != position]
         self._afters.append(after)
         self._ready.persist.marks.append(after)
 

@@ -39,6 +39,7 @@ from kafkasafe._io.engine.messages import (
     LookedAround,
     Message,
     MetadataChanged,
+    Preceded,
     Produced,
     ProducerIdAnswered,
     ProducerIdDue,
@@ -54,6 +55,7 @@ from kafkasafe._io.engine.messages import (
 from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.packing import Packing
 from kafkasafe._io.engine.parcels import Choose
+from kafkasafe._io.engine.predecessor import Predecessor
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.room import RoomKeeper
 from kafkasafe._io.engine.sender import Sender
@@ -100,6 +102,9 @@ class Engine:
         """At the end: how many records wait on disk."""
         self.left_doubted: Sequence[tuple[str, int]] = ()
         """At the end: partitions of which it is not known whether they still have what was acknowledged."""
+        self.predecessor: Predecessor
+        """What others on the directory know of this producer, once it is dropped."""
+        self._dropped = False
 
     def open(self, lock: LaneLock) -> None:
         """Open the own lane.
@@ -109,6 +114,7 @@ class Engine:
         """
         own = self._ground.own = self._lanes.open_lane(lock, own=True)
         self._ground.lanes.append(own)
+        self.predecessor = Predecessor(lock.number, own.spool.lane_id)
         self._lanes.expect(self._order.begin(own))
         self._losses.publish_doubted(own)
         # Not a list: it would keep what is packed.
@@ -182,6 +188,8 @@ class Engine:
                 self.surroundings.looked_around(found)
             case LanesRead(results):
                 self._order.read(results)
+            case Preceded(predecessor):
+                self._follow(predecessor)
             case LaneRead(path):
                 failure = self._lanes.read(path)
                 if failure is not None:
@@ -220,6 +228,23 @@ class Engine:
             self.step(heapq.heappop(timers)[2])
         for lane in list(self._ground.lanes):
             self.drive(lane)
+        if self._dropped and not self.ledger.undurable:
+            self._dropped = False
+            own = self._ground.own
+            end_position = own.spool.next_position
+            self.predecessor.stored(end_position, owes=bool(own.journal.owes(end_position)))
+
+    def drop(self) -> None:
+        """Nothing more is accepted, and nobody has this producer: those that come after it wait for what it owes."""
+        self._dropped = True
+
+    def _follow(self, predecessor: Predecessor) -> None:
+        self._order.follow(self._ground.own, predecessor)
+        if predecessor.over and predecessor.owes:
+            # As what was left behind when this producer began.
+            self._lanes.expect((predecessor.lane,))
+            if self.ledger.waiters:
+                self._lanes.adopt_now()
 
     @property
     def due(self) -> float:
@@ -246,6 +271,8 @@ class Engine:
             with contextlib.suppress(Exception):
                 self._lanes.close_lane(lane)
         self._lanes.end()
+        own = self._ground.own
+        self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.unfinished))
         self.ledger.fail(
             DeliveryTimeoutError(
                 "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"

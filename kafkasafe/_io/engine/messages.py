@@ -14,6 +14,7 @@ from kafkasafe._core.order import Owed
 from kafkasafe._core.uplink import Ticket
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.engine.predecessor import Predecessor
 from kafkasafe._io.siblings import LeftBehind
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, ProducerIdGranted, Reached
 
@@ -35,6 +36,7 @@ __all__ = [
     "LookedAround",
     "Message",
     "MetadataChanged",
+    "Preceded",
     "Produced",
     "ProducerIdAnswered",
     "ProducerIdDue",
@@ -168,6 +170,13 @@ class LanesRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Preceded:
+    """Another producer on the directory was dropped, or what is known of one that was dropped changed."""
+
+    predecessor: Predecessor
+
+
+@dataclass(frozen=True, slots=True)
 class LaneRead:
     """A lane whose owner died was read back, to be drained."""
 
@@ -286,6 +295,7 @@ Message: TypeAlias = (
     | LookedAround
     | LanesRead
     | LaneRead
+    | Preceded
     | AdoptAsked
     | ChoreDue
     | RetryDue

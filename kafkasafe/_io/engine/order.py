@@ -13,11 +13,12 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe._core import marks as m
-from kafkasafe._core.order import Address, Owed, holds
+from kafkasafe._core.order import NEVER, Address, Owed, holds
 from kafkasafe._io.debts import LaneReader
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import Chore, ChoreDue, LanesRead
+from kafkasafe._io.engine.predecessor import Predecessor
 from kafkasafe._io.lanes import lane_name
 from kafkasafe._io.refusals import counted
 from kafkasafe.errors import SpoolError
@@ -26,6 +27,8 @@ __all__ = ["Order"]
 
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
+_STORED_MOST_S: Final = 30.0
+"""A dropped producer that does not write what it accepted within this time is not waited for: its thread may hang."""
 _NAMED: Final = 5
 """So many lanes are named in a message."""
 
@@ -49,6 +52,11 @@ class Order:
         self._timer = False
         self._given_up: set[Path] = set()
         self._told: set[Path] = set()
+        self._dropped: dict[Predecessor, tuple[int, float]] = {}
+        """Dropped producers whose lane may not hold everything yet that they accepted: position in the own lane from
+        which on it waits for them, and until when at most, monotonic seconds."""
+        self._followed: set[Predecessor] = set()
+        """Dropped producers whose lanes are still theirs."""
 
     def begin(self, lane: Lane) -> Sequence[int]:
         """A life begins, on its own lane: find out what earlier ones owe, before anything is accepted.
@@ -85,6 +93,55 @@ class Order:
             self.look()
         lane.lock.announce(position)
         return dead
+
+    def follow(self, lane: Lane, predecessor: Predecessor) -> None:
+        """Another producer was dropped, or what is known of it changed: what it accepted goes first.
+
+        What the own lane has not written yet is held back as well, though it may have been accepted before. That makes
+        no circle: the other producer waits only for those that were over before it.
+        """
+        if self._ground.config.in_memory:
+            return
+        if predecessor not in self._followed:
+            self._followed.add(predecessor)
+            until = self._ground.clock.monotonic() + _STORED_MOST_S
+            self._dropped[predecessor] = lane.spool.next_position, until
+        if predecessor.over:
+            self._followed.discard(predecessor)
+            # Read its lane at once.
+            self._forget_view(self._ground.directory.lane_path(predecessor.lane))
+            self._read_at = 0.0
+        self.look()
+
+    def _owed_by_dropped(self, lane: Lane) -> int:
+        """Begin the debts of dropped producers that have written everything.
+
+        Returns:
+            From which position on the others are waited for, `NEVER` where there are none.
+        """
+        held_from = NEVER
+        for predecessor, (position, until) in list(self._dropped.items()):
+            before = predecessor.end_position
+            if before is None and self._ground.clock.monotonic() < until:
+                held_from = min(held_from, position)
+                continue
+            del self._dropped[predecessor]
+            path = self._ground.directory.lane_path(predecessor.lane)
+            if before is None:
+                self._not_kept(
+                    path, SpoolError("its producer was dropped, and does not write what it accepted")
+                )
+            elif predecessor.owes:
+                debt = m.Debt(predecessor.lane, predecessor.lane_id, before)
+                self._met.add(debt)
+                self._forget_view(path)
+                lane.journal.begin_after(position, (debt,))
+        return held_from
+
+    def _forget_view(self, path: Path) -> None:
+        """It may be older than what is asked for."""
+        self._views.pop(path, None)
+        self._outdated.add(path)
 
     def look(self) -> None:
         """What is held back now, and what not any more."""
@@ -123,8 +180,10 @@ class Order:
 
     def _look_at(self, lane: Lane, unread: set[Path]) -> bool:
         journal = lane.journal
+        unwritten = self._owed_by_dropped(lane) if lane.own else NEVER
         if not journal.afters:
-            return False
+            journal.hold_back({} if unwritten == NEVER else {None: unwritten})
+            return unwritten < NEVER
         ours = {other.spool.lane_id: other.journal for other in self._ground.lanes}
         owed: dict[m.Debt, frozenset[Address] | None] = {}
         for debt in {debt for after in journal.afters for debt in after.debts}:
@@ -138,13 +197,15 @@ class Order:
                     unread,
                     fresh=lane.own,  # all others were read when its life began
                 )
-        held = holds(journal.afters, owed)
+        held = dict(holds(journal.afters, owed))
+        if unwritten < NEVER:
+            held[None] = min(held.get(None, NEVER), unwritten)
         for debt, addresses in owed.items():
             if addresses is not None and not addresses:
                 journal.paid(debt)
         journal.hold_back(held)
         self._tell(lane, sorted({debt.lane for after in journal.afters for debt in after.debts}))
-        return bool(journal.afters)
+        return bool(journal.afters) or unwritten < NEVER
 
     def _owed_elsewhere(
         self, directory: Path, debt: m.Debt, unread: set[Path], *, fresh: bool
@@ -153,8 +214,7 @@ class Order:
         if debt not in self._met:
             self._met.add(debt)
             if not fresh:
-                self._views.pop(path, None)  # it may be older than what the debt is about
-                self._outdated.add(path)
+                self._forget_view(path)
         if path not in self._views:
             unread.add(path)
             return None
