@@ -25,7 +25,7 @@ class Fate(enum.Enum):
     IN_DOUBT = "in_doubt"
     """It has a batch id: it may have been sent, nobody wrote down what became of it."""
     NOT_SENT = "not_sent"
-    """It has no batch id, so it was never sent."""
+    """It was never sent: it has no batch id, or nothing was sent to its partition yet."""
     REJECTED = "rejected"
     """The cluster refused it for good."""
     RESENT = "resent"
@@ -44,7 +44,8 @@ class Step(enum.Enum):
     PREPARED = "prepared"
     """1: it is staged; it has no batch id yet, without which it is not sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
-    """2: it is staged under its id. Whether 3 has happened nobody wrote down: the cluster is asked."""
+    """2: it is staged under its id. Whether 3 has happened nobody wrote down: the cluster is asked, unless nothing was
+    sent to its partition yet."""
     COMMITTED = "committed"
     """3: the cluster has it; that was found by asking, and its offset is not known."""
     COMMIT_ACKNOWLEDGED = "commit_acknowledged"
@@ -64,18 +65,20 @@ class SpoolFate:
         fate: See there.
         base_offset: Where it was acknowledged, -1 when unknown.
         note: For people: why it was refused.
+        identified: Of one that was not sent: it has its batch id.
     """
 
     fate: Fate
     base_offset: int = -1
     note: str = ""
+    identified: bool = False
 
     @property
     def step(self) -> Step | None:
         """The step of KAFKA-156 that is known to be done last; None where it ended otherwise, or marks are lost."""
         match self.fate:
             case Fate.NOT_SENT:
-                return Step.PREPARED
+                return Step.PREPARE_ACKNOWLEDGED if self.identified else Step.PREPARED
             case Fate.IN_DOUBT:
                 return Step.PREPARE_ACKNOWLEDGED
             case Fate.COMMITTED:
@@ -95,7 +98,7 @@ def fates(
 
     Args:
         marks: (position, marks) of each group, in log order.
-        unfinished: By position, whether the batch has an id: what the journal has found to be unfinished.
+        unfinished: By position, whether the batch may have been sent: what the journal has found to be unfinished.
         blind_before: Marks that may have spoken of batches before this position are lost; -1: none are.
     """
     told: dict[int, SpoolFate] = {}
@@ -125,8 +128,8 @@ def fates(
                     told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in moved}
                 case _:
                     pass
-    for position, identified in unfinished.items():
-        fate = Fate.IN_DOUBT if identified else Fate.NOT_SENT
+    for position, may_be_sent in unfinished.items():
+        fate = Fate.IN_DOUBT if may_be_sent else Fate.NOT_SENT
         told[position] = SpoolFate(Fate.UNKNOWN if position < blind_before else fate)
     return told
 

@@ -5,6 +5,7 @@ Nothing is written, neither to the directory nor to the cluster, and no lock is 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedV
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._core.absence import Absence
+from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
 from kafkasafe._core.identity import BatchId, ProducerView
 from kafkasafe._core.journal import UNCHOSEN, Batch, Journal
@@ -43,13 +46,15 @@ from kafkasafe._io.rejected import (
     waits_of,
 )
 from kafkasafe._io.stats import ConsumerStats
-from kafkasafe.cluster.api import Cluster, Failure, Reply
+from kafkasafe.cluster.api import Cluster, Failure, Reply, TopicInfo
 from kafkasafe.errors import SpoolError
 
 __all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content", "steps"]
 
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
+_ABSENT_S: Final = 20.0
+"""So long one broker of several has to say that a partition does not exist, where no other one answers."""
 _PATIENCE: Final = 12
 """Polls of a log whose replicas lag: then it is told as it is."""
 _LEADERS: Final = 3
@@ -170,9 +175,9 @@ class LaneContent:
         raise SpoolError(f"{self._path} has no batch at position {position}")
 
 
-def _may_be_sent(batch: Batch) -> bool:
-    """It has its batch id; as part of an atomic batch: all of that is at the brokers."""
-    return batch.identity is not None or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
+def _may_be_sent(journal: Journal, batch: Batch) -> bool:
+    """It may be in a log; as part of an atomic batch: all of that is at the brokers."""
+    return journal.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
 
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
@@ -205,7 +210,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     unfinished = {batch.position: batch for _, _, batch in journal.batches()}
     known = fates(
         [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
-        {position: _may_be_sent(batch) for position, batch in unfinished.items()},
+        {position: _may_be_sent(journal, batch) for position, batch in unfinished.items()},
         max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
     )
     entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]
@@ -242,6 +247,8 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
                 identity = unfinished[entry.position].identity
             # What no mark names was finished by one that went with its segment.
             fate = known.get(entry.position, SpoolFate(Fate.COMMITTED))
+            if fate.fate is Fate.NOT_SENT:
+                fate = replace(fate, identified=identity is not None)
             if fate.fate is Fate.REJECTED and entry.position not in held:
                 fate = SpoolFate(Fate.RESENT, note=fate.note)
             batches.append(
@@ -337,7 +344,10 @@ def examine(
         order = {batch.position: number for number, (_, _, batch) in enumerate(content.journal.batches())}
         waiting = sorted((b for b in content.batches if b.position in order), key=lambda b: order[b.position])
         for batch in waiting:
-            if batch.identity is not None and batch.partition != UNCHOSEN:
+            if batch.known.fate is Fate.NOT_SENT and batch.identity is not None:
+                evidence = "nothing was sent to its partition yet"
+                found.append(Examined(batch, Verdict(Finding.NOT_SENT, (), evidence)))
+            elif batch.identity is not None and batch.partition != UNCHOSEN:
                 places.setdefault((content.name, batch.topic, batch.partition), []).append(batch)
             elif batch.known.fate is Fate.UNKNOWN:
                 evidence = "marks about it are lost to damage in the spool, one may have given it an id"
@@ -430,6 +440,11 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
     described = yield Ask(lambda reply: transport.describe_producers(topic, partition, reply))
     if not _too_old(described):
         if isinstance(described, Failure) or described.error_code:
+            if _code(described) in MISSING_CODES:
+                reason = yield from _why_not_there(transport, topic, partition)
+                if reason:
+                    absent = Verdict(Finding.ABSENT, (), reason)
+                    return [Examined(batch, _doubted(batch, absent, "")) for batch in place.batches]
             described = yield from asked(
                 "describe_producers", lambda reply: transport.describe_producers(topic, partition, reply)
             )
@@ -484,6 +499,24 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
     ]
 
 
+def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[str]:
+    """Why it is known that the topic does not have a partition; nothing where that is not known."""
+    case = Absence(partition, time.monotonic(), _ABSENT_S)
+    while True:
+        info = transport.topic(topic)
+        if info is None or info.error_code or partition in info.partitions:
+            return ""
+        brokers = [broker.node_id for broker in transport.brokers()]
+        proof = case.proven(brokers, time.monotonic())
+        if proof:
+            return f"{topic} has no partition {partition}: {proof}"
+        for node in case.due(brokers, time.monotonic()):
+            seen = yield Ask(functools.partial(transport.topic_at, node, topic))
+            if isinstance(seen, TopicInfo) and not seen.error_code and seen.partitions:
+                case.answered(node, seen.topic_id, max(seen.partitions) + 1, time.monotonic())
+        yield Pause(_POLL_S)
+
+
 def _doubted(batch: SpooledBatch, verdict: Verdict, changed: str) -> Verdict:
     if verdict.finding is Finding.ABSENT and batch.known.fate is Fate.UNKNOWN:
         evidence = f"marks are lost to damage in the spool, it may have another id; {verdict.evidence}"
@@ -496,6 +529,11 @@ def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:
     if info is None or not any(known) or not any(info.topic_id) or known == info.topic_id:
         return ""
     return f"; the topic was deleted and created again: its id was {known.hex()} and is {info.topic_id.hex()}"
+
+
+def _code(answer: Any) -> int:
+    """Kafka's error code, 0 where there is none."""
+    return (answer.code or 0) if isinstance(answer, Failure) else int(answer.error_code)
 
 
 def _too_old(answer: Any) -> bool:

@@ -29,7 +29,7 @@ class Waiting:
         partition: -1 while it is not chosen.
         batches: Number of batches.
         records: Number of records in them.
-        in_doubt_batches: How many have a batch id: they may have been sent.
+        in_doubt_batches: How many may have been sent.
     """
 
     topic: str
@@ -192,5 +192,5 @@ def _waiting(journal: Journal) -> tuple[Waiting, ...]:
         count = counts.setdefault((topic, partition), [0, 0, 0])
         count[0] += 1
         count[1] += batch.count
-        count[2] += batch.identity is not None
+        count[2] += journal.may_be_sent(batch)
     return tuple(Waiting(*address, *count) for address, count in sorted(counts.items()))

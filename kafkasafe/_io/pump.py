@@ -441,6 +441,11 @@ class Pump:
         return self.engine.endings.refused_topics
 
     @property
+    def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
+        """The partitions that the cluster refuses, of topics that it takes otherwise, confirmed."""
+        return self.engine.endings.refused_partitions
+
+    @property
     def left_records(self) -> int:
         """At the end: how many records wait on disk."""
         return self.engine.left_records

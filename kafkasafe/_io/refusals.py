@@ -108,11 +108,14 @@ def because(waiting: Iterable[RefusedDestination]) -> str:
     return f" The cluster refuses {'; '.join(map(str, named[:_NAMED]))}{more}. {' '.join(fixes)}"
 
 
-def error_for_send(topic: RefusedDestination, spool_dir: Path) -> kafka_errors.KafkaError:
-    """kafka-python's exception for the code, to be raised by `send`."""
-    error: kafka_errors.KafkaError = kafka_errors.for_code(topic.code)(
-        f"The cluster refuses topic {topic.topic}: {topic.reason}. The record was not accepted. What was accepted"
-        f" before ({counted(topic.records, 'record')}) is kept in {spool_dir} and delivered as soon as the cluster"
-        f" takes it. {classify_code(topic.code).explanation} on_refused_topic='accept' takes more records meanwhile"
+def error_for_send(
+    refused: RefusedDestination, spool_dir: Path, *, of_topic: bool = True
+) -> kafka_errors.KafkaError:
+    """kafka-python's exception for the code, to be raised by `send`: a topic is refused, or one partition of it."""
+    where = f"topic {refused.topic}" if of_topic else f"{refused.topic}-{refused.partition}"
+    error: kafka_errors.KafkaError = kafka_errors.for_code(refused.code)(
+        f"The cluster refuses {where}: {refused.reason}. The record was not accepted. What was accepted"
+        f" before ({counted(refused.records, 'record')}) is kept in {spool_dir} and delivered as soon as the cluster"
+        f" takes it. {classify_code(refused.code).explanation} on_refused_topic='accept' takes more records meanwhile"
     )
     return error

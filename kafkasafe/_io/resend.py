@@ -173,8 +173,8 @@ def set_aside(
         directory: The spool directory.
         number: Of the lane, which must have no owner.
         position: Of the batch.
-        absent: Called with topic, partition and positions if the batch has an id, and so may have been sent: those of
-            the positions that are not in the cluster's log, and can not get there any more.
+        absent: Called with topic, partition and positions if the batch may have been sent: those of the positions that
+            are not in the cluster's log, and can not get there any more.
         clock_ms: Ms since the epoch.
 
     Returns:
@@ -195,8 +195,11 @@ def set_aside(
             )
         topic, partition, batch = place
         queue = [other for _, _, other in places if other.destination == batch.destination]
-        sent = [other.position for other in queue if other.identity is not None]
-        proven = absent(topic, partition, sent) if batch.identity is not None else ()
+        identified = [other.position for other in queue if other.identity is not None]
+        proven: Collection[int] = ()
+        if batch.identity is not None:
+            # Where nothing was sent to the partition yet, no question is needed.
+            proven = absent(topic, partition, identified) if journal.may_be_sent(batch) else identified
         marks = marks_to_set_aside(queue, position, proven)
         if isinstance(marks, str):
             raise SpoolError(

@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._io.engine.parcels import Indexes
+from kafkasafe._io.refusals import error_for_send
 from kafkasafe._producing.state import State
 from kafkasafe.cluster.api import Broker, Cluster
 from kafkasafe.logs import EventLog, apart
@@ -35,6 +36,9 @@ class Placing(State):
             known = max(info.partitions) + 1  # records that wait for their partition to be chosen go first
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
+        refused = self._pump.refused_partitions.get((topic, number))
+        if refused is not None and self._config.on_refused_topic == "raise":
+            raise error_for_send(refused, self._config.spool_dir, of_topic=False)
         return number
 
     def _ask_partitioner(

@@ -233,6 +233,16 @@ class Cluster(Transactions, Protocol):
     def unwatch(self, topic: str) -> None:
         """Forgets a topic: `topic` returns None. A request for it watches it again."""
 
+    def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
+        """Asks one broker what it knows of a topic. What `topic` says stays as it is, and the topic is not watched.
+
+        Args:
+            node: Id of one of `brokers`.
+            topic: Topic name.
+            reply: Gets `TopicInfo`, whose partitions are those that this broker knows, or `Failure` (not sent, where
+                there is no such broker).
+        """
+
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """Asks any broker for all topics. They are not watched."""
 

@@ -211,6 +211,22 @@ def test_questions_about_partitions_that_are_not_there(door):
         assert (failure.code, failure.sent) == (3, False)
 
 
+def test_what_one_broker_knows_of_a_topic(door):
+    """Whatever others say: it is not watched for that."""
+    topic = door.topic(2)
+    written(door, 1)
+    (node, *_) = (broker.node_id for broker in door.client.brokers())
+    seen = door.once(lambda reply: door.client.topic_at(node, topic, reply))
+    assert (seen.name, seen.error_code, set(seen.partitions)) == (topic, 0, {0, 1})
+    assert (seen.topic_id != NO_TOPIC_ID) is (len(seen.topic_id) == 16)
+    assert door.client.topic(topic) is None
+    missing = door.once(lambda reply: door.client.topic_at(node, "not-there", reply))
+    assert (missing.error_code, dict(missing.partitions)) == (3, {})
+    strange = door.once(lambda reply: door.client.topic_at(4711, topic, reply))
+    assert isinstance(strange, Failure)
+    assert not strange.sent
+
+
 def test_a_leader_is_reached_without_a_request(door):
     topic, _ = written(door, 1)
     reached = door.once(door.client.reach, topic, 0)

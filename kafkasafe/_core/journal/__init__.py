@@ -25,7 +25,8 @@ No clock, no randomness, no I/O: `now` (float seconds, any epoch) and everything
 
 Rooms
 -----
-What all speak of is data: `states` (a batch), `partition` (a destination), `messages`, `notices`, `groups`, `clock`.
+What all speak of is data: `states` (a batch), `partition` (a destination), `missing` (destinations that may not exist),
+`messages`, `notices`, `groups`, `clock`.
 `Journal` is one class in parts, and each part uses only itself and what stands before it:
 
     ground      settings, state, small answers          packing     what is far from its turn

@@ -10,7 +10,7 @@ from typing import Final
 from kafkasafe._core.codes import MISSING_CODES, Scope
 from kafkasafe._core.journal.doubts import Doubts
 from kafkasafe._core.journal.notices import Denial, Denied, Relented
-from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 
 __all__ = ["CONFIRMED_S", "SILENCE_S", "Denials"]
 
@@ -28,7 +28,8 @@ class Denials(Doubts):
         """The cluster refuses a destination of a unit for a reason that may pass.
 
         Returns:
-            True when it did, and answered nothing else, for as long as anything is waited for.
+            True when it did, and answered nothing else, for as long as anything is waited for; or the partition is
+            known not to exist.
         """
         return self._deny(self._partitions[destination], code, reason, Scope.DESTINATION, now)
 
@@ -43,7 +44,12 @@ class Denials(Doubts):
         handle: int = -1,
         asking: bool = False,
     ) -> bool:
-        """An answer that may pass; True when it came, and no other, for as long as anything is waited for."""
+        """An answer that may pass.
+
+        Returns:
+            True when it will not: it came, and no other, for as long as anything is waited for, or the partition is
+            known not to exist.
+        """
         denial = partition.denial
         if denial is not None and denial.handle != handle:
             # Another thing is refused now, and has its own time.
@@ -55,6 +61,10 @@ class Denials(Doubts):
             denial.counted_from = now
         denial.code, denial.reason, denial.last_at, denial.asking = code, reason, now, asking
         denial.answers += 1
+        absent = False
+        if code in MISSING_CODES and partition.partition != UNCHOSEN:
+            self.missing.say(partition.number)
+            absent = bool(self.missing.reason(partition.number))
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
         # A topic that is missing may only be new to this broker; and nobody is told of a single stray answer.
@@ -63,7 +73,27 @@ class Denials(Doubts):
         if not denial.told and (lasting or confirmed):
             denial.told = True
             self._ready.notices.append(Denied(partition.number, denial))
-        return lasting
+        return lasting or absent
+
+    def absent(self, destination: int, reason: str) -> None:
+        """It is proven that a partition does not exist: what waits for it, or will, is rejected with its next answer.
+
+        Until `present`. A destination that waits for its next try has it now.
+
+        Args:
+            destination: Destination number.
+            reason: For people.
+        """
+        partition = self._partitions[destination]
+        self.missing.prove(destination, reason)
+        if partition.flow is Flow.WAITING:
+            partition.flow = Flow.SETTLING
+            partition.rested = True
+            self._touch(partition)
+
+    def present(self, destination: int) -> None:
+        """It is there after all, or was made."""
+        self.missing.exists(destination)
 
     @staticmethod
     def _unheard(partition: Partition) -> None:
@@ -79,5 +109,7 @@ class Denials(Doubts):
     def _relent(self, partition: Partition, *, accepted: bool = True) -> None:
         """Another answer came, or nothing waits any more."""
         denial, partition.denial = partition.denial, None
+        if partition.number not in self._doubted:
+            self.missing.take_back(partition.number)  # else the question about it had that answer
         if denial is not None and denial.told:
             self._ready.notices.append(Relented(partition.number, denial, accepted))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.journal.lives import Lives
 from kafkasafe._core.journal.messages import EpochCheck
 from kafkasafe._core.journal.partition import Flow, Partition, Suspicion
@@ -51,6 +52,16 @@ class Doubts(Lives):
             partition.check_asked = False
             self._touch(partition)
         self._doubt_or_not(partition)
+
+    def check_failed(self, check: EpochCheck, *, code: int) -> None:
+        """The log of the leader before could not be asked about; it is asked again.
+
+        Args:
+            check: What was asked.
+            code: Kafka's error code where the cluster gave one, else 0.
+        """
+        if code in MISSING_CODES:
+            self.missing.say(check.destination)
 
     def recreated(self, destination: int, evidence: str) -> None:
         """The topic was deleted and created again: what was acknowledged is gone with the old one."""

@@ -12,6 +12,7 @@ from kafkasafe._core import units as u
 from kafkasafe._core.backlog import Ordered
 from kafkasafe._core.journal.groups import Persist
 from kafkasafe._core.journal.messages import Ready, Wait
+from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.partition import ANYWHERE, UNCHOSEN, WINDOW, Flow, Healing, Partition
 from kafkasafe._core.journal.states import Batch, State
 from kafkasafe._core.order import NEVER, Address, held_from
@@ -85,6 +86,7 @@ class Ground:
         self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self._units_read: list[tuple[u.Unit, range]] = []
         self.units = u.Units(self._in_front)
+        self.missing = Missing()
         self._vacating: dict[int, None] = {}
         """Partitions that are surveyed as soon as nothing of a unit is on its way into them."""
         self._moves: tuple[m.Move, ...] = ()

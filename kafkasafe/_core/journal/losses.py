@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.journal.messages import SurveyAsk
 from kafkasafe._core.journal.notices import AckedLoss, Healed
 from kafkasafe._core.journal.partition import ANYWHERE, Flow, Healing, Partition
@@ -71,9 +72,17 @@ class Losses(Topics):
         )
         self._ready.surveys.append(SurveyAsk(partition.number, acked, epoch, from_offset))
 
-    def survey_failed(self, destination: int, reason: str) -> None:
-        """The log could not be read; it is tried again after a pause."""
+    def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
+        """The log could not be read; it is tried again after a pause.
+
+        Args:
+            destination: Destination number.
+            reason: For people.
+            code: Kafka's error code where the cluster gave one, else 0.
+        """
         partition = self._partitions[destination]
+        if code in MISSING_CODES:
+            self.missing.say(destination)
         if partition.flow is Flow.SURVEYING:
             partition.refresh = True
             partition.reason = reason
@@ -118,6 +127,7 @@ class Losses(Topics):
             self._pause(partition, suspicion.evidence, at_least_s=late - partition.asked_at)
             return
         partition.suspicion = None
+        self.missing.take_back(destination)
         partition.forget_checks()
         self._doubt_or_not(partition)
         if leader_epoch >= 0:

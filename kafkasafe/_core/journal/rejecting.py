@@ -8,7 +8,7 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
-from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_produce
+from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
 from kafkasafe._core.journal.gathering import Gathering
 from kafkasafe._core.journal.groups import Ended
 from kafkasafe._core.journal.messages import Aside, Divide
@@ -123,6 +123,8 @@ class Rejecting(Gathering):
 
     def _reject_all(self, partition: Partition, code: int, reason: str) -> None:
         """Nothing of this destination can be delivered."""
+        if code in MISSING_CODES:
+            reason = self.missing.reason(partition.number) or reason
         ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
         self._unpack(partition, partition.queue.packed)
         doomed = [batch for batch in partition.queue if batch.state in ended]

@@ -48,6 +48,7 @@ class Topics(Denials):
         self._producer_id = -1
         self.units.moved()
         self._healing.clear()
+        self.missing.clear()
         for partition in self._partitions.values():
             partition.producer_id = partition.producer_epoch = -1
             partition.confirmed_id, partition.confirmed_until = (-1, -1), 0.0

@@ -11,7 +11,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.journal.notices import Delivered, Denial
 from kafkasafe._core.journal.packing import Packing
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow
-from kafkasafe._core.journal.states import State
+from kafkasafe._core.journal.states import Batch, State
 
 __all__ = ["Views"]
 
@@ -184,6 +184,16 @@ class Views(Packing):
         """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
         partition = self._partitions[destination]
         return partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
+
+    def may_be_sent(self, batch: Batch) -> bool:
+        """Whether a plain batch may have been sent: not without an id, nor before the partition's end was noted.
+
+        The first send to a partition waits until the log's end is durable in the spool (`baseline`). Where it is not,
+        no broker has seen anything of the batches there, though they may have their ids.
+        """
+        partition = self._partitions[batch.destination]
+        noted = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
+        return batch.identity is not None and (noted or self._blind_before >= 0)
 
     def topic_id(self, destination: int) -> bytes:
         """Id of the topic that a destination's offsets belong to."""

@@ -11,7 +11,7 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import EpochCheckDue
 from kafkasafe._io.engine.steps import Steps
-from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
+from kafkasafe.cluster.api import EARLIEST, LATEST, Answer, EpochEnd, Failure, OffsetListed
 from kafkasafe.events import HistoryTrimmed
 
 __all__ = ["EndCheck"]
@@ -40,6 +40,10 @@ class EndCheck(Steps):
 
     def go_on(self) -> None:
         """See `Inquiry`."""
+        gone = self._lane.journal.missing.reason(self._check.destination)
+        if gone:
+            self._suspect(0, f"{gone}, {self._last}")
+            return
         cluster, epoch = self._ground.cluster, self._check.leader_epoch
         if epoch >= 0:
             cluster.offset_for_leader_epoch(self._topic, self._partition, epoch, self._then("ended"))
@@ -51,7 +55,7 @@ class EndCheck(Steps):
         if isinstance(result, Failure) and result.unsupported:
             cluster.list_offset(self._topic, self._partition, LATEST, self._then("listed"))
         elif isinstance(result, Failure) or trouble(result)[1]:
-            self._failed()
+            self._failed(result)
         elif result.end_offset < 0:
             # Nothing of it is left: deleted by retention, if the log starts after it.
             cluster.list_offset(self._topic, self._partition, EARLIEST, self._then("started"))
@@ -65,7 +69,7 @@ class EndCheck(Steps):
 
     def _on_started(self, result: OffsetListed | Failure) -> None:
         if isinstance(result, Failure) or trouble(result)[1]:
-            self._failed()
+            self._failed(result)
         elif 0 <= result.offset <= self._check.last_acked_offset:
             unknown = f"leader epoch {self._check.leader_epoch} is unknown to the log, {self._last}"
             self._suspect(result.offset, f"{unknown} and the log starts at {result.offset}")
@@ -74,7 +78,7 @@ class EndCheck(Steps):
 
     def _on_listed(self, result: OffsetListed | Failure) -> None:
         if isinstance(result, Failure) or trouble(result)[1]:
-            self._failed()
+            self._failed(result)
         elif 0 <= result.offset <= self._check.last_acked_offset:
             self._suspect(result.offset, f"the log ends at {result.offset}, {self._last}")
         else:
@@ -98,7 +102,7 @@ class EndCheck(Steps):
         check, lane = self._check, self._lane
         if isinstance(result, Failure) or trouble(result)[1]:
             if self._topic not in self._ground.gone:
-                self._failed()
+                self._failed(result)
             return
         if result.offset <= check.last_acked_offset:
             return
@@ -127,12 +131,13 @@ class EndCheck(Steps):
             HistoryTrimmed(self._topic, self._partition, check.last_acked_offset + 1, result.offset, evidence)
         )
 
-    def _failed(self) -> None:
+    def _failed(self, result: Answer | Failure) -> None:
         if self._idle:
             if self._elected:
                 # As if nobody had looked at this election yet: later checks of an idle partition ask less.
                 self._lane.epochs.pop(self._check.destination, None)
         elif self._lane in self._ground.lanes and not self._ground.closing:
             # Callers wait for the answer: the leader may have moved.
+            self._lane.journal.check_failed(self._check, code=trouble(result)[0])
             self._ground.refresh_topics([self._topic])
             self._ground.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

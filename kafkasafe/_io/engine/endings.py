@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from kafkasafe import events
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
-from kafkasafe._core.codes import classify_code
+from kafkasafe._core.codes import MISSING_CODES, classify_code
 from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
@@ -44,6 +44,8 @@ class Endings:
         self._losses = losses
         self.refused_topics: Mapping[str, RefusedDestination] = {}
         """By name, the topics that the cluster refuses as a whole. Replaced, never changed: read from any thread."""
+        self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
+        """The partitions that it refuses, of topics that it takes otherwise. The same."""
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
         """Batches whose fate is final and durable: their parcels are finished."""
@@ -222,12 +224,29 @@ class Endings:
         self._ground.emit(events.TopicAccepted(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
-        """Have `send` know which topics the cluster refuses."""
-        found: dict[str, RefusedDestination] = {}
+        """Have `send` know which topics and partitions the cluster refuses."""
+        topics: dict[str, RefusedDestination] = {}
+        partitions: dict[tuple[str, int], RefusedDestination] = {}
         for each in self.refused():
-            if each.confirmed and each.whole:
-                found.setdefault(each.topic, each)
-        self.refused_topics = found
+            if not (each.confirmed and each.whole):
+                continue
+            if self._is_of_topic(each):
+                topics.setdefault(each.topic, each)
+            else:
+                partitions.setdefault((each.topic, each.partition), each)
+        self.refused_topics, self.refused_partitions = topics, partitions
+
+    def _is_of_topic(self, refused: RefusedDestination) -> bool:
+        """Whether no partition of the topic takes anything: not where one is missing, and others are there."""
+        if refused.partition == UNCHOSEN or refused.code not in MISSING_CODES:
+            return True
+        info = self._ground.cluster.topic(refused.topic)
+        return info is None or bool(info.error_code)
+
+    def look_again(self) -> None:
+        """The metadata may say of a topic that it is missing now, or that it is there."""
+        if self.refused_topics or self.refused_partitions:
+            self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
         """What waits because the cluster refuses it, oldest first; of a topic, what holds it up. From any thread."""

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from kafkasafe._core import journal as j
+from kafkasafe._io.engine.absences import Absences
 from kafkasafe._io.engine.binding import Binding
 from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe._io.engine.endings import Endings
@@ -92,6 +93,7 @@ class Engine:
         self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
         self._transactor = Transactor(ground, ledger, disk, self._rejects)
         self._inquiries = Inquiries(ground, self._sender)
+        self._absences = Absences(ground)
         self.endings = Endings(ground, ledger, disk, self._losses)
         self._order = Order(ground)
         self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings, self._order)
@@ -165,6 +167,8 @@ class Engine:
                 lane.journal.next_aside(destination)
             case MetadataChanged(refreshed):
                 self.topics.on_metadata(refreshed)
+                self._absences.look()
+                self.endings.look_again()
                 self._sender.let_out()
             case ProducerIdAnswered(lane, granted):
                 self._sender.granted(lane, granted)
@@ -211,6 +215,7 @@ class Engine:
                 self.surroundings.look_around()
             case Chore.POLL_TOPICS:
                 self.topics.poll()
+                self._absences.look()
             case Chore.CHECK_ACKED:
                 self._losses.check_acked()
             case Chore.SPILL:

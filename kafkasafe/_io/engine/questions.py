@@ -394,6 +394,11 @@ class Inquest(_LogSteps):
             return
         transport = self._ground.cluster
         self._topic_id = self._id_now()
+        if self._lane.journal.missing.reason(self._ask.destination):
+            # The partition went with the topic of before: nothing is left of its log.
+            self._survey = Survey(self._ask.acked, 0, 0, 0)
+            self._read()
+            return
         self._leader_epoch = self._ground.leader_epoch(self._topic, self._partition)
         if self._ask.leader_epoch >= 0:
             transport.offset_for_leader_epoch(
@@ -406,8 +411,8 @@ class Inquest(_LogSteps):
         info = self._ground.cluster.topic(self._topic)
         return m.NO_TOPIC_ID if info is None else info.topic_id
 
-    def _failed(self, reason: str, code: int) -> None:  # noqa: ARG002
-        self._lane.journal.survey_failed(self._ask.destination, reason)
+    def _failed(self, reason: str, code: int) -> None:
+        self._lane.journal.survey_failed(self._ask.destination, reason, code=code)
 
     def _on_epoch(self, result: t.EpochEnd | t.Failure) -> None:
         # It only sharpens the answer: old brokers cannot tell.

@@ -9,7 +9,7 @@ import functools
 import heapq
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import kafka.errors as kafka_errors
@@ -32,7 +32,7 @@ from kafkasafe.cluster.api import (
     in_words,
 )
 
-__all__ = ["Metadata", "Parked"]
+__all__ = ["Metadata", "Parked", "topic_info"]
 
 _METADATA_PATIENCE_S: Final = 3.0  # after that another node is asked
 
@@ -359,27 +359,21 @@ class Metadata(Brokers):
             if name is None or name not in self._watched:
                 continue
             old = topics.get(name)
-            topic_id = NO_TOPIC_ID if answer.topic_id is None else answer.topic_id.bytes
-            if answer.error_code:
-                info = TopicInfo(
-                    name,
-                    old.topic_id if old else topic_id,
-                    old.partitions if old else {},
-                    answer.error_code,
+            info = topic_info(answer, epochs=reliable)
+            if info.error_code:
+                info = replace(
+                    info,
+                    topic_id=old.topic_id if old else info.topic_id,
+                    partitions=old.partitions if old else {},
                 )
-            else:
-                same = old is not None and old.topic_id == topic_id != NO_TOPIC_ID
-                partitions = {}
-                for partition in answer.partitions:
-                    epoch = plausible(partition.leader_epoch) if reliable else -1
-                    told_info = PartitionInfo(partition.leader_id, epoch)
-                    known = (
-                        old.partitions.get(partition.partition_index) if old is not None and same else None
-                    )
-                    # A broker that lags behind must not undo what a newer leader has told.
-                    stale = known is not None and known.leader_epoch > told_info.leader_epoch
-                    partitions[partition.partition_index] = known if stale and known else told_info
-                info = TopicInfo(name, topic_id, partitions, 0)
+            elif old is not None and old.topic_id == info.topic_id != NO_TOPIC_ID:
+                # A broker that lags behind must not undo what a newer leader has told.
+                newer = {
+                    number: known
+                    for number, known in old.partitions.items()
+                    if number in info.partitions and known.leader_epoch > info.partitions[number].leader_epoch
+                }
+                info = replace(info, partitions={**info.partitions, **newer}) if newer else info
             topics[name] = told[name] = info
         self._cluster_id = cluster_id
         self._topics = topics
@@ -397,3 +391,18 @@ class Metadata(Brokers):
             fail(error)
         for reply in waiters:
             safely(reply, Failure(error, sent=False))
+
+
+def topic_info(answer: Any, *, epochs: bool) -> TopicInfo:
+    """What an answer about metadata says of a topic, whatever was known before.
+
+    Args:
+        answer: The row of the topic.
+        epochs: Whether its leader epochs can be believed.
+    """
+    topic_id = NO_TOPIC_ID if answer.topic_id is None else answer.topic_id.bytes
+    partitions = {
+        each.partition_index: PartitionInfo(each.leader_id, plausible(each.leader_epoch) if epochs else -1)
+        for each in answer.partitions
+    }
+    return TopicInfo(answer.name, topic_id, partitions, answer.error_code)

@@ -17,8 +17,9 @@ from kafkasafe._io import requests
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.calls import KafkaCall, ReachCall
 from kafkasafe._io.transport.manager import suppress_closed
+from kafkasafe._io.transport.metadata import topic_info
 from kafkasafe._io.transport.questions import Questions
-from kafkasafe._io.transport.terms import closed_error, error_of, not_sent, safely
+from kafkasafe._io.transport.terms import UNKNOWN_TOPIC, closed_error, error_of, not_sent, safely
 from kafkasafe.cluster.api import (
     Failure,
     ProduceCallback,
@@ -26,6 +27,7 @@ from kafkasafe.cluster.api import (
     ProducerIdGranted,
     Reached,
     Reply,
+    TopicInfo,
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Node, Question
@@ -236,6 +238,34 @@ class Transport(Questions):
             lambda: self._route_any(make, final=False, reply=reply),
             not_sent(reply),
         )
+
+    def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
+        """Asks one broker what it knows of a topic; see `Cluster`."""
+
+        def parse(response: Any) -> TopicInfo:
+            for answer in response.topics:
+                if answer.name == topic:
+                    # KAFKA-9212: brokers before 2.4 may announce stale leader epochs.
+                    return topic_info(answer, epochs=response.API_VERSION >= 9)
+            raise error_of(UNKNOWN_TOPIC, f"The answer left {topic} out")
+
+        def run() -> None:
+            if self._manager.cluster.broker_metadata(node) is None:
+                safely(
+                    reply, Failure(kafka_errors.NodeNotReadyError(f"Node {node} is not known"), sent=False)
+                )
+                return
+            request = MetadataRequest(
+                topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
+                allow_auto_topic_creation=False,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            self._link(node).submit(
+                KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s, minimum=1)
+            )
+
+        self._post(run, not_sent(reply))
 
     def produce(
         self,

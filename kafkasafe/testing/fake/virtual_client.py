@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace as Message
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import kafka.errors as kafka_errors
 
@@ -30,6 +31,7 @@ from kafkasafe.cluster.api import (
     RecordsFetched,
     Reply,
     StaleFenceError,
+    TopicInfo,
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question, highest_produce
@@ -43,7 +45,7 @@ from kafkasafe.testing.fake.virtual_links import (
     namespace,
     safely,
 )
-from kafkasafe.testing.fake.virtual_metadata import Metadata
+from kafkasafe.testing.fake.virtual_metadata import Metadata, topic_info
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import VirtualCluster
@@ -88,6 +90,26 @@ class VirtualClient(Coordinated, Metadata):
 
         message = Message(topics=None, allow_auto_topic_creation=False)
         self._ask_any("Metadata", message, succeed, reply)
+
+    def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
+        """See `Cluster`."""
+
+        def succeed(fields: Fields) -> None:
+            safely(reply, topic_info(fields["topics"][0]))
+
+        def fail(error: BaseException, sent: bool = False) -> None:
+            safely(reply, Failure(error, sent))
+
+        def run() -> None:
+            if node not in {broker.node_id for broker in self._brokers}:
+                fail(kafka_errors.NodeNotReadyError(f"Node {node} is not known"))
+                return
+            message = Message(
+                topics=[Message(name=topic, topic_id=UUID(int=0))], allow_auto_topic_creation=False
+            )
+            self._call(self._link(node), "Metadata", message, succeed, fail)
+
+        self._do(run, fail)
 
     def _ask_any(
         self,

@@ -29,7 +29,7 @@ from kafkasafe.testing.fake.virtual_links import (
     safely,
 )
 
-__all__ = ["Metadata"]
+__all__ = ["Metadata", "topic_info"]
 
 _MISSING_S: Final = 5.0
 _LEADERLESS_S: Final = 1.0
@@ -276,3 +276,12 @@ class Metadata(Links):
             if silent and any(isinstance(one, int) and one != link.node for one in leaders):
                 text = f"Node {link.node} is silent and leads no more"
                 self._lost(link, kafka_errors.KafkaConnectionError(text))
+
+
+def topic_info(row: Fields) -> TopicInfo:
+    """What an answer says of a topic, whatever was known before."""
+    partitions = {
+        part["partition_index"]: PartitionInfo(part["leader_id"], part["leader_epoch"])
+        for part in row["partitions"]
+    }
+    return TopicInfo(row["name"], row["topic_id"].bytes, partitions, row["error_code"])

@@ -1,0 +1,89 @@
+"""Whether a partition does not exist: what brokers said of its topic, and whether that is proof.
+
+A record may name a partition that its topic does not have, or its topic may be made again with fewer partitions. Then
+waiting changes nothing, and each broker says so. But a broker may also not know yet:
+
+1. A topic has partitions 0 and 1. An operator adds partition 2; the controller answers.
+2. A program sends to partition 2. Its metadata come from broker 1, which has not heard of the change yet.
+3. Some milliseconds later broker 1 has, unless it is cut off from the controller: then it says for hours that there are
+   two partitions, to each client that still reaches it.
+
+So one answer proves nothing. Two brokers prove it that say the same some seconds after the partition was missed for the
+first time, or the only one that there is. Where only one of several answers, a minute of it does: the record is kept in
+`rejected/`, and partitions are no more made in the minute in which records for them are sent than topics are.
+
+No clock: `now` is an argument, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["Absence"]
+
+_SETTLED_S: Final = 2.0
+"""A change of a topic is known to every broker that hears of changes at all."""
+_WITNESSES: Final = 2
+_AGAIN_S: Final = 1.0
+"""A broker that did not answer is asked again."""
+_NEVER: Final = float("-inf")
+
+
+class Absence:
+    """One partition that metadata do not show.
+
+    Args:
+        partition: Its number.
+        now: When that was noticed.
+        grace_s: How long one broker of several has to say it, where no other one answers.
+    """
+
+    def __init__(self, partition: int, now: float, grace_s: float) -> None:
+        self._partition = partition
+        self._grace_s = grace_s
+        self._since = now
+        self._topic_id = b""
+        self._witnesses: dict[int, int] = {}
+        """By broker that says that the partition is not there, how many it says that there are."""
+        self._asked: dict[int, float] = {}
+
+    def due(self, brokers: Sequence[int], now: float) -> list[int]:
+        """The brokers to be asked now."""
+        if now - self._since < _SETTLED_S:
+            return []
+        wanted = min(_WITNESSES, len(brokers)) - len(self._witnesses)
+        others = [node for node in brokers if node not in self._witnesses]
+        able = [node for node in others if now - self._asked.get(node, _NEVER) >= _AGAIN_S]
+        under_way = len(others) - len(able)
+        # Those that were not asked yet come first.
+        able.sort(key=lambda node: self._asked.get(node, _NEVER))
+        chosen = able[: max(0, wanted - under_way)]
+        self._asked.update(dict.fromkeys(chosen, now))
+        return chosen
+
+    def answered(self, node: int, topic_id: bytes, partitions: int, now: float) -> None:
+        """A broker names the number of the topic's partitions."""
+        if partitions > self._partition or topic_id != (self._topic_id or topic_id):
+            # It is there, or the topic is another one by now.
+            self._since = now
+            self._witnesses.clear()
+            self._asked.clear()
+        self._topic_id = topic_id
+        if partitions <= self._partition:
+            self._witnesses[node] = partitions
+
+    def proven(self, brokers: Sequence[int], now: float) -> str:
+        """How it is proven that the partition does not exist, for people; nothing while it is not."""
+        nodes = sorted(self._witnesses)
+        if not nodes:
+            return ""
+        count = self._witnesses[nodes[-1]]
+        has = f"it has {count} partition{'' if count == 1 else 's'}"
+        if len(nodes) >= _WITNESSES:
+            return f"{has}, as brokers {nodes[0]} and {nodes[1]} say"
+        if set(brokers) <= set(nodes):
+            return f"{has}, as broker {nodes[0]} says, the only one"
+        if now - self._since >= self._grace_s:
+            return f"{has}, as broker {nodes[0]} says, and no other one answered within {self._grace_s:.0f} s"
+        return ""

@@ -1,0 +1,86 @@
+"""Partitions that the cluster does not have, though records wait for them: brokers are asked, then that is over."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kafkasafe._core.absence import Absence
+from kafkasafe._io.engine.ground import Ground
+from kafkasafe._io.engine.steps import Steps
+from kafkasafe.cluster.api import Failure, TopicInfo
+
+__all__ = ["Absences"]
+
+_GRACE_S: Final = 60.0
+"""How long one broker of several has to say it, where no other one answers."""
+
+
+class Absences:
+    """See the module; what proves it is decided in `kafkasafe._core.absence`."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._cases: dict[tuple[str, int], Absence] = {}
+
+    def look(self) -> None:
+        """Ask, and conclude. Each second, and after each answer about metadata."""
+        found = [
+            (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
+            for lane in self._ground.lanes
+        ]
+        if not any(destinations for _, destinations in found):
+            self._cases.clear()
+            return
+        cluster = self._ground.cluster
+        brokers = [broker.node_id for broker in cluster.brokers()]
+        now = self._ground.now()
+        open_ = set()
+        for lane, destinations in found:
+            missing = lane.journal.missing
+            for destination in destinations:
+                address = topic, partition = lane.journal.address(destination)
+                info = cluster.topic(topic)
+                if info is None or info.error_code:
+                    continue  # of the topic itself nothing is known, or it is missing
+                if partition in info.partitions:
+                    lane.journal.present(destination)
+                    continue
+                if missing.reason(destination):
+                    continue
+                open_.add(address)
+                case = self._cases.get(address)
+                if case is None:
+                    case = self._cases[address] = Absence(partition, now, _GRACE_S)
+                proof = case.proven(brokers, now)
+                if proof:
+                    self._ground.progressed()
+                    lane.journal.absent(destination, f"{topic} has no partition {partition}: {proof}")
+                    continue
+                for node in case.due(brokers, now):
+                    _Witness(self._ground, self, case, topic, node).go_on()
+        for address in self._cases.keys() - open_:
+            del self._cases[address]
+
+    def answered(self, case: Absence, node: int, info: TopicInfo) -> None:
+        """A broker says what it knows of a topic."""
+        case.answered(node, info.topic_id, max(info.partitions, default=-1) + 1, self._ground.now())
+        self.look()
+
+
+class _Witness(Steps):
+    """What one broker says of a topic."""
+
+    def __init__(self, ground: Ground, absences: Absences, case: Absence, topic: str, node: int) -> None:
+        super().__init__(ground, ground.own, topic, -1)
+        self._absences = absences
+        self._case = case
+        self._node = node
+
+    def go_on(self) -> None:
+        """See `Inquiry`."""
+        self._ground.cluster.topic_at(self._node, self._topic, self._then("seen"))
+
+    def _on_seen(self, result: TopicInfo | Failure) -> None:
+        # Where the broker says that there is no such topic, metadata say so too before long.
+        if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
+            self._absences.answered(self._case, self._node, result)
