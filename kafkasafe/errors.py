@@ -206,7 +206,10 @@ class SpoolError(KafkaSafeError):
 
 
 class SpoolWriteError(SpoolError):
-    """A write or fsync failed. What was durable before still is; the failed group was not promised to anybody."""
+    """A write or fsync failed, or there was no memory to encode what was to be written.
+
+    What was durable before still is; the failed group was not promised to anybody.
+    """
 
 
 class SpoolFullError(SpoolError, KafkaTimeoutError):

@@ -390,6 +390,8 @@ class SafeProducer(Opening):
 
         Raises:
             SpoolFullError: No room within `max_block_ms`. The record was not accepted.
+            SpoolWriteError: There is no memory to encode the records before this one, which was not accepted.
+            RecursionError: At the end of Python's stack. The record was not accepted.
             KafkaTimeoutError: Callbacks of earlier records were not called within `max_block_ms`, because they are too
                 slow. The record was not accepted.
             TopicAuthorizationFailedError, UnknownTopicOrPartitionError, InvalidTopicError: The cluster refuses the
@@ -428,9 +430,10 @@ class SafeProducer(Opening):
                     chunk.keys[index] = key
                 if special is not None:
                     chunk.special[index] = special
+                # Before the record is accepted: at the end of the stack any call raises.
+                future: RecordFuture = RecordFuture()
                 chunk.values[index] = value
                 if chunk.open:
-                    future: RecordFuture = RecordFuture()
                     # One by one: of four at once a tuple is made, which takes as long as the rest of them.
                     future._producer = self
                     future._chunk = chunk

@@ -23,6 +23,8 @@ __all__ = ["Accepting"]
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_TIMESTAMP: Final = 2**63 - 1
 _LOOK_EVERY_S: Final = 0.25
+_FRAMES: Final = 40
+"""More than accepting and sealing a record take, but for a partitioner of the user's."""
 
 
 class Accepting(Sealing):
@@ -91,10 +93,13 @@ class Accepting(Sealing):
         if size > self._max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(self._too_large(size))
         if chunk is not None and index >= 0 and not chunk.open:
+            future = self._future(chunk, index)
             with self._lock:
-                self._seal(chunk)
-            if chunk.has(index):
-                return self._future(chunk, index)
+                self._seal_or_leave(chunk)
+            if chunk.took(index):
+                return future
+        # What raises raises before the record is accepted.
+        _probe(_FRAMES)
         if self._interrupted():
             return self._send_apart(topic, key, value, special)
         deadline: float | None = None
@@ -109,12 +114,13 @@ class Accepting(Sealing):
                         chunk.left -= size
                         index = next(chunk.numbers)
                 if chunk is not None:
+                    future = self._future(chunk, index)
                     if index < MAX_RECORDS:
                         chunk.put(index, key, value, special)
                     if index >= MAX_RECORDS - 1 or not chunk.open:
-                        self._seal(chunk)
-                    if chunk.open or chunk.has(index):
-                        return self._future(chunk, index)
+                        self._seal_or_leave(chunk)
+                    if chunk.open or chunk.took(index):
+                        return future
                     # A signal handler in the middle of this had it sealed, without this record.
                     chunk = None
                     continue
@@ -143,9 +149,10 @@ class Accepting(Sealing):
             with self._lock:
                 chunk = self._new_chunk(topic)
                 if chunk is not None:
+                    future = self._future(chunk, 0)
                     chunk.put(next(chunk.numbers), key, value, special)
                     self._seal(chunk)
-                    return self._future(chunk, 0)
+                    return future
             deadline = self._wait_for_room(deadline)
 
     def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:
@@ -273,6 +280,12 @@ class Accepting(Sealing):
             f" kept. Raise spool_max_bytes,{room} or wait for the cluster."
             f"{self._network_cause()}"
         )
+
+
+def _probe(frames: int) -> None:
+    """Raises RecursionError where the stack has no room for so many frames."""
+    if frames:
+        _probe(frames - 1)
 
 
 def _as_bytes(item: Any, what: str, option: str) -> bytes:

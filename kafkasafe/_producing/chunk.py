@@ -168,6 +168,14 @@ class Chunk:
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
 
+    @property
+    def waiting(self) -> int:
+        """How many records are in it while it is not sealed."""
+        if self.parcels is not None:
+            return 0
+        values = self._taken[0] if self._taken else self.values
+        return len(values) - values.count(ABSENT)
+
     def has(self, index: int) -> bool:
         """Whether a record is in it, which is sealed."""
         return index < self.count and index not in self.absent

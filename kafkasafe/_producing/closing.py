@@ -12,10 +12,11 @@ import warnings
 from typing import Final
 
 from kafkasafe._core.patience import Patience, timeout_of
+from kafkasafe._io.refusals import counted
 from kafkasafe._producing.calling import safely
 from kafkasafe._producing.flushing import Flushing
 from kafkasafe._producing.hold import DROPPED, DROPPED_IDLE_S, LIVE, PRODUCERS, SUCCEEDED, goes_first
-from kafkasafe.errors import ProducerClosedError
+from kafkasafe.errors import ProducerClosedError, SpoolWriteError
 from kafkasafe.logs import EventLog, drain, own_threads
 from kafkasafe.metrics import flush as flush_metrics
 
@@ -33,6 +34,9 @@ _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """How long a disk that takes nothing holds up `close`, at least: what is not on disk then is lost."""
 _LOG_S: Final = 1.0
+_SEAL_TRIES: Final = 5
+_SEAL_PAUSE_S: Final = 0.05
+"""Pauses of `close` between tries to encode what there was no memory for grow by so much."""
 
 
 class Closing(Flushing):
@@ -94,7 +98,7 @@ class Closing(Flushing):
             return
         with self._let_go():
             try:
-                self._seal_all()
+                self._seal_for_good()
                 if not self._config.in_memory:
                     self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
                 pump.adopt_now()
@@ -110,6 +114,30 @@ class Closing(Flushing):
         finally:
             self._raise_failure()
             self._raise_wrong_cluster()
+            self._raise_unsealed()
+
+    def _seal_for_good(self) -> None:
+        """Seal what is open; where there is no memory for it, as much as there is. Tried a few times."""
+        for attempt in range(_SEAL_TRIES):
+            try:
+                self._seal_all()
+            except (SpoolWriteError, MemoryError):
+                self._pump.wait(lambda: False, _SEAL_PAUSE_S * attempt)
+            else:
+                return
+        with self._lock:
+            for chunk in list(self._chunks.values()):
+                self._seal_or_leave(chunk)
+
+    def _raise_unsealed(self) -> None:
+        """What could not be encoded is in no file, and in no other memory than this producer's."""
+        records = self._unsealed()
+        if records:
+            were, are = ("was", "is") if records == 1 else ("were", "are")
+            raise SpoolWriteError(
+                f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
+                " lost with the producer. Everything that durable(), flush_spool() or get() confirmed is safe"
+            )
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
         """Until everything is delivered, for `timeout` seconds, or for as long as there is something to hope for."""
@@ -198,6 +226,10 @@ class Closing(Flushing):
             return  # said before
         if self._pump not in SUCCEEDED:
             self._tell_left()
+        try:
+            self._raise_unsealed()
+        except SpoolWriteError as error:
+            log.error("%s", error, client_id=self.client_id, event="not_encoded")  # noqa: TRY400
         self._closed_down(time.monotonic() + DROPPED_IDLE_S)
         self._hold.keep(None)
         DROPPED.pop(self._pump, None)

@@ -1,6 +1,6 @@
 """A chunk's records as parcels: encoded once, one parcel for each partition.
 
-Nothing is handed over or waited for here: whoever seals may do it again after a Ctrl-C.
+Nothing is handed over or waited for here, so encoding may be repeated after a Ctrl-C, or when memory was short.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, seems_given
 from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special
 from kafkasafe._producing.placing import Placing
+from kafkasafe.errors import SpoolWriteError
 
 __all__ = ["Encoding"]
 
@@ -22,6 +23,22 @@ class Encoding(Placing):
     """Part of `SafeProducer`."""
 
     def _encoded(self, chunk: Chunk) -> Encoded:
+        """What becomes of its records. Encoding has no side effects, so it may be repeated.
+
+        Raises:
+            SpoolWriteError: There is no memory for it.
+        """
+        try:
+            return self._encode(chunk)
+        except (MemoryError, OSError) as error:
+            # The codecs of pyarrow say it with an OSError. No file is touched here.
+            raise SpoolWriteError(
+                f"There is no memory to encode records of topic {chunk.topic} ({type(error).__name__}: {error})."
+                " Nothing that was accepted is lost while this producer lives: it is encoded by the next call, or by"
+                " the producer's own thread. Free memory, and call again"
+            ) from error
+
+    def _encode(self, chunk: Chunk) -> Encoded:
         values, keys = chunk.close(), chunk.keys
         if chunk.encoded is not None:
             return chunk.encoded

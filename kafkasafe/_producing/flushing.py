@@ -35,6 +35,7 @@ class Flushing(Calling):
 
         Raises:
             KafkaTimeoutError: Not everything in time. It is on disk and will be delivered; callbacks will be called.
+            SpoolWriteError: There is no memory to encode what was accepted. The next call tries again.
             UndecidableError: A batch is parked (`on_undecidable="raise"`).
             WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
                 and are delivered when theirs answers again.
@@ -119,6 +120,7 @@ class Flushing(Calling):
 
         Raises:
             KafkaTimeoutError: Not everything in time.
+            SpoolWriteError: There is no memory to encode what was accepted. The next call tries again.
             SpoolError: The spool failed for good.
         """
         self._check_fork()

@@ -7,6 +7,7 @@ called with it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,10 +18,16 @@ from kafkasafe._io.engine.slips import Slip
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.encoding import Encoding
 from kafkasafe.atomic import BatchOutcome
+from kafkasafe.errors import SpoolWriteError
+from kafkasafe.logs import EventLog
 
 __all__ = ["NEVER", "Sealing"]
 
+log = EventLog("producer")
+
 NEVER: Final = float("inf")
+_NO_MEMORY_S: Final = 0.1
+"""Until the producer's thread tries again to encode what it had no memory for."""
 
 
 class Sealing(Encoding):
@@ -71,11 +78,11 @@ class Sealing(Encoding):
             due = NEVER
             self._hand_over_units()
             for chunk in list(self._chunks.values()):
-                if chunk.due <= now:
-                    # Also one without a record, which a Ctrl-C left.
-                    self._seal(chunk)
-                else:
+                # Also one without a record, which a Ctrl-C left.
+                if chunk.due > now:
                     due = min(due, chunk.due)
+                elif not self._seal_or_leave(chunk):
+                    due = min(due, now + _NO_MEMORY_S)
             return due
         finally:
             self._lock.release()
@@ -115,12 +122,39 @@ class Sealing(Encoding):
             for chunk in list(self._chunks.values()):
                 self._seal(chunk)
 
+    def _seal_or_leave(self, chunk: Chunk) -> bool:
+        """Seal; where there is no memory or stack for it, leave that to the next call. Whether it is sealed.
+
+        Called with the lock held, for records that are accepted: an error of their sealing is none of the caller's
+        record, and a program that sends again what raised would have that one twice.
+        """
+        try:
+            self._seal(chunk)
+        except (SpoolWriteError, MemoryError, RecursionError) as error:
+            log.seldom(
+                logging.WARNING,
+                "not_encoded",
+                chunk.topic,
+                "Accepted records of topic %s wait in memory, to be encoded by the next call or in a moment: %s",
+                chunk.topic,
+                error,
+                client_id=self.client_id,
+                topic=chunk.topic,
+                error=type(error).__name__,
+            )
+        return chunk.parcels is not None
+
+    def _unsealed(self) -> int:
+        """How many accepted records are not encoded."""
+        return sum(chunk.waiting for chunk in list(self._chunks.values()))
+
     def _seal(self, chunk: Chunk) -> None:
         """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
 
-        A signal handler may raise anywhere in here (Ctrl-C). Then the chunk is still among the open ones, takes no
-        more records, and the next call goes on: nothing that was accepted is forgotten, and nothing submitted twice. It
-        may as well call this in the middle of itself, or of `send`: what was encoded first is what counts.
+        A signal handler may raise anywhere in here (Ctrl-C), and so may Python, for lack of memory or stack. Then the
+        chunk is still among the open ones, takes no more records, and the next call goes on: nothing that was accepted
+        is forgotten, and nothing submitted twice. A handler may as well call this in the middle of itself, or of
+        `send`: what was encoded first is what counts.
         """
         chunk.open = False
         if self._units:

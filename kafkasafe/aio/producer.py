@@ -234,10 +234,11 @@ class SafeProducer(NotOfProducer, OfOneProcess):
                     index = next(chunk.numbers)
                     if key is not None:
                         chunk.keys[index] = key
+                    # Before the record is accepted: at the end of the stack any call raises.
+                    future: RecordFuture = RecordFuture()
                     chunk.values[index] = value
                     if chunk.open:
                         gate.left -= 1
-                        future: RecordFuture = RecordFuture()
                         future._owner = self
                         future._chunk = chunk
                         future._index = index

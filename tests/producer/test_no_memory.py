@@ -1,0 +1,166 @@
+"""A process without memory, or without stack: what send() accepted, and what the other calls say."""
+
+from __future__ import annotations
+
+import collections
+import sys
+
+import pytest
+
+from kafkasafe import SafeProducer
+from kafkasafe._core import batch as codec
+from kafkasafe.errors import SpoolWriteError
+from kafkasafe.testing import FakeCluster
+
+
+@pytest.fixture
+def cluster():
+    with FakeCluster() as made:
+        made.create_topic("orders", partitions=2)
+        yield made
+
+
+@pytest.fixture
+def producer(cluster, tmp_path):
+    with SafeProducer(
+        bootstrap_servers=cluster.bootstrap_servers,
+        spool_dir=tmp_path / "spool",
+        linger_ms=60_000,
+        batch_size=500,
+        compression_type="zstd",
+    ) as made:
+        made.send("orders", b"first", partition=0).get(60)
+        yield made
+
+
+class NoMemory:
+    """Compression fails while `left` is above 0, as it does under RLIMIT_AS."""
+
+    def __init__(self, monkeypatch, error: BaseException) -> None:
+        self.left = 0
+        self._error = error
+        self._compress = codec._compress
+        monkeypatch.setattr(codec, "_compress", self)
+
+    def __call__(self, *arguments):
+        if self.left > 0:
+            self.left -= 1
+            raise self._error
+        return self._compress(*arguments)
+
+
+@pytest.fixture(
+    params=[OSError("ZSTD compression failed: Allocation error : not enough memory"), MemoryError()],
+    ids=["zstd", "python"],
+)
+def memory(request, monkeypatch):
+    return NoMemory(monkeypatch, request.param)
+
+
+@pytest.mark.parametrize("call", ["flush_spool", "flush", "durable", "get", "commit"])
+def test_what_cannot_be_encoded_is_said_in_kafkas_terms_and_delivered_by_the_next_call(
+    cluster, producer, memory, call
+):
+    batch = producer.batch()
+    if call == "commit":
+        batch.send("orders", b"1", partition=0)
+        again = batch.commit
+    else:
+        future = producer.send("orders", b"1", partition=0)
+        again = getattr(producer if call.startswith("flush") else future, call)
+    memory.left = 1
+    with pytest.raises(SpoolWriteError, match=r"no memory .* Nothing that was accepted is lost"):
+        again()
+    again()
+    producer.flush(60)
+    assert sorted(cluster.values("orders")) == [b"1", b"first"]
+
+
+def test_a_send_that_cannot_encode_what_came_before_accepts_nothing_and_one_that_accepts_does_not_raise(
+    cluster, producer, memory
+):
+    accepted = 0
+    for number in range(200):
+        memory.left = number % 7
+        try:
+            producer.send("orders", b"%03d" % number * 20, partition=0)
+        except SpoolWriteError:
+            continue
+        accepted += 1
+    memory.left = 0
+    producer.flush(60)
+    counts = collections.Counter(cluster.values("orders"))
+    assert max(counts.values()) == 1
+    assert len(counts) == accepted + 1
+    assert 20 < accepted < 200
+
+
+def test_the_producers_own_thread_tries_again(cluster, tmp_path, memory):
+    with SafeProducer(
+        bootstrap_servers=cluster.bootstrap_servers,
+        spool_dir=tmp_path / "spool",
+        linger_ms=1,
+        compression_type="zstd",
+    ) as producer:
+        memory.left = 3
+        future = producer.send("orders", b"1", partition=0)
+        producer._pump.wait(lambda: future.is_done, 60)
+        assert future.succeeded()
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_close_delivers_what_it_can_encode_and_says_what_not(cluster, tmp_path, memory, times):
+    producer = SafeProducer(
+        bootstrap_servers=cluster.bootstrap_servers,
+        spool_dir=tmp_path / "spool",
+        linger_ms=60_000,
+        compression_type="zstd",
+    )
+    producer.send("orders", b"1", partition=0)
+    memory.left = times
+    if times == 1:
+        producer.close()
+        assert cluster.values("orders") == [b"1"]
+    else:
+        with pytest.raises(SpoolWriteError, match=r"1 record that was accepted could not be encoded .* lost"):
+            producer.close()
+
+
+def deeper(frames: int, call) -> None:
+    if frames:
+        deeper(frames - 1, call)
+    else:
+        call()
+
+
+@pytest.mark.parametrize("special", [{}, {"key": b"k"}, {"partition": 1, "headers": [("h", b"x")]}])
+@pytest.mark.parametrize("batch_size", [16_384, 300])
+def test_a_send_without_stack_accepts_the_record_or_raises(cluster, tmp_path, batch_size, special):
+    """A program that repeats what raised had the record twice: at the very end of the stack, once Python had
+    specialized `send`, only the call that makes the future raised, after the record was accepted.
+    """
+    with SafeProducer(
+        bootstrap_servers=cluster.bootstrap_servers, spool_dir=tmp_path / "spool", batch_size=batch_size
+    ) as producer:
+        for _ in range(3000):
+            producer.send("orders", b"warm")
+        producer.flush(60)
+        here, frame = 0, sys._getframe()
+        while frame is not None:
+            here, frame = here + 1, frame.f_back
+        room = sys.getrecursionlimit() - here
+        accepted, refused = set(), set()
+        for number, frames in enumerate([*range(room - 70, room + 2)] * 8):
+            value = b"%d" % number
+            try:
+                deeper(frames, lambda value=value: producer.send("orders", value, **special))
+            except RecursionError:
+                refused.add(value)
+            else:
+                accepted.add(value)
+        producer.flush(60)
+        found = collections.Counter(value for value in cluster.values("orders") if value != b"warm")
+        assert max(found.values()) == 1
+        assert set(found) == accepted
+        assert refused
+        assert len(accepted) > 50
