@@ -166,6 +166,9 @@ class Destination:
 class State:
     """How far a destination is.
 
+    One that knows nothing is a reset: the log that is written to from here on is another cluster's, or another topic's,
+    and what earlier marks say was acknowledged is not in it.
+
     Attributes:
         destination: Its number.
         baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
@@ -179,6 +182,11 @@ class State:
     last_acked_offset: int
     leader_epoch: int
     topic_id: bytes
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Neither an offset, nor a leader epoch, nor a topic id."""
+        return self == State(self.destination, -1, -1, -1, NO_TOPIC_ID)
 
 
 @dataclass(frozen=True, slots=True)

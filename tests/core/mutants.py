@@ -389,6 +389,24 @@ class ForgetsGivenUp(j.Journal):
         return ready
 
 
+class RemembersTheForgotten(j.Journal):
+    """A new incarnation remembers what an earlier one forgot."""
+
+    def recover_marks(self, position: int, recovered: Any) -> None:
+        known = [mark for mark in recovered if not (isinstance(mark, m.State) and mark.knows_nothing)]
+        super().recover_marks(position, known)
+        self._end_position = max(self._end_position, position + len(recovered) + 1)
+
+
+class RemembersOtherTopics(j.Journal):
+    """What was acknowledged in a topic that is gone is remembered beside what is in the one that has its name."""
+
+    def _forget_acknowledged(self, partition: j.Partition) -> None:
+        kept = list(partition.acked)
+        super()._forget_acknowledged(partition)
+        partition.acked.extend(kept)
+
+
 MUTANTS: list[type[j.Journal]] = [
     SendsBeforeDurable,
     SendsBeforeIdDurable,
@@ -432,4 +450,6 @@ MUTANTS: list[type[j.Journal]] = [
     HealsAtOnce,
     ContinuesBehindRevived,
     ForgetsGivenUp,
+    RemembersTheForgotten,
+    RemembersOtherTopics,
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -143,7 +144,7 @@ class Shell:
 
     def reborn(self, clock: j.Clock | None = None) -> Shell:
         """The process dies and comes back on what is durable."""
-        heir = Shell()
+        heir = type(self)()
         heir.now, heir.now_ms, heir.position = self.now, self.now_ms, self.position
         position = 0
         for group in self.groups:
@@ -1860,6 +1861,129 @@ def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
     assert heir.asks[-1].from_offset == 1
 
 
+def remembered(shell: Shell) -> list[tuple[int, int]]:
+    """(position, offset) of what is known to be in the log of the one partition."""
+    return [(batch.position, batch.place) for batch in shell.journal._partitions[1].acked]
+
+
+def on_another_cluster(shell: Shell, offset: int = 0) -> j.Batch:
+    """One batch, delivered to a log of which nothing is known."""
+    shell.journal.granted(8, 0)
+    (batch,) = shell.seal(1)
+    shell.turn()
+    shell.journal.baseline(1, offset, bytes(16))
+    assert shell.turn() == [batch]
+    shell.journal.acked(batch, offset, leader_epoch=0, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    return batch
+
+
+def two_leaders(shell: Shell) -> None:
+    """Two batches are acknowledged, each by another leader, and the first leader's log was as it should be."""
+    batches = shell.flowing(5, 5)
+    shell.journal.acked(batches[1], 5, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    shell.journal.checked(shell.checks[0])
+    shell.turn()
+
+
+def move(shell: Shell) -> None:
+    shell.journal.new_cluster()
+
+
+def forget(shell: Shell) -> None:
+    assert shell.journal.forget("t")
+
+
+@pytest.mark.parametrize("reset", [move, forget])
+@pytest.mark.parametrize("restart", [False, True], ids=["alive", "restarted"])
+def test_what_was_forgotten_stays_forgotten(reset: Callable[[Shell], None], restart: bool) -> None:
+    """It was remembered by the next incarnation, which missed it in the new log, and sent it there."""
+    shell: Shell = Keeps()
+    two_leaders(shell)
+    if restart:
+        shell = shell.reborn()
+    reset(shell)
+    shell.turn()
+    batch = on_another_cluster(shell)
+    assert remembered(shell) == [(batch.position, 0)]
+    for _ in range(2):
+        shell = shell.reborn()
+        shell.turn()
+        assert remembered(shell) == [(batch.position, 0)]
+        assert (shell.checks, shell.surveys, shell.journal.doubted) == ([], [], [])
+        assert shell.journal.last_acked_offset("t", 0) == 0
+
+
+@pytest.mark.parametrize("reset", [move, forget])
+def test_what_was_forgotten_is_not_doubted_by_the_next_incarnation(reset: Callable[[Shell], None]) -> None:
+    """A leader check that was never answered kept its segment, and asked the new log about the old leader."""
+    shell = Keeps()
+    batches = shell.flowing(5, 5)
+    shell.journal.acked(batches[1], 5, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    assert shell.journal.doubted == [1]
+    reset(shell)
+    assert shell.journal.doubted == []
+    shell.turn()
+    heir = shell.reborn()
+    heir.turn()
+    assert (heir.checks, heir.journal.doubted) == ([], [])
+    assert heir.journal.release_position == heir.position
+
+
+def test_a_segment_that_begins_at_a_move_forgets_as_well() -> None:
+    """Its snapshot is written before the group that says so, and may be all that a crash leaves."""
+    shell = Keeps()
+    two_leaders(shell)
+    shell = shell.reborn()
+    shell.journal.new_cluster()
+    shell.write(j.Persist(marks=shell.journal.snapshot()))
+    heir = shell.reborn()
+    heir.turn()
+    assert (remembered(heir), heir.checks) == ([], [])
+    assert heir.journal.last_acked_offset("t", 0) == -1
+
+
+def test_a_survey_of_the_old_log_says_nothing_of_the_new_one() -> None:
+    shell = Keeps()
+    batches = shell.flowing(5, 5)
+    shell.ack(batches[1], 2)
+    shell.turn()
+    assert len(shell.surveys) == 1
+    shell.journal.new_cluster()
+    shell.turn()
+    shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0)
+    assert shell.turn() == []
+    assert shell.notices == []
+
+
+def test_the_deleted_topics_id_is_forgotten_where_nothing_was_acknowledged_yet() -> None:
+    """What a unit was prepared for is the topic that was there then."""
+    shell = Shell()
+    number = shell.journal.destination("t", 0)
+    shell.journal.learn_topic("t", TOPIC_ID, 1)
+    assert shell.journal.topic_id(number) == TOPIC_ID
+    assert shell.journal.forget("t")
+    assert not shell.journal.forget("t")
+    other = bytes(15) + b"\1"
+    shell.journal.learn_topic("t", other, 1)
+    assert shell.journal.topic_id(number) == other
+
+
+def test_a_partition_of_which_only_batches_are_known_is_remembered_by_later_segments() -> None:
+    """Without offset, leader epoch or topic id its STATE would say that nothing was acknowledged."""
+    shell = Shell()
+    shell.journal.recover_marks(0, [m.Destination(1, "t", 0)])
+    shell.journal.recover_batch(
+        2, 1, count=3, size_bytes=9, max_timestamp=NOW_MS, identity=BatchId(7, 0, 0, 3)
+    )
+    shell.journal.recover_marks(5, [m.Committed(1, -1, ((2, -1),))])
+    assert remembered(shell) == [(2, 0)]
+    shell.journal.recover_marks(7, shell.journal.snapshot())
+    assert remembered(shell) == [(2, 0)]
+
+
 def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
     shell = Shell()
     batches = shell.flowing(1, 1)
@@ -2038,6 +2162,8 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "HealsAtOnce": test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive,
     "ContinuesBehindRevived": test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it,
     "ForgetsGivenUp": test_what_was_given_up_stays_given_up,
+    "RemembersTheForgotten": functools.partial(test_what_was_forgotten_stays_forgotten, move, restart=False),
+    "RemembersOtherTopics": functools.partial(test_what_was_forgotten_stays_forgotten, forget, restart=True),
 }
 
 

@@ -77,7 +77,9 @@ class Forward(Endings):
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
         """What stands in front of their copies, in one atomic group."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
-        marks: list[m.Mark] = [self._state_mark(self._partitions[number]) for number in numbers]
+        marks: list[m.Mark] = [
+            mark for number in numbers for mark in self._state_marks(self._partitions[number])
+        ]
         marks.append(
             m.Moved(tuple(m.Move(batch.position, batch.written_at, batch.rank) for batch in batches))
         )

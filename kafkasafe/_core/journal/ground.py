@@ -131,6 +131,17 @@ class Ground:
                 return False
         return False
 
+    def _state_marks(self, partition: Partition) -> list[m.State]:
+        """How far the partition is, to be repeated: none where the mark would be read as a reset, and is none.
+
+        1. The batches of a unit are acknowledged at no offset, by a broker without topic ids and leader epochs.
+        2. Nothing else was sent to the partition, so that no baseline is known.
+        3. A new segment begins: the mark would know nothing, but the batches are remembered.
+        """
+        mark = self._state_mark(partition)
+        remembers = bool(partition.acked) or partition.number in self._healing
+        return [] if mark.knows_nothing and remembers else [mark]
+
     def _state_mark(self, partition: Partition) -> m.State:
         return m.State(
             partition.number,

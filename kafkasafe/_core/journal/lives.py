@@ -87,7 +87,7 @@ class Lives(Views):
         for partition in self._partitions.values():
             marks.append(m.Destination(partition.number, partition.topic, partition.partition))
             marks += self._newest_marks(partition)
-            marks.append(self._state_mark(partition))
+            marks += self._state_marks(partition)
         return marks
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
@@ -96,7 +96,7 @@ class Lives(Views):
         for partition in self._partitions.values():
             newest = self._newest(partition)
             if newest is not None and partition.told_position < newest.position < before_position:
-                marks += [*self._newest_marks(partition), self._state_mark(partition)]
+                marks += [*self._newest_marks(partition), *self._state_marks(partition)]
         return marks
 
     @staticmethod

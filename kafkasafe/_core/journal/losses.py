@@ -188,7 +188,7 @@ class Losses(Topics):
             # Also where nothing moved: or the next life, whose batches may be gone from the spool, finds the same cause
             # to suspect a loss in its marks, and nothing that speaks against it.
             self._ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
-            self._ready.persist.marks.append(self._state_mark(partition))
+            self._ready.persist.marks += self._state_marks(partition)
             return
         if recreated and cause is not Cause.TOPIC_ID:
             evidence += "; nothing of it is left, and without topic ids it may be a recreated topic"
@@ -203,7 +203,7 @@ class Losses(Topics):
         )
         self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up, tuple(moved)))
         self._revive(partition, again, given_up, end_offset)
-        self._ready.persist.marks.append(self._state_mark(partition))
+        self._ready.persist.marks += self._state_marks(partition)
         partition.renew = partition.renew or bool(again)
 
     def _quiet_at(self, partition: Partition, batch: Batch) -> float:

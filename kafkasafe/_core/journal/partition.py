@@ -132,6 +132,30 @@ class Partition:
         self.checks.clear()
         self.check_asked = False
 
+    @property
+    def knows_nothing(self) -> bool:
+        """Nothing is known of what is in the log, nor of the topic: as after `forget_acknowledged`."""
+        return (
+            self.baseline_offset < 0
+            and self.last_acked_offset < 0
+            and not any(self.topic_id)
+            and not self.acked
+        )
+
+    def forget_acknowledged(self) -> None:
+        """Nothing is known to be in the log: it is the log of another cluster, or of another topic, from here on.
+
+        Batches and their ids stay: an id is never given twice.
+        """
+        self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
+        self.leader_epoch = self.rescan_from = -1
+        self.topic_id = m.NO_TOPIC_ID
+        self.last_acked_id = None
+        self.acked.clear()
+        self.forgotten_offset = self.known_from = self.told_position = -1
+        self.suspicion = self.hole = None
+        self.forget_checks()
+
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:

@@ -107,15 +107,14 @@ class Recovery(Members):
                     if number not in self._partitions:
                         self._partitions[number] = Partition(number, topic, partition)
                         self._numbers[topic, partition] = number
+                case m.State() if mark.knows_nothing:
+                    self._forget_acknowledged(self._declared(mark.destination))
                 case m.State():
                     known = self._declared(mark.destination)
                     known.baseline_offset = mark.baseline_offset
                     known.clear_offset = mark.last_acked_offset
-                    if mark.baseline_offset < 0 > mark.last_acked_offset:
-                        known.last_acked_offset = -1  # the topic, or the cluster, is another one
-                    else:
-                        # What stands behind a batch that is not finished was acknowledged all the same.
-                        known.last_acked_offset = max(known.last_acked_offset, mark.last_acked_offset)
+                    # What stands behind a batch that is not finished was acknowledged all the same.
+                    known.last_acked_offset = max(known.last_acked_offset, mark.last_acked_offset)
                     known.leader_epoch = mark.leader_epoch
                     known.topic_id = mark.topic_id
                     if not known.acked:

@@ -47,24 +47,12 @@ class Topics(Denials):
         """
         self._producer_id = -1
         self.units.moved()
-        self._healing.clear()
         self.missing.clear()
         for partition in self._partitions.values():
             partition.producer_id = partition.producer_epoch = -1
             partition.confirmed_id, partition.confirmed_until = (-1, -1), 0.0
             partition.renew = False
-            partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
-            partition.leader_epoch = -1
-            partition.topic_id = m.NO_TOPIC_ID
-            partition.forgotten_offset = -1
-            partition.last_acked_id = None
-            partition.suspicion = None
-            partition.forget_checks()
-            self._doubt_or_not(partition)
-            partition.acked.clear()
-            partition.flow = Flow.NEW
-            self._ready.persist.marks.append(self._state_mark(partition))
-            self._touch(partition)
+            self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
         """The topic is gone for good and nothing waits for it: its offsets mean nothing any more. True when it is news.
@@ -74,24 +62,27 @@ class Topics(Denials):
         partitions = [p for p in self._partitions.values() if p.topic == topic]
         if any(p.queue or p.commits for p in partitions):
             return False
-        known = [p for p in partitions if p.baseline_offset >= 0 or p.last_acked_offset >= 0]
+        known = [p for p in partitions if not p.knows_nothing]
         for partition in known:
-            partition.baseline_offset = partition.last_acked_offset = partition.clear_offset = -1
-            partition.leader_epoch = partition.rescan_from = -1
-            partition.topic_id = m.NO_TOPIC_ID
-            partition.forgotten_offset = -1
-            # There is no log to look at.
-            partition.suspicion = None
-            partition.forget_checks()
-            self._doubt_or_not(partition)
-            partition.acked.clear()
-            partition.flow = Flow.NEW
-            self._ready.persist.marks.append(self._state_mark(partition))
-            self._touch(partition)
+            self._begin_anew(partition)
         if topic in self._topics:
             self._topics[topic] = m.Topic(topic, m.NO_TOPIC_ID, -1)
             self._ready.persist.marks.append(self._topics[topic])
         return bool(known)
+
+    def _begin_anew(self, partition: Partition) -> None:
+        """As if nothing had ever been sent to it, also for later incarnations: the mark knows nothing."""
+        self._forget_acknowledged(partition)
+        partition.flow = Flow.NEW
+        self._ready.persist.marks.append(self._state_mark(partition))
+        self._touch(partition)
+
+    def _forget_acknowledged(self, partition: Partition) -> None:
+        """Also what follows from it elsewhere. Called live, and when the mark of it is read back."""
+        partition.forget_acknowledged()
+        self._healing.pop(partition.number, None)
+        self._doubt_or_not(partition)
+        self.units.forget(partition.number)
 
     def _note_topic(self, partition: Partition) -> None:
         """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""

@@ -103,7 +103,10 @@ class Units(Recovery):
     def moved(self) -> None:
         """Another cluster is spoken to from now on: what this one granted means nothing there."""
         self._slots.clear()
-        self._floor.clear()
+
+    def forget(self, destination: int) -> None:
+        """What was committed there is in another log than the one that is written to from now on."""
+        self._floor.pop(destination, None)
 
     def take_over(self, transactional_id: str) -> None:
         """A name that the user gave becomes ours: whoever had it is fenced, and what he left open is aborted."""

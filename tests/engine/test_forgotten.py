@@ -1,0 +1,146 @@
+"""What was acknowledged by another cluster, or in a topic that was deleted, concerns no later incarnation.
+
+One that remembered it asked the log of today about leaders of the other one, reported what that log did not have as
+lost, and sent it there.
+"""
+
+from __future__ import annotations
+
+import pytest
+from virtual import World
+
+from kafkasafe import events
+
+LOSSES = events.AckedDataLost | events.RecordsMissing | events.Healed
+
+
+class Scene:
+    """One producer after the other on one spool directory, with what they tell."""
+
+    def __init__(self, **options) -> None:
+        self.heard: list[events.Event] = []
+        self.options = {"on_event": self.heard.append, **options}
+        self.world = World(brokers=3)
+        self.world.cluster.create_topic("orders", 1)
+        self.life = self.world.start(**self.options)
+
+    def deliver(self, *values: bytes) -> None:
+        parcel = self.life.send("orders", 0, values)
+        assert self.world.run(60, until=lambda: parcel.done)
+        assert parcel.error is None
+
+    def elect(self) -> None:
+        self.world.cluster.move_leader("orders", 0)
+
+    def move(self) -> None:
+        """Another cluster answers at the addresses from now on, with a topic of the same name."""
+        self.world.cluster.replace("other")
+        self.world.cluster.create_topic("orders", 1)
+
+    def restart(self) -> None:
+        self.world.kill(self.life)
+        self.life = self.world.start(**self.options)
+
+    @property
+    def moved(self) -> bool:
+        return self.life.ground.cluster_id == "other"
+
+    @property
+    def losses(self) -> list[events.Event]:
+        return [event for event in self.heard if isinstance(event, LOSSES)]
+
+    def settle(self) -> None:
+        """Long enough for every check, and for what is sent again after it."""
+        self.world.run(120)
+        assert self.world.run(60, until=lambda: not self.life.ground.own.journal.unfinished)
+
+
+@pytest.mark.parametrize("retained", [0, 1 << 20])
+def test_records_of_a_cluster_never_go_to_the_one_that_the_producer_moved_to(retained):
+    scene = Scene(retain_acked_bytes=retained)
+    scene.deliver(b"1", b"2", b"3")
+    scene.elect()
+    scene.deliver(b"4")
+    scene.move()
+    assert scene.world.run(60, until=lambda: scene.moved)
+    scene.deliver(b"other 1")
+    scene.restart()
+    scene.settle()
+    scene.deliver(b"other 2")
+    scene.settle()
+    assert scene.world.log("orders", 0) == [b"other 1", b"other 2"]
+    assert scene.losses == []
+
+
+def test_records_of_a_cluster_never_go_to_the_one_that_a_later_start_finds():
+    scene = Scene(retain_acked_bytes=1 << 20)
+    scene.deliver(b"1", b"2", b"3")
+    scene.elect()
+    scene.deliver(b"4")
+    scene.move()
+    for value in (b"other 1", b"other 2", b"other 3"):
+        scene.restart()
+        scene.deliver(value)
+        scene.settle()
+    assert scene.world.log("orders", 0) == [b"other 1", b"other 2", b"other 3"]
+    assert scene.losses == []
+
+
+def test_a_leader_check_that_had_no_answer_is_not_made_on_another_cluster():
+    """The producer dies between the first acknowledgement of another leader and the answer about the one before."""
+    scene = Scene(retain_acked_bytes=1 << 20)
+    scene.deliver(b"1", b"2", b"3")
+    scene.elect()
+    parcel = scene.life.send("orders", 0, [b"4"])
+    assert scene.world.run(60, until=lambda: bool(scene.life.ground.own.journal.doubted))
+    scene.world.set_outage(True)
+    assert scene.world.run(1, until=lambda: parcel.done)
+    assert scene.life.ground.own.journal.doubted
+    scene.move()
+    scene.restart()
+    scene.world.set_outage(False)
+    scene.deliver(b"other 1")
+    scene.restart()
+    scene.settle()
+    assert scene.world.log("orders", 0) == [b"other 1"]
+    assert scene.losses == []
+
+
+@pytest.mark.parametrize("options", [{}, {"heal_recreated_topics": True, "retain_acked_bytes": 1 << 20}])
+def test_records_of_a_topic_that_was_gone_never_go_to_a_later_one_of_its_name(options):
+    """After ten minutes without it what it had is forgotten, so none of it is lost when there is another."""
+    scene = Scene(**options)
+    scene.world.centre.settings["auto.create.topics.enable"] = "false"
+    scene.deliver(b"1", b"2", b"3")
+    scene.elect()
+    scene.deliver(b"4")
+    scene.world.cluster.delete_topic("orders")
+    journal = scene.life.ground.own.journal
+    assert scene.world.run(1200, until=lambda: journal.last_acked_offset("orders", 0) < 0)
+    assert scene.losses == []
+    scene.world.cluster.create_topic("orders", 1)
+    scene.deliver(b"later 1")
+    for _ in range(2):
+        scene.restart()
+        scene.settle()
+    scene.deliver(b"later 2")
+    scene.settle()
+    assert scene.world.log("orders", 0) == [b"later 1", b"later 2"]
+    assert scene.losses == []
+
+
+def test_a_first_loss_in_the_new_cluster_is_counted_without_the_old_ones():
+    scene = Scene(retain_acked_bytes=1 << 20)
+    scene.deliver(b"1", b"2", b"3")
+    scene.move()
+    assert scene.world.run(60, until=lambda: scene.moved)
+    scene.deliver(b"other 1")
+    scene.deliver(b"other 2")
+    scene.restart()
+    scene.settle()
+    assert scene.losses == []
+    scene.world.cluster.lose_log("orders", 0)
+    scene.settle()
+    (loss,) = [event for event in scene.heard if isinstance(event, events.AckedDataLost)]
+    assert (loss.first_offset, loss.last_offset, loss.records) == (0, 1, 2)
+    assert scene.world.log("orders", 0) == [b"other 1", b"other 2"]
