@@ -334,7 +334,7 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster that rejected batches were for. Only in files of `rejected/`."""
+    """The cluster that a lane's offsets are of from here on; in `rejected/`, the one that batches were for."""
 
     cluster_id: str
 

@@ -398,6 +398,14 @@ class RemembersTheForgotten(j.Journal):
         self._end_position = max(self._end_position, position + len(recovered) + 1)
 
 
+class BelievesTheDirectory(j.Journal):
+    """A lane is of the cluster that its directory names."""
+
+    def recover_marks(self, position: int, recovered: Any) -> None:
+        super().recover_marks(position, recovered)
+        self._home = type(self._home)()
+
+
 class RemembersOtherTopics(j.Journal):
     """What was acknowledged in a topic that is gone is remembered beside what is in the one that has its name."""
 
@@ -451,5 +459,6 @@ MUTANTS: list[type[j.Journal]] = [
     ContinuesBehindRevived,
     ForgetsGivenUp,
     RemembersTheForgotten,
+    BelievesTheDirectory,
     RemembersOtherTopics,
 ]

@@ -1846,7 +1846,7 @@ def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
     shell.ack(batches[1], 5)
     shell.turn()
     heir = shell.reborn()
-    heir.journal.new_cluster()
+    move(heir)
     heir.journal.granted(8, 0)
     heir.seal(1)
     heir.turn()
@@ -1888,7 +1888,7 @@ def two_leaders(shell: Shell) -> None:
 
 
 def move(shell: Shell) -> None:
-    shell.journal.new_cluster()
+    assert shell.journal.bind("B", assumed="A")
 
 
 def forget(shell: Shell) -> None:
@@ -1937,12 +1937,66 @@ def test_a_segment_that_begins_at_a_move_forgets_as_well() -> None:
     shell = Keeps()
     two_leaders(shell)
     shell = shell.reborn()
-    shell.journal.new_cluster()
+    move(shell)
     shell.write(j.Persist(marks=shell.journal.snapshot()))
     heir = shell.reborn()
     heir.turn()
     assert (remembered(heir), heir.checks) == ([], [])
     assert heir.journal.last_acked_offset("t", 0) == -1
+
+
+def test_a_lane_knows_by_itself_which_cluster_it_was_delivered_to() -> None:
+    """The directory names the other one already: the lane was not open when it moved, or died in that moment."""
+    shell = Keeps()
+    assert not shell.journal.bind("A", assumed=None)
+    two_leaders(shell)
+    heir = shell.reborn()
+    assert heir.journal.bind("B", assumed="B")
+    heir.turn()
+    assert remembered(heir) == []
+    batch = on_another_cluster(heir)
+    heir = heir.reborn()
+    assert not heir.journal.bind("B", assumed="B")
+    assert remembered(heir) == [(batch.position, 0)]
+
+
+def test_a_new_segment_names_the_cluster_again() -> None:
+    shell = Shell()
+    assert shell.journal.snapshot() == []
+    shell.journal.bind("A", assumed=None)
+    assert shell.journal.snapshot() == [m.Cluster("A")]
+    shell.turn()
+    shell.journal.bind("A", assumed="A")
+    shell.turn()
+    assert shell.marks == [m.Cluster("A")], "once"
+
+
+def test_what_waits_for_a_cluster_keeps_what_is_known_of_it() -> None:
+    """Until it is delivered: the next incarnation forgets."""
+    shell = Keeps()
+    shell.journal.bind("A", assumed=None)
+    batches = shell.flowing(5, 5)
+    heir = shell.reborn()
+    assert not heir.journal.bind("B", assumed="B")
+    assert remembered(heir) == [(batches[0].position, 0)]
+    heir.turn()
+    heir.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 5})
+    assert heir.journal.unfinished == 0
+    assert heir.reborn().journal.bind("B", assumed="B")
+
+
+def test_what_was_accepted_before_any_cluster_was_met_goes_to_the_one_that_is() -> None:
+    shell = Keeps()
+    shell.journal.bind("A", assumed=None)
+    two_leaders(shell)
+    heir = shell.reborn()
+    (batch,) = heir.seal(1)
+    heir.turn()
+    assert heir.journal.bind("B", assumed="A")
+    heir.journal.granted(8, 0)
+    heir.turn()
+    heir.journal.baseline(1, 0, TOPIC_ID)
+    assert heir.turn() == [batch]
 
 
 def test_a_survey_of_the_old_log_says_nothing_of_the_new_one() -> None:
@@ -1951,7 +2005,7 @@ def test_a_survey_of_the_old_log_says_nothing_of_the_new_one() -> None:
     shell.ack(batches[1], 2)
     shell.turn()
     assert len(shell.surveys) == 1
-    shell.journal.new_cluster()
+    move(shell)
     shell.turn()
     shell.journal.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0)
     assert shell.turn() == []
@@ -2163,6 +2217,7 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "ContinuesBehindRevived": test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it,
     "ForgetsGivenUp": test_what_was_given_up_stays_given_up,
     "RemembersTheForgotten": functools.partial(test_what_was_forgotten_stays_forgotten, move, restart=False),
+    "BelievesTheDirectory": test_a_lane_knows_by_itself_which_cluster_it_was_delivered_to,
     "RemembersOtherTopics": functools.partial(test_what_was_forgotten_stays_forgotten, forget, restart=True),
 }
 

@@ -10,6 +10,8 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.testing.disk import ProcessKilled
 
 LOSSES = events.AckedDataLost | events.RecordsMissing | events.Healed
 
@@ -144,3 +146,52 @@ def test_a_first_loss_in_the_new_cluster_is_counted_without_the_old_ones():
     (loss,) = [event for event in scene.heard if isinstance(event, events.AckedDataLost)]
     assert (loss.first_offset, loss.last_offset, loss.records) == (0, 1, 2)
     assert scene.world.log("orders", 0) == [b"other 1", b"other 2"]
+
+
+def test_a_producer_that_dies_at_the_move_leaves_nothing_of_the_old_cluster(monkeypatch):
+    """The directory names the other cluster already, the lane does not."""
+    scene = Scene(retain_acked_bytes=1 << 20)
+    scene.deliver(b"1", b"2", b"3")
+    scene.elect()
+    scene.deliver(b"4")
+    scene.move()
+    bind = SpoolDirectory.bind_cluster
+
+    def killed(self, cluster_id, **options):
+        bind(self, cluster_id, **options)
+        raise ProcessKilled
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolDirectory, "bind_cluster", killed)
+        with pytest.raises(ProcessKilled):
+            scene.world.run(60)
+    scene.restart()
+    assert scene.life.ground.directory.cluster_id() == "other"
+    scene.deliver(b"other 1")
+    scene.settle()
+    assert scene.world.log("orders", 0) == [b"other 1"]
+    assert scene.losses == []
+
+
+@pytest.mark.parametrize("taken", ["by a producer", "by its sibling"])
+def test_a_lane_that_was_not_open_at_the_move_forgets_when_it_is(taken):
+    """Nothing waits in it, so the directory moves without it."""
+    scene = Scene(retain_acked_bytes=1 << 20)
+    second = scene.world.start(**scene.options)
+    parcel = second.send("orders", 0, [b"1", b"2", b"3"])
+    assert scene.world.run(60, until=lambda: parcel.done)
+    scene.elect()
+    parcel = second.send("orders", 0, [b"4"])
+    assert scene.world.run(60, until=lambda: parcel.done)
+    scene.world.run(60)
+    scene.world.kill(second)
+    scene.move()
+    scene.restart()
+    scene.deliver(b"other 1")
+    if taken == "by a producer":
+        scene.world.start(**scene.options)
+    scene.settle()
+    scene.deliver(b"other 2")
+    scene.settle()
+    assert scene.world.log("orders", 0) == [b"other 1", b"other 2"]
+    assert scene.losses == []

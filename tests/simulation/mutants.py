@@ -398,7 +398,7 @@ _FOUND: dict[str, tuple[str, int]] = {
     "NeverSeesGhosts": ("old", 3),
     "BelievesTooEarly": ("late refusals", 0),
     "AsksOnlyOnce": ("old", 3),
-    "NeverProbes": ("all", 20),
+    "NeverProbes": ("all", 160),
     "ReusesProducerId": ("all", 0),
     "KeepsEpoch": ("refused", 0),
     "FirstNotAlone": ("all", 3),

@@ -27,6 +27,7 @@ Rooms
 -----
 What all speak of is data: `states` (a batch), `partition` (a destination), `missing` (destinations that may not exist),
 `messages`, `notices`, `groups`, `clock`.
+`home` is an object of its own: the cluster that the lane is of.
 `Journal` is one class in parts, and each part uses only itself and what stands before it:
 
     ground      settings, state, small answers          packing     what is far from its turn

@@ -11,6 +11,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.backlog import Ordered
 from kafkasafe._core.journal.groups import Persist
+from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.messages import Ready, Wait
 from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.partition import ANYWHERE, UNCHOSEN, WINDOW, Flow, Healing, Partition
@@ -65,6 +66,7 @@ class Ground:
         self._heal_recreated = heal_recreated
         self._aside_batches = aside_batches
         self._released = 0
+        self._home = Home()
         self._partitions: dict[int, Partition] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._topics: dict[str, m.Topic] = {}

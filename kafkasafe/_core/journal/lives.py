@@ -81,7 +81,7 @@ class Lives(Views):
 
     def snapshot(self) -> list[m.Mark]:
         """What the first group of a new segment must repeat, so that segments before it can go."""
-        marks: list[m.Mark] = [*self._topics.values(), *self._afters]
+        marks: list[m.Mark] = [*self._home.marks, *self._topics.values(), *self._afters]
         if self._producer_id >= 0:
             marks.append(m.Granted(self._producer_id, self._producer_epoch))
         for partition in self._partitions.values():

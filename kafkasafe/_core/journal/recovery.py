@@ -208,7 +208,9 @@ class Recovery(Members):
                     self._quiet = mark if mark.until_ms >= 0 else None
                 case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
                     self._declared(self._spooled[at].destination).explained = True
-                case m.Undecidable() | m.Resolved() | m.Cluster():
+                case m.Cluster():
+                    self._home.move(mark)
+                case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
     def recover_lost(self, position: int, destination: int) -> None:

@@ -40,7 +40,32 @@ class Topics(Denials):
             self._touch(self._partitions[number])
         return True
 
-    def new_cluster(self) -> None:
+    def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
+        """A cluster answers. What the lane knows of another one is forgotten, if nothing waits for that one.
+
+        Args:
+            cluster_id: Its id.
+            assumed: The cluster that the lane was for, where its log does not say; None: for none yet.
+
+        Returns:
+            Whether something was forgotten.
+        """
+        moves = self._home.is_other(cluster_id, assumed)
+        if moves and any(
+            first.former_life or first.identity is not None
+            for partition in self._partitions.values()
+            if (first := partition.queue.first) is not None
+        ):
+            return False
+        if moves:
+            self._new_cluster()
+        if not self._home.names(cluster_id):
+            mark = m.Cluster(cluster_id)
+            self._home.move(mark)
+            self._ready.persist.marks.append(mark)
+        return moves
+
+    def _new_cluster(self) -> None:
         """What was delivered before went to another cluster: its offsets and ids say nothing about this one.
 
         Only while nothing waits, but what was sealed before any cluster was asked.

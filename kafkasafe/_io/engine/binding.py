@@ -79,10 +79,8 @@ class Binding:
                 path=str(self._ground.directory.path),
                 event="cluster_changed",
             )
-            for lane in self._ground.lanes:
-                lane.journal.new_cluster()
-                lane.epochs.clear()
-                lane.unproven.clear()
+        for lane in self._ground.lanes:
+            lane.bind(cluster_id, bound)
 
     def on_stranger(self, cluster_id: str) -> None:
         """A connection led to another cluster; the transport has closed it, nothing was sent."""

@@ -73,6 +73,12 @@ class Lane:
         """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
         return bool(self.unwritten) and any(unit.marks or unit.after for unit in self.unwritten)
 
+    def bind(self, cluster_id: str, assumed: str | None) -> None:
+        """A cluster answers (see `Journal.bind`): what is known of another one goes."""
+        if self.journal.bind(cluster_id, assumed=assumed):
+            self.epochs.clear()
+            self.unproven.clear()
+
     def disown(self) -> None:
         """What is in `rejected/` and not rejected, and cannot be deleted, must not be resent once it is delivered."""
         for name in self.rejected.undeleted():

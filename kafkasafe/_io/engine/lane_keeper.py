@@ -156,6 +156,8 @@ class LaneKeeper:
         lane, waiting = read.lane, read.waiting
         self._ground.stats.corrupt += read.lost
         lane.journal.recovered(self._ground.now(), self._ground.moment())
+        if self._ground.cluster_id is not None:
+            lane.bind(self._ground.cluster_id, self._ground.cluster_id)
         self._open_rejected(lane)
         if lane.own:
             with self._ledger.lock:

@@ -1,0 +1,44 @@
+"""Which cluster a lane's offsets, ids and acknowledged batches are of: it is in the lane's own log.
+
+The spool directory names a cluster as well, but for all of its lanes at once. The lane has to know by itself:
+
+1. Producers on lanes 0 and 1 deliver to cluster A, and end.
+2. Cluster B answers at their address. Nothing waits in any lane, so the directory may change to B.
+3. A producer on lane 0 meets B, and is killed right after the directory names B: its lane still has what A has.
+4. Its next incarnation finds a directory that names B, and a lane of A. So does a producer that opens lane 1 later.
+"""
+
+from __future__ import annotations
+
+from kafkasafe._core import marks as m
+
+__all__ = ["Home"]
+
+
+class Home:
+    """The cluster that answered last, as the marks CLUSTER of the log say."""
+
+    def __init__(self) -> None:
+        self._cluster_id = ""
+
+    @property
+    def marks(self) -> list[m.Cluster]:
+        """What a new segment repeats."""
+        return [m.Cluster(self._cluster_id)] if self._cluster_id else []
+
+    def names(self, cluster_id: str) -> bool:
+        """Whether it is this one."""
+        return self._cluster_id == cluster_id
+
+    def is_other(self, cluster_id: str, assumed: str | None) -> bool:
+        """Whether what the lane knows is of another cluster.
+
+        Args:
+            cluster_id: Of the cluster that answers.
+            assumed: What to take it for where no mark names one: none was met, or by a version that wrote no mark.
+        """
+        return (self._cluster_id or assumed or cluster_id) != cluster_id
+
+    def move(self, mark: m.Cluster) -> None:
+        """It is this one from now on."""
+        self._cluster_id = mark.cluster_id
