@@ -2092,6 +2092,142 @@ def test_unchosen_batches_before_a_hole_are_the_users_to_decide() -> None:
     assert ready.divides == [j.Divide(parked.batch, refused=False)]
 
 
+# -- what a log that is read back says ---------------------------------------------------------------------------------
+
+
+def test_a_batch_that_was_found_late_says_nothing_of_a_later_one() -> None:
+    """It stands in front of the one that was acknowledged meanwhile: the next incarnation suspected a loss."""
+    shell = Keeps()
+    batches = shell.flowing(1, 1, 1)
+    shell.ack(batches[2], 12)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    shell.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 11})
+    assert shell.journal.last_acked_offset("t", 0) == 12
+    heir = shell.reborn()
+    heir.turn()
+    assert (heir.surveys, heir.journal.doubted) == ([], [])
+    assert heir.journal.last_acked_offset("t", 0) == 12
+
+
+def test_an_ack_before_an_earlier_ones_is_suspected_by_the_next_incarnation_too() -> None:
+    """Brokers without leader epochs: nothing else would tell that the log was cut."""
+    shell = Keeps()
+    batches = shell.flowing(1, 1, 1)
+    for batch, offset in ((batches[2], 12), (batches[1], 5)):
+        shell.journal.acked(batch, offset, leader_epoch=-1, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    heir = shell.reborn()
+    heir.turn()
+    assert len(heir.surveys) == 1
+
+
+def read_back(*groups: list[m.Mark | tuple[int, int]]) -> Shell:
+    """A journal that read these: marks, and data batches as (records, base sequence), of destination 1."""
+    shell = Shell()
+    position = 0
+    for group in groups:
+        marks = [each for each in group if not isinstance(each, tuple)]
+        shell.journal.recover_marks(position, marks)
+        position += 1 + len(marks)
+        for each in group:
+            if isinstance(each, tuple):
+                count, sequence = each
+                identity = BatchId(7, 0, sequence, count)
+                shell.journal.recover_batch(
+                    position, 1, count=count, size_bytes=9, max_timestamp=NOW_MS, identity=identity
+                )
+                position += count
+    shell.position = position
+    return shell
+
+
+HERE = m.Destination(1, "t", 0)
+
+
+def test_a_snapshot_names_the_newest_finished_batch_and_says_nothing_of_later_ones() -> None:
+    """Those were acknowledged while one between them is in doubt: the next incarnation took them for unsent offsets."""
+    shell = read_back(
+        [HERE, m.State(1, 0, -1, 3, TOPIC_ID), (2, 0), (3, 2), (4, 5)],
+        [m.Committed(1, 3, ((3, 0),))],
+        [m.Committed(1, 3, ((8, 5),))],
+        [
+            HERE,
+            m.Identified(1, m.IdentityReason.FIRST, -1, (m.Identity(3, 7, 0, 0),)),
+            m.Committed(1, 3, ((3, 0),)),
+            m.State(1, 0, 1, 3, TOPIC_ID),
+        ],
+    )
+    assert shell.journal.last_acked_offset("t", 0) == 8
+    assert shell.journal.reach(1) == 2
+
+
+def test_a_unit_of_which_only_the_place_is_left_says_nothing_of_the_one_that_ended_with_it() -> None:
+    """Both ended in one group. The first one's segment is gone, so it is read only after the second."""
+    unit = bytes(15) + b"\2"
+    begun = m.Begun(unit, "name", 7, 0, 2)
+    shell = read_back(
+        [HERE, m.Unit(unit, 0, 1), (2, 0)],
+        [m.Staged(begun, (m.Placed(1, 3, 2, 0, 6),))],
+        [
+            m.Ended(bytes(15) + b"\1", m.UnitOutcome.COMMITTED),
+            m.Ended(unit, m.UnitOutcome.COMMITTED),
+            m.Committed(1, 3, ((1, 5),)),
+            m.Committed(1, 3, ((3, 6),)),
+        ],
+    )
+    assert shell.journal.last_acked_offset("t", 0) == 7
+    assert shell.journal.reach(1) == 8
+
+
+def test_what_was_lost_and_had_left_the_spool_is_not_lost_again() -> None:
+    """REVIVED names batches by their places in the spool. The newest one is known without: it was reported twice."""
+    newest = m.Identity(3, 7, 0, 0)
+    shell = read_back(
+        [
+            HERE,
+            m.Identified(1, m.IdentityReason.FIRST, -1, (newest,)),
+            m.Committed(1, 3, ((3, 4),)),
+            m.State(1, 0, 7, 3, TOPIC_ID),
+        ],
+        [m.Revived(1, 2, ()), m.State(1, 0, -1, 4, TOPIC_ID)],
+    )
+    assert remembered(shell) == []
+    assert shell.journal.last_acked_offset("t", 0) == -1
+
+
+def test_the_newest_batch_is_told_though_the_one_before_stands_behind_it() -> None:
+    """That one was copied forward while it waited: of the newest one nothing was left when its segment went."""
+    shell = Shell()
+    _, copied, last = shell.flowing(1, 1, 1)
+    shell.journal.moved([copied], [shell.position], shell.position + 1)
+    shell.position += 1
+    shell.ack(copied, 1)
+    shell.turn()
+    assert m.Committed(1, 3, ((copied.position, 1),)) in shell.journal.tell_newest(shell.position)
+    shell.ack(last, 2)
+    shell.turn()
+    assert last.position < copied.position
+    assert m.Committed(1, 3, ((last.position, 2),)) in shell.journal.tell_newest(shell.position)
+    assert shell.journal.tell_newest(shell.position) == [], "once"
+
+
+def test_what_a_check_follows_from_is_kept_until_it_is_answered() -> None:
+    """The leader epoch before may stand in the first segment only, long before the batches that the log still has."""
+    shell = read_back(
+        [HERE, m.State(1, 0, 9, 3, TOPIC_ID)],
+        [m.Topic("t", TOPIC_ID, 1)],
+        [m.Committed(1, 4, ((1, 10),))],
+    )
+    shell.journal.recovered(shell.now)
+    shell.turn()
+    (check,) = shell.checks
+    assert (check.leader_epoch, shell.journal.release_position) == (3, 0)
+    shell.journal.checked(check)
+    assert shell.journal.release_position == shell.position
+
+
 # -- when an earlier life sent its last request ------------------------------------------------------------------------
 
 BOOT = bytes(range(16))

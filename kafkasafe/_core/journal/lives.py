@@ -95,7 +95,9 @@ class Lives(Views):
         marks: list[m.Mark] = []
         for partition in self._partitions.values():
             newest = self._newest(partition)
-            if newest is not None and partition.told_position < newest.position < before_position:
+            if newest is None or newest.position == partition.told_position:
+                continue
+            if 0 <= newest.position < before_position:
                 marks += [*self._newest_marks(partition), *self._state_marks(partition)]
         return marks
 
@@ -124,7 +126,7 @@ class Lives(Views):
             return []
         # What was never in the spool has a position where no batch can be.
         at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
-        partition.told_position = max(partition.told_position, at)
+        partition.told_position = at
         identity = m.Identity(at, *id_fields(newest.identity))
         return [
             m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),

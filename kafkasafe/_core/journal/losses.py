@@ -243,7 +243,8 @@ class Losses(Topics):
             healing.left += len(back)
         last = max((b.place + b.count - 1 for b in partition.acked), default=-1)
         partition.last_acked_offset = partition.clear_offset = min(last, end_offset - 1)
-        partition.last_acked_id = None
+        if all(batch.identity != partition.last_acked_id for batch in partition.acked):
+            partition.last_acked_id = None
         partition.baseline_offset = min(partition.baseline_offset, end_offset)
 
     def _parts_heal(self, parent: Batch, parts: Sequence[Batch]) -> None:

@@ -118,7 +118,8 @@ class Partition:
     known_from: int = -1
     """Where nobody knows how far that goes: before this, if it is still there; -1 when not even that is known."""
     told_position: int = -1
-    """Of the newest one whose id is in marks of its own, so that it is known when the batch is gone from the spool."""
+    """Of the last one whose id was put into marks of its own, so that it is known when the batch has left the spool.
+    Later ones may have lower positions: parts of a divided batch, and copies, are written after what follows them."""
     suspicion: Suspicion | None = None
     checks: list[EpochCheck] = field(default_factory=list)
     """To be made, one by one, each for a leader that came. What is answered after a survey says nothing new."""

@@ -98,7 +98,7 @@ class Recovery(Members):
         """
         self._end_position = max(self._end_position, position + len(recovered) + 1)
         self._drop_parents()
-        ended: set[int] = set()
+        ended: dict[int, Batch] = {}
         for index, mark in enumerate(recovered):
             match mark:
                 case m.Topic():
@@ -133,13 +133,16 @@ class Recovery(Members):
                             self._forget(done)
                             done.base_offset = base_offset
                             self._dequeue(known, done)
-                            self._look_back(known, base_offset)
-                            if base_offset >= 0:
-                                known.last_acked_offset = base_offset + done.count - 1
+                            if not _is_found_late(known, done):
+                                self._look_back(known, base_offset)
+                                if base_offset >= 0:
+                                    known.last_acked_offset = base_offset + done.count - 1
                             self._passed(known, done)
                             done.state = State.COMMITTED
                             self._remember(known, done)
                             self._comes_back(done)
+                        elif done is None and _repeats_newest(recovered, index):
+                            pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
                         elif done is None and base_offset >= 0 and at not in ended:
                             # Released: it, and all before it but what was moved, was finished. Its size is gone.
                             self._begins_at(known, base_offset)
@@ -149,6 +152,11 @@ class Recovery(Members):
                             known.known_from = -1
                             if not known.acked:
                                 known.forgotten_offset = ANYWHERE
+                        elif at in ended and base_offset >= 0:
+                            # Another unit of the group ended before it, and is read only now: it was released.
+                            known.last_acked_offset = base_offset + ended[at].count - 1
+                            if not known.queue or known.queue[0].rank > (at,):
+                                known.clear_offset = known.last_acked_offset
                 case m.Replaced(at, first_child, children):
                     parent = self._spooled.get(at)
                     origin = at if parent is None else parent.written_at
@@ -169,6 +177,7 @@ class Recovery(Members):
                     for done in known.acked:
                         if done.position in places:
                             done.base_offset = done.place = places[done.position]
+                    self._drop_lost(known, recovered[index + 1 : index + 2])
                     known.suspicion = None
                     known.forget_checks()
                     self._doubt_or_not(known)
@@ -201,7 +210,7 @@ class Recovery(Members):
                 case m.Staged():
                     self.units.recover_staged(mark)
                 case m.Ended():
-                    ended.update(batch.position for batch in self._recover_ended(mark, recovered[index:]))
+                    ended |= {batch.position: batch for batch in self._recover_ended(mark, recovered[index:])}
                 case m.Moved(moves):
                     self._moves = moves
                 case m.Quiet():
@@ -257,6 +266,8 @@ class Recovery(Members):
                     "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
                 )
         self.units.recovered()
+        # A check may follow from a leader epoch in the first segment: it stays until there is an answer.
+        self._doubted = dict.fromkeys(self._doubted, 0)
         for partition in self._partitions.values():
             # Earlier lives had answers about the leaders before.
             del partition.checks[:-1]
@@ -339,15 +350,14 @@ class Recovery(Members):
 
     def _recall(self, partition: Partition, told: Sequence[m.Mark]) -> None:
         """The newest acknowledged batch is gone from the spool, but not which one it was: see `_newest_marks`."""
-        match told:
-            case [m.Identified(entries=(identity,)), m.Committed(entries=((position, base_offset),))]:
-                pass
-            case _:
-                return
-        count = partition.clear_offset - base_offset + 1
-        if identity.position != position or base_offset < 0 or count < 1:
+        newest = _newest_told(told)
+        if newest is None:
             return
-        partition.told_position = max(partition.told_position, position)
+        identity, position, base_offset = newest
+        count = partition.clear_offset - base_offset + 1
+        if base_offset < 0 or count < 1:
+            return
+        partition.told_position = position
         if any(batch.position >= 0 for batch in partition.acked):
             return  # it is among them
         self._next_handle += 1
@@ -368,6 +378,18 @@ class Recovery(Members):
         partition.acked = deque((batch,))
         partition.forgotten_offset = base_offset
 
+    @staticmethod
+    def _drop_lost(partition: Partition, behind: Sequence[m.Mark]) -> None:
+        """REVIVED names lost batches by position. One that has left the spool is lost if STATE ends before it."""
+        for state in behind:
+            if isinstance(state, m.State):
+                last = state.last_acked_offset
+                partition.acked = deque(
+                    batch
+                    for batch in partition.acked
+                    if batch.position >= 0 or batch.place + batch.count - 1 <= last
+                )
+
     def _recover_identities(self, mark: m.Identified) -> None:
         partition = self._declared(mark.destination)
         if mark.void_from >= 0:
@@ -387,3 +409,40 @@ class Recovery(Members):
                     entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count
                 )
                 known.state = State.PREPARED
+
+
+def _newest_told(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
+    """Identity, position and base offset of the batch that these two marks name: see `Lives._newest_marks`."""
+    if len(marks) != 2:
+        return None
+    identified, committed = marks
+    if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
+        return None
+    if len(identified.entries) != 1 or len(committed.entries) != 1:
+        return None
+    identity, (position, base_offset) = identified.entries[0], committed.entries[0]
+    return (identity, position, base_offset) if identity.position == position else None
+
+
+def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
+    """Whether a COMMITTED mark names the batch that was acknowledged last, once more, in front of STATE."""
+    if index == 0 or _newest_told(marks[index - 1 : index + 1]) is None:
+        return False
+    return any(isinstance(mark, m.State) for mark in marks[index + 1 : index + 2])
+
+
+def _is_found_late(partition: Partition, batch: Batch) -> bool:
+    """Whether it stands where it should though its offset is lower than the last acknowledged one.
+
+    1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.
+    2. Batch 1 is looked for, found at offset 11, and committed after batch 2.
+
+    It stands in order, so that is no reason to suspect that offset 12 is gone. Where an acknowledgement said the same
+    after the log was cut, the leader epoch is another one, and the end of the one before is asked for.
+    """
+    return partition.leader_epoch >= 0 and any(
+        other.rank > batch.rank
+        and 0 <= batch.base_offset < other.base_offset
+        and other.base_offset + other.count - 1 == partition.last_acked_offset
+        for other in reversed(partition.acked)
+    )
