@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from virtual import World
+
+from kafkasafe.events import DeliveryRetried
 
 
 @pytest.mark.parametrize("in_doubt", [False, True])
@@ -68,6 +72,33 @@ def test_another_leader_refuses_as_the_one_before():
     life.send("orders", 0, [b"second"])
     elections(made, life)
     assert tries(made) < 15
+
+
+def test_a_pause_that_a_new_leader_ended_does_not_end_the_next_one():
+    """Its timer fires all the same, later."""
+    paused = []
+    made, life = troubled(
+        retry_backoff_ms=1000,
+        on_event=lambda event: (
+            isinstance(event, DeliveryRetried) and paused.append((made.time.monotonic(), event))
+        ),
+    )
+    made.cluster.alter_topic("orders", {"min.insync.replicas": 4})
+    life.send("orders", 0, [b"second"])
+    for _ in range(12):
+        made.run(0.1)
+        made.cluster.move_leader("orders", 0)
+        life.ground.refresh_topics(["orders"])
+        made.run(0.02)
+    made.run(8)
+    news = [float(line.split()[0]) for line in made.lines if "<- Metadata" in line]
+    early = [
+        (round(at, 3), event.pause_s)
+        for (at, event), (following, _) in itertools.pairwise(paused)
+        if following - at < event.pause_s and not any(at <= when <= following for when in news)
+    ]
+    assert early == []
+    assert len(paused) > 15
 
 
 def test_nothing_pauses_for_a_leader_that_is_none_any_more():

@@ -161,8 +161,8 @@ class Engine:
                 lane.journal.units.again(action)
             case TakeOver(transactional_id):
                 self._ground.own.journal.units.take_over(transactional_id)
-            case RetryDue(lane, destination):
-                lane.journal.retry(destination)
+            case RetryDue():
+                self._sender.retry(message)
             case AsideDue(lane, destination):
                 lane.journal.next_aside(destination)
             case MetadataChanged(refreshed):

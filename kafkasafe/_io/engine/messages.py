@@ -210,9 +210,9 @@ class ChoreDue:
     chore: Chore
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RetryDue:
-    """The pause of a destination is over."""
+    """The pause of a destination is over: this one, not a later one of the same destination."""
 
     lane: Lane
     destination: int

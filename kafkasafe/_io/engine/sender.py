@@ -71,7 +71,9 @@ class Sender:
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
         # By partition, who led it when something was last sent or asked.
         self._tried: dict[tuple[str, int], t.PartitionInfo | None] = {}
-        # Pauses that end when another one leads.
+        # By lane and destination, the pause that it is in.
+        self._pauses: dict[tuple[Lane, int], RetryDue] = {}
+        # By address, pauses that end when another broker leads.
         self._waiting: dict[tuple[str, int], RetryDue] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """By partition, the name of the last error."""
@@ -286,7 +288,7 @@ class Sender:
         backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
             wait.attempt
         )
-        due = RetryDue(lane, wait.destination)
+        due = self._pauses[lane, wait.destination] = RetryDue(lane, wait.destination)
         address = topic, partition
         self._waiting.pop(address, None)
         if not (wait.at_least_s or wait.refused):
@@ -320,6 +322,18 @@ class Sender:
         if wait.refresh_metadata:
             self._ground.refresh_topics([topic])
         self._ground.timer(pause_s, due)
+
+    def retry(self, due: RetryDue) -> None:
+        """A pause is over.
+
+        1. A broker does not answer, and the partition pauses for a second.
+        2. After a tenth of it another broker leads, so the pause ends at once (`let_out`).
+        3. The new leader fails too, and the partition pauses again.
+        4. The timer of the first pause fires: that is not the end of the second one.
+        """
+        if self._pauses.get((due.lane, due.destination)) is due:
+            del self._pauses[due.lane, due.destination]
+            due.lane.journal.retry(due.destination)
 
     def want_producer_id(self, lane: Lane) -> None:
         """Ask for a producer id; the answer comes as `ProducerIdAnswered`."""
