@@ -591,6 +591,27 @@ def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
     assert shell.journal.release_position == other.position
 
 
+def test_a_doubt_names_no_trouble_that_is_over() -> None:
+    """An error of hours ago was given as the reason why something is not known yet."""
+    shell = Shell()
+    batches = shell.flowing(1, 1, 1)
+    shell.refuse(batches[2], 7)
+    shell.refuse(batches[1], 6)
+    shell.turn()
+    shell.wait()
+    shell.judge(Verdict.DECIDED, 0)
+    shell.ack(shell.sent[-1], 1)
+    shell.turn()
+    shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
+    assert shell.journal.doubts() == [("t", 0, "the log ends at 0")]
+    shell.turn()
+    while shell.sent[-1].state is j.State.SENT:
+        shell.ack(shell.sent[-1], 2)
+        shell.turn()
+    shell.journal.survey_failed(1, "no leader")
+    assert shell.journal.doubts() == [("t", 0, "the log ends at 0; not known yet: no leader")]
+
+
 def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
     shell = Shell()
     batches = shell.flowing(5, 5)

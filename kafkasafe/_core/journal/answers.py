@@ -56,6 +56,7 @@ class Answers(Verdicts):
             partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
         elif partition.flow is Flow.FLOWING:
             partition.attempt = 0
+            partition.reason = ""
             partition.answered = True
         if base_offset >= 0:
             partition.last_acked_offset = base_offset + batch.count - 1

@@ -128,6 +128,7 @@ class Losses(Topics):
             return
         partition.suspicion = None
         self.missing.take_back(destination)
+        partition.reason = ""
         partition.forget_checks()
         self._doubt_or_not(partition)
         if leader_epoch >= 0:

@@ -152,6 +152,7 @@ class Journal(Recovery):
                 partition.rescan_from = -1
             started = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
             partition.flow = Flow.FLOWING if started else Flow.NEW
+            partition.reason = ""
             return
         doubt = self._doubt(partition)
         asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}

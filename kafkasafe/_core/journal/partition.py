@@ -75,6 +75,7 @@ class Partition:
     renew: bool = False
     """The batches that are not in the log need new ids, as soon as nothing can be appended under the old ones."""
     reason: str = ""
+    """Why it does not go on, for people; empty once it does."""
     producer_id: int = -1
     producer_epoch: int = -1
     next_sequence: int = 0
