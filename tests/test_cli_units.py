@@ -296,6 +296,19 @@ def test_plain_batches_have_times_too():
     assert times[2] == steps.BatchTimes(10, 10, 30)
 
 
+def test_a_batch_that_was_copied_forward_was_prepared_when_it_was_first_written():
+    groups = [
+        (10, [], [(1, False), (2, True)]),
+        (20, [m.Identified(1, m.IdentityReason.FIRST, -1, (m.Identity(1, 7, 0, 0),))], []),
+        (30, [m.Moved((m.Move(1, 1, (1,)), m.Move(2, 2, (2,))))], [(7, True), (8, True)]),
+        (40, [m.Committed(1, 0, ((8, 5),))], []),
+    ]
+    times, _ = steps.steps_of(groups)
+    assert times == {7: steps.BatchTimes(10, 20, -1), 8: steps.BatchTimes(10, 10, 40)}
+    times, _ = steps.steps_of(groups[2:])
+    assert times[7] == steps.BatchTimes(), "its first segment was deleted"
+
+
 def test_what_is_dropped_is_not_counted_as_delivered(fake_kafka, tmp_path, capsys):
     """Its consumer is no member any more by then; drain said that its records were delivered."""
     fake_kafka.create_topic("orders", 1)

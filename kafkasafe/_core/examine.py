@@ -126,8 +126,25 @@ def fates(
                         told.pop(position, None)
                     told |= {position: SpoolFate(Fate.LOST) for position in given_up}
                     told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in moved}
-                case _:
-                    pass
+                case (
+                    m.After()
+                    | m.Begun()
+                    | m.Cluster()
+                    | m.Destination()
+                    | m.Ended()
+                    | m.Given()
+                    | m.Granted()
+                    | m.Identified()
+                    | m.Quiet()
+                    | m.Resent()
+                    | m.Resolved()
+                    | m.State()
+                    | m.Topic()
+                    | m.Torn()
+                    | m.Undecidable()
+                    | m.Unit()
+                ):
+                    pass  # no fate of a batch
     for position, may_be_sent in unfinished.items():
         fate = Fate.IN_DOUBT if may_be_sent else Fate.NOT_SENT
         told[position] = SpoolFate(Fate.UNKNOWN if position < blind_before else fate)

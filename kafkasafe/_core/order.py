@@ -96,7 +96,21 @@ class Owed:
                 case m.Torn(positions):
                     for at in positions:
                         self.open.pop(at, None)
-                case _:
+                case (
+                    m.After()
+                    | m.Begun()
+                    | m.Cluster()
+                    | m.Given()
+                    | m.Granted()
+                    | m.Identified()
+                    | m.Quiet()
+                    | m.Resent()
+                    | m.Resolved()
+                    | m.Staged()
+                    | m.State()
+                    | m.Topic()
+                    | m.Undecidable()
+                ):
                     pass  # says nothing of what is finished
         for index, entry in enumerate(group.manifest):
             self.open[entry.position] = entry.destination, origins.get(index, entry.position)

@@ -86,6 +86,7 @@ def steps_of(
     unit_of: dict[int, UnitLog] = {}
     for written_ms, marks, batches in groups:
         members: dict[int, tuple[UnitLog, int]] = {}
+        moved: dict[int, int] = {}
         for mark in marks:
             match mark:
                 case m.Unit(unit_id, first, count, transactional_id, offsets):
@@ -119,10 +120,33 @@ def steps_of(
                     for position, _ in entries:
                         if position in times:
                             times[position].commit_acknowledged_ms = written_ms
-                case _:
-                    pass
+                case m.Moved(moves):
+                    moved = {index: move.position for index, move in enumerate(moves)}
+                case (
+                    m.After()
+                    | m.Cluster()
+                    | m.Destination()
+                    | m.Ended()
+                    | m.Given()
+                    | m.Granted()
+                    | m.Quiet()
+                    | m.Rejected()
+                    | m.Replaced()
+                    | m.Resent()
+                    | m.Resolved()
+                    | m.Revived()
+                    | m.State()
+                    | m.Topic()
+                    | m.Torn()
+                    | m.Undecidable()
+                ):
+                    pass  # no step of a batch
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
+            if index in moved:
+                # Copied forward, as it was. The segment where it was written first may be deleted already.
+                times[position] = times.pop(moved[index], BatchTimes())
+                continue
             if index not in members:
                 times[position] = BatchTimes(written_ms, written_ms if identified else -1)
                 continue
