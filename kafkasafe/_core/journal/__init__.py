@@ -12,7 +12,9 @@ you resolve*.
        questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
        whose fate is final and durable.
 
-A batch moves through `TRANSITIONS`; an illegal move is a bug and raises.
+A batch moves through `TRANSITIONS` (`Batch.move`); an illegal move is a bug and raises. A batch of an earlier
+incarnation is not moved but gets the state that the log says (`recovery`), and one that joins a unit is JOINED from
+the beginning.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
 without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the

@@ -90,7 +90,7 @@ class Doubts(Lives):
         self._doubt_or_not(partition)
 
     def _doubt_or_not(self, partition: Partition) -> None:
-        """After each change of its `suspicion` or `check`. What may have to be sent again stays in the spool."""
+        """After each change of its `suspicion` or `checks`. What may have to be sent again stays in the spool."""
         if partition.suspicion is None and not partition.checks:
             self._doubted.pop(partition.number, None)
         elif partition.number not in self._doubted:

@@ -1,7 +1,7 @@
 """The engine: a turn takes what is there, lets the journal decide, sends what may be sent, writes what must be written.
 
-It has no thread. Whoever runs it calls `open`, `begin`, then `turn` again and again, and at the end `last_turn` and
-`shut`; what comes from outside is called in between, on the same thread (`Ground.post` is the way there for others).
+It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then `step` for each message and `turn` after
+them, again and again, and `shut` at the end, all on one thread. Other threads leave messages with `Ground.post`.
 """
 
 from __future__ import annotations
