@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
-from kafkasafe._io.files import Files, OsFiles
+from kafkasafe._io.files import DirectoryFiles, Files, OsFiles
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe.testing.disk import SECTOR_BYTES, Disk, Fault, ProcessKilled, SyncData
 
@@ -102,6 +103,107 @@ def test_it_answers_as_the_operating_system_does(tmp_path, seed):
     assert left == {p.relative_to(real): p.read_bytes() for p in real.rglob("*") if p.is_file()}
 
 
+def directories_script(files: Files, root: Path, move, remove, seed: int) -> list[object]:
+    """Random calls relative to directories that are held open, while others move and delete them; what each gave."""
+    rng = random.Random(seed)
+    seen: list[object] = []
+    for name in ("a", "b"):
+        files.make_directory(root / name)
+    held = [files.open_directory(root / name) for name in ("a", "b")]
+    opened: list[int] = []
+
+    def call(what, *args, **kwargs):
+        try:
+            result = what(*args, **kwargs)
+        except OSError as error:
+            result = error.errno
+        seen.append((what.__name__, sorted(result) if isinstance(result, list) else result))
+        return result
+
+    def same(*names: object) -> None:
+        """Which of these names lead to the same file or directory, and which of them to one that is held."""
+        at = rng.choice(held)
+        found = [files.identity_of(path, at=at) for path in (Path("x"), Path("y"), Path("d"), Path())]
+        found += [files.identity_of(root / name) for name in ("a", "b", "c", "a/x", "b/x", "c/d/x")]
+        found += [files.identity(handle) for handle in (*held, *opened)]
+        seen.append([found.index(each) if each is not None else None for each in found])
+
+    for _ in range(50):
+        at, other = rng.choice(held), rng.choice(held)
+        names = [Path(name) for name in ("x", "y", "d/x")]
+        source, target = rng.choice(names), rng.choice(names)
+        match rng.randrange(14):
+            case 0 | 1:
+                handle = call_open(seen, files.create, source, at=at)
+                opened += [handle] if handle is not None else []
+            case 2:
+                handle = call_open(seen, files.open, source, write=True, create=True, at=at)
+                opened += [handle] if handle is not None else []
+            case 3:
+                call(files.unlink, source, at=at)
+            case 4:
+                call(files.rename, source, target, at=at, to=other)
+            case 5:
+                call(files.list, Path(), at=at)
+                call(files.list, root)
+            case 6:
+                call(files.make_directory, Path("d"), at=at)
+            case 7:
+                call(files.sync_directory, Path(), at=at)
+            case 8 if opened:
+                handle = rng.choice(opened)
+                call(files.writev, handle, [b"some"], files.size(handle))
+                call(files.sync_data, handle)
+                call(files.read, handle, 0, 99)
+            case 9 | 10:
+                call(move, root / rng.choice("abc"), root / rng.choice("abc"))
+            case 11:
+                call(remove, root / rng.choice(["a", "b", "c", "a/x", "b/d"]))
+            case 12:
+                handle = call_open(seen, files.open_directory, root / rng.choice("abc"))
+                held += [handle] if handle is not None else []
+            case 13:
+                call(files.rename, root / rng.choice("abc"), Path("d"), to=at)
+            case _:
+                pass
+        same()
+    for handle in (*held, *opened):
+        files.close(handle)
+    return seen
+
+
+def call_open(seen, what, *args, **kwargs):
+    try:
+        handle = what(*args, **kwargs)
+    except OSError as error:
+        seen.append(error.errno)
+        return None
+    seen.append("open")
+    return handle
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_directories_are_moved_and_deleted_as_the_operating_system_does_it(tmp_path, seed):
+    def move(source, target):
+        source.rename(target)
+
+    def remove(path):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+    disk = Disk()
+    disk.put(ROOT / "z", b"")
+    real = tmp_path / "spool"
+    real.mkdir()
+    (real / "z").touch()
+    expected = directories_script(OsFiles(), real, move, remove, seed)
+    assert directories_script(disk.process(), ROOT, disk.move, disk.remove, seed) == expected
+    left = {path.relative_to(ROOT): content for path, content in disk.files().items()}
+    assert left == {p.relative_to(real): p.read_bytes() for p in real.rglob("*") if p.is_file()}
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_files_in_memory_answer_as_the_operating_system_does(tmp_path, seed):
     memory = MemoryFiles()
@@ -109,6 +211,26 @@ def test_files_in_memory_answer_as_the_operating_system_does(tmp_path, seed):
     for files, root in ((memory, ROOT), (OsFiles(), tmp_path)):
         files.close(files.create(root / "z"))
     assert script(memory, ROOT, seed) == script(OsFiles(), tmp_path, seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_paths_below_a_directory_that_is_held_lead_to_it_wherever_it_is(tmp_path, seed):
+    plain, held = tmp_path / "plain", tmp_path / "held"
+    for root in (plain, held):
+        root.mkdir()
+        (root / "z").touch()
+    below = OsFiles()
+    files = DirectoryFiles(below, held, below.open_directory(held))
+    held.rename(tmp_path / "elsewhere")
+    held.mkdir()  # another one has the name
+    assert script(files, held, seed) == script(below, plain, seed)
+    assert [p.name for p in held.iterdir()] == []
+    moved = {p.relative_to(tmp_path / "elsewhere") for p in (tmp_path / "elsewhere").rglob("*")}
+    assert moved == {p.relative_to(plain) for p in plain.rglob("*")}
+    # What is not below it is where it is.
+    assert files.identity_of(plain / "z") == below.identity_of(plain / "z")
+    assert files.identity_of(held) == below.identity_of(tmp_path / "elsewhere")
+    assert files.free_bytes(held) > 0
 
 
 def test_synced_data_is_there_in_every_state(disk):
@@ -184,6 +306,59 @@ def test_a_rename_is_atomic(disk):
         frozenset({(FILE, b"new")}),
         frozenset({(FILE, b"old"), (ROOT / "draft", b"new")}),
     }
+
+
+def test_a_move_between_directories_is_atomic_and_durable_when_both_are_synced(disk):
+    other = Path("/other")
+    disk.put(other / "there", b"")
+    disk.put(ROOT / "d" / "inside", b"kept")
+    files = disk.process()
+    files.rename(ROOT / "d", other / "e")
+    at = {frozenset(path for path in state if path.name == "inside") for state in states(disk)}
+    before, after = frozenset({ROOT / "d" / "inside"}), frozenset({other / "e" / "inside"})
+    assert at == {before, after}
+    files.sync_directory(ROOT)
+    assert {before, after} == {frozenset(p for p in s if p.name == "inside") for s in states(disk)}
+    files.sync_directory(other)
+    assert {after} == {frozenset(p for p in s if p.name == "inside") for s in states(disk)}
+
+
+def test_what_others_delete_is_gone_for_sure_only_when_its_directories_are_synced(disk):
+    disk.put(ROOT / "d" / "inside", b"kept")
+    files = disk.process()
+    handle, folder = files.open(ROOT / "d" / "inside"), files.open_directory(ROOT / "d")
+    disk.remove(ROOT)
+    assert disk.files() == {}
+    assert {frozenset(state) for state in states(disk)} >= {
+        frozenset(),
+        frozenset({FILE, ROOT / "d" / "inside"}),
+    }
+    # A process that has it open reads it, and can create nothing there.
+    assert files.read(handle, 0, 9) == b"kept"
+    for call in (files.create, files.make_directory):
+        with pytest.raises(FileNotFoundError):
+            call(Path("new"), at=folder)
+    assert files.list(Path(), at=folder) == []
+
+
+def test_a_volume_that_is_mounted_hides_what_was_there(disk):
+    files = disk.process()
+    handle, folder = files.open(FILE, write=True), files.open_directory(ROOT)
+    disk.mount(ROOT)
+    assert files.list(ROOT) == []
+    assert files.list(Path(), at=folder) == ["file"]
+    files.writev(handle, [b"new"], 0)
+    files.sync_data(handle)
+    with pytest.raises(OSError) as raised:
+        files.rename(Path("file"), ROOT / "file", at=folder)
+    assert raised.value.errno == errno.EXDEV
+    handle = files.create(ROOT / "on the volume")
+    files.sync_directory(ROOT)
+    assert files.identity_of(ROOT) != files.identity(folder)
+    assert states(disk) == [{ROOT / "on the volume": b""}]
+    disk.unmount(ROOT)
+    assert files.identity_of(ROOT) == files.identity(folder)
+    assert states(disk) == [{FILE: b"new"}]
 
 
 def test_names_are_lost_in_any_combination(disk):
@@ -339,6 +514,8 @@ def test_damage_is_durable(disk):
 
 
 def test_wrong_use_is_an_error_of_the_operating_system(disk):
+    disk.put(Path("/volume/hidden"), b"")
+    disk.mount(Path("/volume"))
     files = disk.process()
     handle = files.open(FILE)
     for code, call in [
@@ -349,7 +526,12 @@ def test_wrong_use_is_an_error_of_the_operating_system(disk):
         (errno.EISDIR, lambda: files.open(ROOT)),
         (errno.EEXIST, lambda: files.create(FILE)),
         (errno.ENOTDIR, lambda: files.make_directory(FILE / "x")),
-        (errno.EXDEV, lambda: files.rename(FILE, Path("/file"))),
+        (errno.EXDEV, lambda: files.rename(FILE, Path("/volume/file"))),
+        (errno.EISDIR, lambda: files.rename(FILE, Path("/volume"))),
+        (errno.EINVAL, lambda: disk.move(ROOT, ROOT / "spool")),
+        (errno.ENOTDIR, lambda: files.open_directory(FILE)),
+        (errno.ENOTDIR, lambda: files.open(Path("file"), at=handle)),
+        (errno.EBADF, lambda: files.open(Path("file"), at=99)),
     ]:
         with pytest.raises(OSError) as raised:
             call()

@@ -19,7 +19,9 @@ from typing import Any, Final, Protocol, TypeAlias
 __all__ = [
     "IOV_MAX",
     "Buffer",
+    "DirectoryFiles",
     "Files",
+    "Identity",
     "OsFiles",
     "read_file",
     "read_whole",
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Identity: TypeAlias = tuple[int, int]
+"""Of a file or directory: (device, inode). Given again only when it was deleted and no process has it open."""
 
 IOV_MAX: Final = 1024
 """Most buffers in one `writev`: Linux's limit, and what POSIX systems in use have at least."""
@@ -37,6 +41,7 @@ IOV_MAX: Final = 1024
 _FILE_MODE: Final = 0o600  # records are nobody else's business
 _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
+_HERE: Final = Path()
 
 
 class Files(Protocol):
@@ -45,16 +50,29 @@ class Files(Protocol):
     Nothing is durable before the `sync_data` of the file, and no name before the `sync_directory` of its
     directory. After a failed `sync_data` what was written since the last good one is in an unknown state for
     ever: the kernel marks the pages clean, so a later success proves nothing about them.
+
+    `at` is the handle of a directory (`open_directory`), to which a path that is not absolute is relative, as in
+    openat(2). A handle stands for the directory itself: it stays with it when the directory is moved, and nothing can
+    be created in it once it was removed.
     """
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, *, at: int | None = None) -> int:
         """A new, empty file, open for reading and writing. FileExistsError if there is one."""
 
-    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+    def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
         """An existing file (with `create`: or a new one). FileNotFoundError if there is none."""
+
+    def open_directory(self, path: Path, *, at: int | None = None) -> int:
+        """An existing directory. NotADirectoryError where a file has the name."""
 
     def close(self, handle: int) -> None:
         """Close; releases the handle's lock."""
+
+    def identity(self, handle: int) -> Identity:
+        """Which file or directory this is: the same number for as long as it is open, whatever its name."""
+
+    def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
+        """Which file or directory has this name; None if none has."""
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write at most `IOV_MAX` buffers at an offset, as one system call; how much was written, maybe less."""
@@ -74,25 +92,32 @@ class Files(Protocol):
     def size(self, handle: int) -> int:
         """Size of an open file."""
 
-    def list(self, directory: Path) -> list[str]:
+    def list(self, directory: Path, *, at: int | None = None) -> list[str]:
         """Names in a directory, in no order."""
 
-    def make_directory(self, path: Path) -> bool:
+    def make_directory(self, path: Path, *, at: int | None = None) -> bool:
         """Make a directory and its parents; False if it was there. Its name is durable on return in any case."""
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: Path, *, at: int | None = None) -> None:
         """Makes the names in a directory durable."""
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path, *, at: int | None = None) -> None:
         """Delete a file."""
 
-    def rename(self, source: Path, target: Path) -> None:
-        """Rename within a directory; replaces the target atomically."""
+    def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
+        """Rename a file or directory; replaces the target, a file or an empty directory, atomically.
+
+        Args:
+            source: Its name until now.
+            target: Its name from now on, in the same file system: OSError (EXDEV) elsewhere.
+            at: Directory of `source`.
+            to: Directory of `target`.
+        """
 
     def lock(self, handle: int) -> bool:
         """flock(2), exclusive, without waiting; False if somebody else has it."""
 
-    def free_bytes(self, path: Path) -> int:
+    def free_bytes(self, path: Path, *, at: int | None = None) -> int:
         """Space that is left for us on the file system of `path`."""
 
 
@@ -101,23 +126,40 @@ class OsFiles:
 
     __slots__ = ()
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, *, at: int | None = None) -> int:
         """See `Files`."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE, dir_fd=at)
 
-    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+    def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
         """See `Files`."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         # A pipe in the place of a file is not waited for.
-        handle = os.open(path, flags | os.O_NONBLOCK, _FILE_MODE)
+        handle = os.open(path, flags | os.O_NONBLOCK, _FILE_MODE, dir_fd=at)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise OSError(errno.EINVAL, "It is not a regular file", str(path))
         return handle
 
+    def open_directory(self, path: Path, *, at: int | None = None) -> int:
+        """See `Files`."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
+
     def close(self, handle: int) -> None:
         """See `Files`."""
         os.close(handle)
+
+    def identity(self, handle: int) -> Identity:
+        """See `Files`."""
+        found = os.fstat(handle)
+        return found.st_dev, found.st_ino
+
+    def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
+        """See `Files`."""
+        try:
+            found = os.stat(path, dir_fd=at)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """See `Files`."""
@@ -164,47 +206,53 @@ class OsFiles:
         """See `Files`."""
         return os.fstat(handle).st_size
 
-    def list(self, directory: Path) -> list[str]:
+    def list(self, directory: Path, *, at: int | None = None) -> list[str]:
         """See `Files`."""
-        return os.listdir(directory)  # noqa: PTH208
+        if at is None:
+            return os.listdir(directory)  # noqa: PTH208
+        handle = self.open_directory(directory, at=at)
+        try:
+            return os.listdir(handle)  # noqa: PTH208
+        finally:
+            os.close(handle)
 
-    def make_directory(self, path: Path) -> bool:
+    def make_directory(self, path: Path, *, at: int | None = None) -> bool:
         """See `Files`."""
         missing = []
-        at = path
-        while not at.is_dir():
-            missing.append(at)
-            at = at.parent
+        there = path
+        while not _is_directory(there, at):
+            missing.append(there)
+            there = there.parent
         # Whoever made this one may have died before its name was durable. Where its parent is closed to us, somebody
         # else made it, long ago.
         with contextlib.suppress(PermissionError):
-            self.sync_directory(at.parent)
+            self.sync_directory(there.parent, at=at)
         made = False
         for directory in reversed(missing):
             try:
-                directory.mkdir(mode=_DIRECTORY_MODE)
+                os.mkdir(directory, _DIRECTORY_MODE, dir_fd=at)
                 made = True
             except FileExistsError:
-                if not directory.is_dir():
+                if not _is_directory(directory, at):
                     raise
-            self.sync_directory(directory.parent)
+            self.sync_directory(directory.parent, at=at)
         return made
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: Path, *, at: int | None = None) -> None:
         """See `Files`."""
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        handle = self.open_directory(path, at=at)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path, *, at: int | None = None) -> None:
         """See `Files`."""
-        os.unlink(path)  # noqa: PTH108 - one style in this class: what the kernel calls it
+        os.unlink(path, dir_fd=at)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
         """See `Files`."""
-        os.rename(source, target)  # noqa: PTH104
+        os.rename(source, target, src_dir_fd=at, dst_dir_fd=to)
 
     def lock(self, handle: int) -> bool:
         """See `Files`."""
@@ -214,10 +262,155 @@ class OsFiles:
             return False
         return True
 
-    def free_bytes(self, path: Path) -> int:
+    def free_bytes(self, path: Path, *, at: int | None = None) -> int:
         """See `Files`."""
-        status = os.statvfs(path)
+        if at is None:
+            status = os.statvfs(path)
+        else:
+            handle = self.open_directory(path, at=at)
+            try:
+                status = os.fstatvfs(handle)
+            finally:
+                os.close(handle)
         return status.f_bavail * status.f_frsize
+
+
+def _is_directory(path: Path, at: int | None) -> bool:
+    """As `Path.is_dir`. The end of a relative path, `.`, is one, or its parents would be looked for for ever."""
+    try:
+        return stat.S_ISDIR(os.stat(path, dir_fd=at).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        if path == path.parent:
+            raise
+        return False
+
+
+class DirectoryFiles:
+    """A disk on which one directory is held by its handle: its path leads to it wherever it is moved.
+
+    The other paths are those of the disk. Implements `Files`; paths below `path` resolve relative to the handle.
+
+    Attributes:
+        path: The directory's path when it was opened, or as `now_at` says.
+    """
+
+    __slots__ = ("_below", "_files", "_handle", "path")
+
+    def __init__(self, files: Files, path: Path, handle: int) -> None:
+        self._files = files
+        self.now_at(path, handle)
+
+    def now_at(self, path: Path, handle: int) -> None:
+        """Another path, or another directory, from now on. The caller closes the former handle."""
+        self.path = path
+        self._handle = handle
+        self._below = f"{path}/"
+
+    def _place(self, path: Path) -> tuple[Path, int | None]:
+        text = str(path)
+        if text.startswith(self._below):
+            return Path(text[len(self._below) :]), self._handle
+        if path == self.path:
+            return _HERE, self._handle
+        return path, None
+
+    def create(self, path: Path, *, at: int | None = None) -> int:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        return self._files.create(path, at=at)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        return self._files.open(path, write=write, create=create, at=at)
+
+    def open_directory(self, path: Path, *, at: int | None = None) -> int:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        return self._files.open_directory(path, at=at)
+
+    def close(self, handle: int) -> None:
+        """See `Files`."""
+        self._files.close(handle)
+
+    def identity(self, handle: int) -> Identity:
+        """See `Files`."""
+        return self._files.identity(handle)
+
+    def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        return self._files.identity_of(path, at=at)
+
+    def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """See `Files`."""
+        return self._files.writev(handle, buffers, offset)
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        """See `Files`."""
+        return self._files.read(handle, offset, size)
+
+    def sync_data(self, handle: int) -> None:
+        """See `Files`."""
+        self._files.sync_data(handle)
+
+    def truncate(self, handle: int, size: int) -> None:
+        """See `Files`."""
+        self._files.truncate(handle, size)
+
+    def preallocate(self, handle: int, size: int) -> bool:
+        """See `Files`."""
+        return self._files.preallocate(handle, size)
+
+    def size(self, handle: int) -> int:
+        """See `Files`."""
+        return self._files.size(handle)
+
+    def list(self, directory: Path, *, at: int | None = None) -> list[str]:
+        """See `Files`."""
+        if at is None:
+            directory, at = self._place(directory)
+        return self._files.list(directory, at=at)
+
+    def make_directory(self, path: Path, *, at: int | None = None) -> bool:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        return self._files.make_directory(path, at=at)
+
+    def sync_directory(self, path: Path, *, at: int | None = None) -> None:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        self._files.sync_directory(path, at=at)
+
+    def unlink(self, path: Path, *, at: int | None = None) -> None:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        self._files.unlink(path, at=at)
+
+    def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
+        """See `Files`."""
+        if at is None:
+            source, at = self._place(source)
+        if to is None:
+            target, to = self._place(target)
+        self._files.rename(source, target, at=at, to=to)
+
+    def lock(self, handle: int) -> bool:
+        """See `Files`."""
+        return self._files.lock(handle)
+
+    def free_bytes(self, path: Path, *, at: int | None = None) -> int:
+        """See `Files`."""
+        if at is None:
+            path, at = self._place(path)
+        return self._files.free_bytes(path, at=at)
 
 
 def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) -> bytes:

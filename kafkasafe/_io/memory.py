@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kafkasafe._io.files import Buffer
+from kafkasafe._io.files import Buffer, Identity
 
 __all__ = ["MemoryFiles"]
 
@@ -23,23 +23,28 @@ _FREE_BYTES: Final = 1 << 60
 class MemoryFiles:
     """See `kafkasafe._io.files.Files`, which this implements for one process; a handle is the only one of its file."""
 
-    __slots__ = ("_directories", "_files", "_handles", "_locked", "_next")
+    __slots__ = ("_directories", "_files", "_folders", "_handles", "_locked", "_next", "_numbers")
 
     def __init__(self) -> None:
         self._files: dict[Path, bytearray] = {}
         self._directories: set[Path] = set()
         self._handles: dict[int, tuple[bytearray, bool]] = {}
+        self._folders: dict[int, Path] = {}
+        """Directories that are open: none is ever moved or removed."""
         self._locked: dict[int, bytearray] = {}
+        self._numbers: dict[Path, int] = {}
         self._next = 0
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, *, at: int | None = None) -> int:
         """See `Files`."""
+        path = self._place(path, at)
         if path in self._files or path in self._directories:
             raise _error(errno.EEXIST, path)
         return self.open(path, write=True, create=True)
 
-    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+    def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
         """See `Files`."""
+        path = self._place(path, at)
         if path in self._directories:
             raise _error(errno.EISDIR, path)
         if create and path not in self._files:
@@ -51,10 +56,35 @@ class MemoryFiles:
         self._handles[self._next] = self._files[path], write
         return self._next
 
+    def open_directory(self, path: Path, *, at: int | None = None) -> int:
+        """See `Files`."""
+        path = self._place(path, at)
+        self._see(path)
+        self._next += 1
+        self._folders[self._next] = path
+        return self._next
+
     def close(self, handle: int) -> None:
         """See `Files`."""
         self._locked.pop(handle, None)
         self._handles.pop(handle, None)
+        self._folders.pop(handle, None)
+
+    def identity(self, handle: int) -> Identity:
+        """See `Files`."""
+        path = self._folders.get(handle)
+        return (0, id(self._handles[handle][0])) if path is None else self._identity(path)
+
+    def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
+        """See `Files`."""
+        path = self._place(path, at)
+        if path in self._directories:
+            return self._identity(path)
+        content = self._files.get(path)
+        return None if content is None else (0, id(content))
+
+    def _identity(self, directory: Path) -> Identity:
+        return 1, self._numbers.setdefault(directory, len(self._numbers))
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """See `Files`."""
@@ -88,31 +118,35 @@ class MemoryFiles:
         """See `Files`."""
         return len(self._handles[handle][0])
 
-    def list(self, directory: Path) -> list[str]:
+    def list(self, directory: Path, *, at: int | None = None) -> list[str]:
         """See `Files`."""
+        directory = self._place(directory, at)
         self._see(directory)
         return [path.name for path in (*self._files, *self._directories) if path.parent == directory]
 
-    def make_directory(self, path: Path) -> bool:
+    def make_directory(self, path: Path, *, at: int | None = None) -> bool:
         """See `Files`."""
+        path = self._place(path, at)
         made = path not in self._directories
         self._directories.update((path, *path.parents))
         return made
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: Path, *, at: int | None = None) -> None:
         """See `Files`."""
-        self._see(path)
+        self._see(self._place(path, at))
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path, *, at: int | None = None) -> None:
         """See `Files`."""
+        path = self._place(path, at)
         if self._files.pop(path, None) is None:
             raise _error(errno.ENOENT, path)
 
-    def rename(self, source: Path, target: Path) -> None:
-        """See `Files`."""
+    def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
+        """See `Files`. Of files only."""
+        source = self._place(source, at)
         if source not in self._files:
             raise _error(errno.ENOENT, source)
-        self._files[target] = self._files.pop(source)
+        self._files[self._place(target, to)] = self._files.pop(source)
 
     def lock(self, handle: int) -> bool:
         """See `Files`."""
@@ -122,9 +156,12 @@ class MemoryFiles:
         self._locked[handle] = content
         return True
 
-    def free_bytes(self, path: Path) -> int:  # noqa: ARG002
+    def free_bytes(self, path: Path, *, at: int | None = None) -> int:  # noqa: ARG002
         """See `Files`."""
         return _FREE_BYTES
+
+    def _place(self, path: Path, at: int | None) -> Path:
+        return path if at is None else self._folders[at] / path
 
     def _writable(self, handle: int) -> bytearray:
         content, writable = self._handles[handle]

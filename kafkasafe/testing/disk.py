@@ -14,7 +14,8 @@ What a process sees is always the newest state, as through a page cache. What a 
   not, in any combination, or torn at a byte, four bytes or more before its end. The file's size is updated or not,
   whatever the data does: bytes are missing, or zeros stand where data should. What was cut off may be back.
 * **Names.** Until the `sync_directory` of a directory, each name that was made, deleted or renamed in it is in its
-  old or its new state, in any combination. A rename is atomic.
+  old or its new state, in any combination. A rename is atomic; from one directory into another it is durable when
+  both were synced.
 * **A failed `sync_data`** leaves what was written since the last good one in such a state for ever: later ones do
   not mend it, only writing it again does. A process still reads what it wrote. (Linux marks the pages clean. That
   PostgreSQL relied on the contrary was found in 2018 and is known as fsyncgate.) Names are journalled in every
@@ -22,6 +23,9 @@ What a process sees is always the newest state, as through a page cache. What a 
 
 A crash of the process alone (`Fault.kill`, `DiskFiles.kill`) loses nothing of this: the next process sees all of it,
 and a later loss of power can still take what was not synced.
+
+What others do to a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
+`Disk.unmount` put another volume in the place of a directory. A process that has a file or a directory open keeps it.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from kafkasafe._io.files import Buffer
+from kafkasafe._io.files import Buffer, Identity
 
 __all__ = [
     "SECTOR_BYTES",
@@ -58,9 +62,10 @@ SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
 """What a disk writes at once. Larger ones exist; whoever survives these survives those."""
 
-_DIRECTORY: Final = 0  # the node of every directory: its content is found by its path
 _UNLIMITED: Final = 1 << 60
-_ROOT: Final = Path("/")
+_ROOT: Final = 0
+"""The node of `/`."""
+_DEVICE: Final = 1
 
 
 class ProcessKilled(BaseException):
@@ -97,27 +102,29 @@ class SyncData:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A file or directory was made."""
+    """A file or directory was made. The directory with its name is named by its node, too."""
 
-    directory: Path
+    directory: int
     name: str
     node: int
+    is_directory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Unlink:
-    """A file was deleted."""
+    """A file or an empty directory was deleted."""
 
-    directory: Path
+    directory: int
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """A file got another name in its directory."""
+    """A file or directory got another name; `into` is the directory with the new one."""
 
-    directory: Path
+    directory: int
     name: str
+    into: int
     target: str
     node: int
 
@@ -126,7 +133,7 @@ class Rename:
 class SyncDirectory:
     """The names in a directory were synced, or that failed."""
 
-    directory: Path
+    directory: int
     ok: bool
 
 
@@ -207,10 +214,16 @@ class Disk:
         self.capacity_bytes = capacity_bytes
         self._faults: list[Fault] = []
         self._files: dict[int, _File] = {}
-        self._directories: dict[Path, _Names] = {_ROOT: {}}
-        # The same by path as text: each call comes with a new path, and their hashes cost more than all the rest.
-        self._texts: dict[str, _Names] = {}
-        self._nodes = _DIRECTORY
+        self._directories: dict[int, _Names] = {_ROOT: {}}
+        self._parents: dict[int, int] = {_ROOT: _ROOT}
+        """Of directories; one that was deleted has none."""
+        self._devices: dict[int, int] = {}
+        """Of directories on other volumes than the first."""
+        self._mounts: dict[int, int] = {}
+        """By directory, the root of the volume that is mounted there."""
+        # Directories by path as text: each call comes with a new path, and their hashes cost more than all the rest.
+        self._texts: dict[str, int] = {}
+        self._nodes = _ROOT
         # What was there, durably, before the first of `operations`.
         self._origin = _Durable({}, {_ROOT: {}})
 
@@ -252,28 +265,76 @@ class Disk:
     def files(self) -> dict[Path, bytes]:
         """All files, as a process sees them."""
         return {
-            directory / name: bytes(self._files[node].content)
-            for directory, names in self._directories.items()
+            path / name: bytes(self._files[node].content)
+            for path, names in self._tree()
             for name, node in names.items()
-            if node != _DIRECTORY
+            if node in self._files
         }
+
+    def _tree(self) -> Iterator[tuple[Path, _Names]]:
+        """Each directory that a path leads to, with the names in it."""
+        todo = [(Path("/"), _ROOT)]
+        for path, directory in todo:
+            names = self._directories[self._mounts.get(directory, directory)]
+            yield path, names
+            todo += [(path / name, node) for name, node in names.items() if node in self._directories]
 
     def put(self, path: Path, content: bytes) -> None:
         """Replace a file by other means than a process: for setting up and for damage.
 
         The whole disk is durable then, and `operations` begins anew.
         """
-        for directory in reversed(path.parents):
-            self._directories.setdefault(directory, {})
-            if directory != _ROOT:
-                self._directories[directory.parent][directory.name] = _DIRECTORY
-        node = self._directories[path.parent].get(path.name)
+        directory = _ROOT
+        for name in path.parent.parts[1:]:
+            names = self._directories[self._mounts.get(directory, directory)]
+            directory = names[name] if name in names else self._new_directory(directory, name)
+        names = self._directories[self._mounts.get(directory, directory)]
+        node = names.get(path.name)
         if node is None:
             self._nodes += 1
-            node = self._directories[path.parent][path.name] = self._nodes
+            node = names[path.name] = self._nodes
             self._files[node] = _File()
         self._files[node].content[:] = content
         self._freeze()
+
+    def remove(self, path: Path) -> None:
+        """`rm -rf`: a file, or a directory with all that is in it. Not durable before directories are synced."""
+        names, name, above = self._place(path)
+        node = names.get(name)
+        if node is None:
+            raise _error(errno.ENOENT, path)
+        if node in self._directories:
+            for each in list(self._directories[node]):
+                self.remove(path / each)
+            self._removed(node)
+        del names[name]
+        self.operations.append(Unlink(above, name))
+
+    def move(self, source: Path, target: Path) -> None:
+        """`mv` within a volume: a file or a directory gets another name, `target`."""
+        self._rename(source, target, None, None)
+
+    def mount(self, path: Path) -> None:
+        """Another volume, an empty one, hides a directory. What a process has open of it is there as before.
+
+        The whole disk is durable then, as after `put`.
+        """
+        self._nodes += 1
+        root = self._nodes
+        covered = self._directory(path, None)
+        self._directories[root] = {}
+        self._parents[root] = self._parents[covered]
+        self._devices[root] = _DEVICE + root
+        self._mounts[covered] = root
+        self._texts.clear()
+        self._freeze()
+
+    def unmount(self, path: Path) -> None:
+        """What a volume hid is there again."""
+        root = self._directory(path, None)
+        covered = next(node for node, mounted in self._mounts.items() if mounted == root)
+        del self._mounts[covered]
+        self._texts.clear()
 
     def flip(self, path: Path, byte: int, mask: int = 1) -> None:
         """Damage one byte of a file, see `put`."""
@@ -285,8 +346,8 @@ class Disk:
         """The disk after an orderly shutdown: all is durable, nobody has it open."""
         return Disk._of(
             {node: bytes(file.content) for node, file in self._files.items()},
-            {path: dict(names) for path, names in self._directories.items()},
-            self.capacity_bytes,
+            {node: dict(names) for node, names in self._directories.items()},
+            self,
         )
 
     def crash_states(
@@ -320,7 +381,7 @@ class Disk:
                 durable.add(at - 1, self.operations[at - 1])
             if at >= start:
                 for choice in durable.choices(rng, samples):
-                    yield CrashState(durable.settle(choice, rng, self.capacity_bytes), at, str(choice))
+                    yield CrashState(Disk._of(*durable.settle(choice, rng), self), at, str(choice))
 
     def crash(self, *, seed: int = 0) -> Disk:
         """One random state that a loss of power may leave now."""
@@ -330,19 +391,25 @@ class Disk:
     # -- for DiskFiles -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def _of(
-        cls, files: dict[int, bytes], directories: dict[Path, _Names], capacity_bytes: int | None
-    ) -> Disk:
-        """A disk with this content. What cannot be reached from the root is left out."""
-        disk = cls(capacity_bytes=capacity_bytes)
-        todo = [_ROOT]
-        for path in todo:
-            names = disk._directories[path] = directories[path]
-            todo += [path / name for name, node in names.items() if node == _DIRECTORY]
-            disk._files.update(
-                (node, _File(bytearray(files[node]))) for node in names.values() if node != _DIRECTORY
-            )
-        disk._nodes = max(files, default=_DIRECTORY)
+    def _of(cls, files: dict[int, bytes], directories: dict[int, _Names], before: Disk) -> Disk:
+        """A disk with this content. What cannot be reached from a volume's root is left out."""
+        disk = cls(capacity_bytes=before.capacity_bytes)
+        disk._mounts = dict(before._mounts)
+        todo = [_ROOT, *disk._mounts.values()]
+        for root in disk._mounts.values():
+            disk._parents[root] = before._parents[root]
+            disk._devices[root] = before._devices[root]
+        for directory in todo:
+            names = disk._directories[directory] = directories[directory]
+            for node in names.values():
+                if node in directories:
+                    disk._parents[node] = directory
+                    if directory in disk._devices:
+                        disk._devices[node] = disk._devices[directory]
+                    todo.append(node)
+                else:
+                    disk._files[node] = _File(bytearray(files[node]))
+        disk._nodes = before._nodes
         disk._freeze()
         return disk
 
@@ -350,7 +417,7 @@ class Disk:
         self.operations.clear()
         self._origin = _Durable(
             {node: _Data(bytes(file.content)) for node, file in self._files.items()},
-            {path: dict(names) for path, names in self._directories.items()},
+            {node: dict(names) for node, names in self._directories.items()},
         )
 
     def _strike(self, operation: str) -> Fault | None:
@@ -359,37 +426,110 @@ class Disk:
             return None
         return next((fault for fault in self._faults if fault._strikes(operation)), None)
 
-    def _names(self, directory: Path) -> _Names:
-        text = str(directory)
-        names = self._texts.get(text)
-        if names is None:
-            names = self._directories.get(directory)
-            if names is None:
-                raise _error(errno.ENOENT, directory)
-            self._texts[text] = names
-        return names
+    def _directory(self, path: Path, at: int | None) -> int:
+        """The node of a directory; `at` is the node of the one to which a relative path is relative."""
+        text = str(path)
+        relative = at is not None and not text.startswith("/")
+        if not relative:
+            known = self._texts.get(text)
+            if known is not None:
+                return known
+        node = at if relative and at is not None else _ROOT
+        for name in () if text == "." else text.strip("/").split("/") if text != "/" else ():
+            if name == "..":
+                node = self._parents.get(node, node)
+                continue
+            found = self._directories[node].get(name)
+            if found is None:
+                raise _error(errno.ENOENT, path)
+            if found not in self._directories:
+                raise _error(errno.ENOTDIR, path)
+            node = self._mounts.get(found, found)
+        if not relative:
+            self._texts[text] = node
+        return node
 
-    def _place(self, path: Path) -> tuple[_Names, str]:
-        """The names in its directory, and its own."""
-        above, _, name = str(path).rpartition("/")
-        names = self._texts.get(above)
-        return self._names(path.parent) if names is None else names, name
+    def _place(self, path: Path, at: int | None = None) -> tuple[_Names, str, int]:
+        """The names in its directory, its own, and the directory."""
+        above, slash, name = str(path).rpartition("/")
+        if not slash and at is not None:
+            return self._directories[at], name, at
+        node = self._texts.get(above) if at is None or above.startswith("/") else None
+        if node is None:
+            node = self._directory(path.parent, at)
+        return self._directories[node], name, node
 
-    def _node(self, path: Path) -> int:
-        names, name = self._place(path)
+    def _node(self, path: Path, at: int | None = None) -> int:
+        names, name, _ = self._place(path, at)
         node = names.get(name)
         if node is None:
             raise _error(errno.ENOENT, path)
-        if node == _DIRECTORY:
+        if node in self._directories:
             raise _error(errno.EISDIR, path)
         return node
 
-    def _link(self, path: Path) -> int:
+    def _link(self, path: Path, at: int | None) -> int:
+        names, name, directory = self._place(path, at)
+        if directory not in self._parents:
+            raise _error(errno.ENOENT, path)  # it was deleted
         self._nodes += 1
-        self._names(path.parent)[path.name] = self._nodes
+        names[name] = self._nodes
         self._files[self._nodes] = _File()
-        self.operations.append(Link(path.parent, path.name, self._nodes))
+        self.operations.append(Link(directory, name, self._nodes))
         return self._nodes
+
+    def _new_directory(self, directory: int, name: str) -> int:
+        directory = self._mounts.get(directory, directory)
+        if directory not in self._parents:
+            raise _error(errno.ENOENT, Path(name))
+        self._nodes += 1
+        self._directories[directory][name] = self._nodes
+        self._directories[self._nodes] = {}
+        self._parents[self._nodes] = directory
+        if directory in self._devices:
+            self._devices[self._nodes] = self._devices[directory]
+        self.operations.append(Link(directory, name, self._nodes, is_directory=True))
+        return self._nodes
+
+    def _removed(self, directory: int) -> None:
+        del self._parents[directory]
+        self._texts.clear()
+
+    def _device(self, directory: int) -> int:
+        return self._devices.get(directory, _DEVICE)
+
+    def _rename(self, source: Path, target: Path, at: int | None, to: int | None) -> None:
+        names, name, above = self._place(source, at)
+        node = names.get(name)
+        if node is None:
+            raise _error(errno.ENOENT, source)
+        others, new, into = self._place(target, to)
+        if self._device(above) != self._device(into):
+            raise _error(errno.EXDEV, source)
+        if into not in self._parents:
+            raise _error(errno.ENOENT, target)
+        there = others.get(new)
+        if there == node:
+            return
+        if node in self._directories:
+            inside = into
+            while inside not in {_ROOT, node}:
+                inside = self._parents[inside]
+            if inside == node:
+                raise _error(errno.EINVAL, source)
+            if there is not None and there not in self._directories:
+                raise _error(errno.ENOTDIR, target)
+            if there is not None and self._directories[there]:
+                raise _error(errno.ENOTEMPTY, target)
+            if there is not None:
+                self._removed(there)
+            self._parents[node] = into
+            self._texts.clear()
+        elif there in self._directories:
+            raise _error(errno.EISDIR, target)
+        del names[name]
+        others[new] = node
+        self.operations.append(Rename(above, name, into, new, node))
 
     def _room(self) -> int:
         return _UNLIMITED if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
@@ -432,22 +572,66 @@ class DiskFiles:
             self._close(handle)
         self._dead = True
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, *, at: int | None = None) -> int:
         """See `Files`."""
         self._call("create")
-        names, name = self.disk._place(path)
+        folder = self._folder(at)
+        names, name, _ = self.disk._place(path, folder)
         if name in names:
             raise _error(errno.EEXIST, path)
-        return self._open(self.disk._link(path), write=True)
+        return self._open(self.disk._link(path, folder), write=True)
 
-    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+    def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
         """See `Files`."""
         self._call("open")
+        folder = self._folder(at)
         if create:
-            names, name = self.disk._place(path)
+            names, name, _ = self.disk._place(path, folder)
             if name not in names:
-                return self._open(self.disk._link(path), write=write)
-        return self._open(self.disk._node(path), write=write)
+                return self._open(self.disk._link(path, folder), write=write)
+        return self._open(self.disk._node(path, folder), write=write)
+
+    def open_directory(self, path: Path, *, at: int | None = None) -> int:
+        """See `Files`."""
+        self._call("open_directory")
+        node = self.disk._directory(path, self._folder(at))
+        self._next += 1
+        self._handles[self._next] = (node, False)
+        return self._next
+
+    def identity(self, handle: int) -> Identity:
+        """See `Files`."""
+        self._call("identity")
+        if handle not in self._handles:
+            raise _error(errno.EBADF)
+        return self._identity(self._handles[handle][0])
+
+    def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
+        """See `Files`."""
+        self._call("identity_of")
+        folder = self._folder(at)
+        try:
+            if str(path) in {".", "/"}:
+                return self._identity(self.disk._directory(path, folder))
+            names, name, _ = self.disk._place(path, folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        node = names.get(name)
+        return None if node is None else self._identity(self.disk._mounts.get(node, node))
+
+    def _identity(self, node: int) -> Identity:
+        return self.disk._device(node), node
+
+    def _folder(self, at: int | None) -> int | None:
+        """The node of the directory that a handle stands for."""
+        if at is None:
+            return None
+        if at not in self._handles:
+            raise _error(errno.EBADF)
+        node = self._handles[at][0]
+        if node not in self.disk._directories:
+            raise _error(errno.ENOTDIR)
+        return node
 
     def close(self, handle: int) -> None:
         """See `Files`. Never fails."""
@@ -512,55 +696,59 @@ class DiskFiles:
         self._call("size")
         return len(self._file(handle).content)
 
-    def list(self, directory: Path) -> list[str]:
+    def list(self, directory: Path, *, at: int | None = None) -> list[str]:
         """See `Files`."""
         self._call("list")
-        return list(self.disk._names(directory))
+        return list(self.disk._directories[self.disk._directory(directory, self._folder(at))])
 
-    def make_directory(self, path: Path) -> bool:
+    def make_directory(self, path: Path, *, at: int | None = None) -> bool:
         """See `Files`."""
         self._call("make_directory")
-        disk = self.disk
-        there = next(at for at in (path, *path.parents) if at in disk._directories)
+        folder = self._folder(at)
+        missing: list[Path] = []
+        there = path
+        while not self._is_directory(there, folder):
+            missing.append(there)
+            there = there.parent
         # Whoever made this one may have died before its name was durable.
-        self.sync_directory(there.parent)
-        missing = [at for at in (*reversed(path.parents), path) if at not in disk._directories]
-        for directory in missing:
-            names = disk._names(directory.parent)
-            if directory.name in names:
+        self.sync_directory(there.parent, at=at)
+        for directory in reversed(missing):
+            names, name, above = self.disk._place(directory, folder)
+            if name in names:
                 raise _error(errno.ENOTDIR, directory)
-            names[directory.name] = _DIRECTORY
-            disk._directories[directory] = {}
-            disk.operations.append(Link(directory.parent, directory.name, _DIRECTORY))
-            self.sync_directory(directory.parent)
+            self.disk._new_directory(above, name)
+            self.sync_directory(directory.parent, at=at)
         return bool(missing)
 
-    def sync_directory(self, path: Path) -> None:
+    def _is_directory(self, path: Path, folder: int | None) -> bool:
+        try:
+            self.disk._directory(path, folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def sync_directory(self, path: Path, *, at: int | None = None) -> None:
         """See `Files`."""
-        self.disk._names(path)
+        node = self.disk._directory(path, self._folder(at))
         fault = self._strike("sync_directory")
         if fault is None or not fault.kill:
-            self.disk.operations.append(SyncDirectory(path, ok=fault is None))
+            self.disk.operations.append(SyncDirectory(node, ok=fault is None))
         if fault is not None:
             raise self._failure(fault)
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path, *, at: int | None = None) -> None:
         """See `Files`."""
         self._call("unlink")
-        self.disk._node(path)
-        del self.disk._names(path.parent)[path.name]
-        self.disk.operations.append(Unlink(path.parent, path.name))
+        folder = self._folder(at)
+        self.disk._node(path, folder)
+        names, name, directory = self.disk._place(path, folder)
+        del names[name]
+        self.disk.operations.append(Unlink(directory, name))
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
         """See `Files`."""
         self._call("rename")
-        if source.parent != target.parent:
-            raise _error(errno.EXDEV, source)
-        node = self.disk._node(source)
-        names = self.disk._names(source.parent)
-        del names[source.name]
-        names[target.name] = node
-        self.disk.operations.append(Rename(source.parent, source.name, target.name, node))
+        self.disk._rename(source, target, self._folder(at), self._folder(to))
 
     def lock(self, handle: int) -> bool:
         """See `Files`. As flock(2): another handle of the same process is somebody else."""
@@ -571,10 +759,10 @@ class DiskFiles:
             file.locked_by = owner
         return file.locked_by == owner
 
-    def free_bytes(self, path: Path) -> int:
+    def free_bytes(self, path: Path, *, at: int | None = None) -> int:
         """See `Files`."""
         self._call("free_bytes")
-        self.disk._names(path)
+        self.disk._directory(path, self._folder(at))
         return self.disk._room()
 
     def _strike(self, operation: str) -> Fault | None:
@@ -602,16 +790,19 @@ class DiskFiles:
     def _close(self, handle: int) -> None:
         if handle not in self._handles:
             raise _error(errno.EBADF)
-        file = self._file(handle)
-        if file.locked_by == (self, handle):
-            file.locked_by = None
-        file.handles -= 1
-        del self._handles[handle]
+        file = self.disk._files.get(self._handles.pop(handle)[0])
+        if file is not None:
+            if file.locked_by == (self, handle):
+                file.locked_by = None
+            file.handles -= 1
 
     def _file(self, handle: int) -> _File:
         if handle not in self._handles:
             raise _error(errno.EBADF)
-        return self.disk._files[self._handles[handle][0]]
+        file = self.disk._files.get(self._handles[handle][0])
+        if file is None:
+            raise _error(errno.EISDIR)
+        return file
 
     def _writable(self, handle: int) -> int:
         node, writable = self._handles.get(handle, (0, False))
@@ -754,13 +945,14 @@ class _Durable:
     """What is durable at one moment of the history, and what is on top of it."""
 
     files: dict[int, _Data]
-    directories: dict[Path, _Names]
-    names: list[tuple[int, Link | Unlink | Rename]] = field(default_factory=list)
+    directories: dict[int, _Names]
+    names: list[tuple[int, Link | Unlink | Rename, set[int]]] = field(default_factory=list)
+    """Changes of names, with the directories that were not synced since."""
 
     def copy(self) -> _Durable:
         return _Durable(
             {node: _Data(data.base) for node, data in self.files.items()},
-            {path: dict(names) for path, names in self.directories.items()},
+            {node: dict(names) for node, names in self.directories.items()},
         )
 
     def add(self, at: int, operation: Operation) -> None:
@@ -771,18 +963,28 @@ class _Durable:
                 self.files[node].sync(at, node, ok=ok)
             case SyncDirectory(directory, ok):
                 if ok:
-                    for _, change in self.names:
-                        if change.directory == directory:
-                            _apply(self.directories[directory], change)
-                    self.names = [item for item in self.names if item[1].directory != directory]
-            case Link(directory, name, node):
-                self.names.append((at, operation))
-                if node == _DIRECTORY:
-                    self.directories[directory / name] = {}
+                    self._sync(directory)
+            case Link(directory, _, node, is_directory):
+                self.names.append((at, operation, {directory}))
+                if is_directory:
+                    self.directories[node] = {}
                 else:
                     self.files[node] = _Data()
-            case Unlink() | Rename():
-                self.names.append((at, operation))
+            case Unlink(directory, _):
+                self.names.append((at, operation, {directory}))
+            case Rename(directory, _, into, _, _):
+                self.names.append((at, operation, {directory, into}))
+
+    def _sync(self, directory: int) -> None:
+        left = []
+        for item in self.names:
+            _, change, unsynced = item
+            unsynced.discard(directory)
+            if unsynced:
+                left.append(item)
+            else:
+                _apply(self.directories, change)
+        self.names = left
 
     def choices(self, rng: random.Random, samples: int) -> Iterator[_Choice]:
         yield _ALL
@@ -792,7 +994,10 @@ class _Durable:
         yield _NONE
         for _ in range(samples):
             if rng.random() < 0.4:
-                cuts = [(layer.at, layer.change) for layer in open_layers if not layer.doubtful] + self.names
+                cuts: list[tuple[int, Write | Truncate | Link | Unlink | Rename]] = [
+                    (layer.at, layer.change) for layer in open_layers if not layer.doubtful
+                ]
+                cuts += [(made_at, change) for made_at, change, _ in self.names]
                 if cuts:
                     at, change = rng.choice(cuts)
                     length = len(change.data) if isinstance(change, Write) else 1
@@ -809,26 +1014,27 @@ class _Durable:
                 torn=rng.choice((0, 0.1)),
             )
 
-    def settle(self, choice: _Choice, rng: random.Random, capacity_bytes: int | None) -> Disk:
-        directories = {path: dict(names) for path, names in self.directories.items()}
-        for at, change in self.names:
+    def settle(self, choice: _Choice, rng: random.Random) -> tuple[dict[int, bytes], dict[int, _Names]]:
+        """Files and directories, by node."""
+        directories = {node: dict(names) for node, names in self.directories.items()}
+        for at, change, _ in self.names:
             if choice.name_done(at, rng):
-                _apply(directories[change.directory], change)
-        files = {node: data.settle(choice, rng) for node, data in self.files.items()}
-        return Disk._of(files, directories, capacity_bytes)
+                _apply(directories, change)
+        return {node: data.settle(choice, rng) for node, data in self.files.items()}, directories
 
 
-def _apply(names: _Names, change: Link | Unlink | Rename) -> None:
+def _apply(directories: dict[int, _Names], change: Link | Unlink | Rename) -> None:
     """Also where an earlier change is missing: names are changed one by one."""
+    names = directories[change.directory]
     match change:
         case Link(_, name, node):
             names[name] = node
         case Unlink(_, name):
             names.pop(name, None)
-        case Rename(_, name, target, node):
+        case Rename(_, name, into, target, node):
             if names.get(name) == node:
                 del names[name]
-            names[target] = node
+            directories[into][target] = node
 
 
 def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
