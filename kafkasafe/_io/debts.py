@@ -145,6 +145,9 @@ class LaneReader:
                     return
                 if limit is not None and group.position >= limit:
                     return
+                if owed.lane_id not in {b"", group.lane_id}:
+                    owed.damaged = True  # a segment of another lane: its owner is told when it opens the lane
+                    return
                 at += len(content)
                 places = []
                 for entry in group.manifest:

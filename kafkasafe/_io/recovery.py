@@ -139,6 +139,7 @@ class Damage:
         records: Data records that were there: how many, or with `most` how many at most; -1 where nothing is known.
         most: It may be fewer records.
         name: Topic and partition of the data batch, as far as they are known.
+        other_lane: Id of the lane that wrote the segment, where that is another one; all of the file is meant then.
     """
 
     path: Path
@@ -150,12 +151,15 @@ class Damage:
     records: int = -1
     most: bool = False
     name: str = ""
+    other_lane: bytes | None = None
 
     def __str__(self) -> str:
         many = ""
         if self.records >= 0:
             plural = "" if self.records == 1 else "s"
             many = f" ({'up to ' if self.most else ''}{self.records:,} record{plural})"
+        if self.other_lane is not None:
+            return f"{self.path.name}: a segment of another lane (id {self.other_lane.hex()}){many}"
         to = f" to {self.end_position - 1}" if self.end_position > self.position + 1 else ""
         if self.destination:
             batch = f"a batch for {self.name}" if self.name else f"a batch of destination {self.destination}"
@@ -278,16 +282,64 @@ def scan(files: Files, lane: Path) -> Log:
     """
     # A living owner moves both ends on. The end that is known before the log is read is in it; the beginning that is
     # known afterwards is not in front of what was read.
-    end = read_extent(files, lane).end
+    before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
-    segments = [StoredSegment(lane / name, int(name[:20])) for name in names]
-    reader = _Reader()
+    writers = {name: _writer(files, lane / name) for name in names}
+    lane_id = _lane_id(list(writers.values()), before)
+    # 1. Two processes own two directories. One directory takes the place of the other.
+    # 2. The process whose directory went creates its next segment by the path: among segments of the other process.
+    # Where it begins says nothing about where the segment in front of it ends. So it is left out, and told as damage:
+    # a reader that took it for the next one would miss what never was, and cut both as a torn tail.
+    others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
+    segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
+    reader = _Reader(lane_id)
     found: list[_Group | _Bad] = []
     for index, segment in enumerate(segments):
         limit = segments[index + 1].first_position if index + 1 < len(segments) else None
-        found += reader.segment(index, segment, read_file(files, segment.path), limit, end)
-    extent = Extent(read_extent(files, lane).begin, end).of(reader.lane_id)
-    return _judge(lane, segments, found, reader.lane_id, _synced(segments, found, extent), extent)
+        found += reader.segment(index, segment, read_file(files, segment.path), limit, before.end)
+    extent = Extent(read_extent(files, lane).begin, before.end).of(reader.lane_id)
+    log = _judge(lane, segments, found, reader.lane_id, _synced(segments, found, extent), extent)
+    log.damage.extend(_of_another_lane(files, lane / name, id_) for name, id_ in others.items() if id_)
+    return log
+
+
+def _writer(files: Files, path: Path) -> bytes | None:
+    """Id of the lane that wrote a segment, as its first group says; None where that is not whole.
+
+    Raises:
+        SpoolFormatError: It was written by a newer kafkasafe.
+        OSError: The file cannot be read.
+    """
+    handle = files.open(path)
+    try:
+        header = files.read(handle, 0, codec.HEADER_BYTES)
+        size = int.from_bytes(header[8:12], "big", signed=True) + _OVERHEAD_BYTES
+        if len(header) < codec.HEADER_BYTES or not codec.HEADER_BYTES < size <= files.size(handle):
+            return None
+        content = files.read(handle, 0, size)
+    finally:
+        files.close(handle)
+    read = _group_at(content, 0)
+    return None if read is None else read[0].lane_id
+
+
+def _lane_id(writers: Sequence[bytes | None], extent: Extent) -> bytes | None:
+    """Whose log this is: that of the lane which `extent` is about, if there is any of it, else the first one's."""
+    known = [writer for writer in writers if writer is not None]
+    return extent.lane_id if extent.lane_id in known else next(iter(known), None)
+
+
+def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
+    content = read_file(files, path)
+    groups = list(_Reader(writer).segment(0, StoredSegment(path, int(path.name[:20])), content, None, None))
+    records = sum(
+        header.count
+        for group in groups
+        if isinstance(group, _Group)
+        for _, _, header in group.batches
+        if header is not None
+    )
+    return Damage(path, 0, len(content), int(path.name[:20]), 0, records=records, other_lane=writer)
 
 
 def _synced(segments: list[StoredSegment], found: list[_Group | _Bad], extent: Extent) -> int:
@@ -314,8 +366,8 @@ def address_bytes(entry: m.ManifestEntry) -> bytes:
 class _Reader:
     """Walks segments, group by group."""
 
-    def __init__(self) -> None:
-        self.lane_id: bytes | None = None
+    def __init__(self, lane_id: bytes | None) -> None:
+        self.lane_id = lane_id
 
     def segment(
         self, index: int, segment: StoredSegment, content: bytes, limit: int | None, end: Claim | None
@@ -329,7 +381,8 @@ class _Reader:
                 if read is not None and limit is not None and read[0].position >= limit:
                     at, read = len(content), None
                 follows = -1 if read is None else read[0].position
-                yield _Bad(index, bad_at, at, position, _group_may_be_torn(content, bad_at, at), follows)
+                torn = _group_at(content, bad_at) is None and _group_may_be_torn(content, bad_at, at)
+                yield _Bad(index, bad_at, at, position, torn, follows)
                 exact = more = False
                 if read is None:
                     break
@@ -389,18 +442,10 @@ class _Reader:
         return _Group(index, start, group, marks, batches, torn, at, position, written_ms)
 
     def _group_at(self, content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
-        try:
-            header = codec.read_header(content, at)
-            if not header.is_control:
-                return None
-            group, marks = m.decode_group(memoryview(content)[at : at + header.size_bytes])
-        except m.UnknownFormatError as error:
-            raise SpoolFormatError(f"{error}. Nothing was changed") from error
-        except (m.MarkError, codec.CorruptBatchError):
-            return None
-        if self.lane_id is None:
-            self.lane_id = group.lane_id
-        return (group, marks, header.size_bytes) if group.lane_id == self.lane_id else None
+        read = _group_at(content, at)
+        if read is not None and self.lane_id is None:
+            self.lane_id = read[0].lane_id
+        return read if read is not None and read[0].lane_id == self.lane_id else None
 
     def _resync(
         self, content: bytes, at: int, position: int
@@ -418,6 +463,20 @@ class _Reader:
                     return start, read
             found = content.find(_GROUP_KEY, found + 1)
         return len(content), None
+
+
+def _group_at(content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
+    """The intact control batch at a byte, of any lane: its group, its marks and its size."""
+    try:
+        header = codec.read_header(content, at)
+        if not header.is_control:
+            return None
+        group, marks = m.decode_group(memoryview(content)[at : at + header.size_bytes])
+    except m.UnknownFormatError as error:
+        raise SpoolFormatError(f"{error}. Nothing was changed") from error
+    except (m.MarkError, codec.CorruptBatchError):
+        return None
+    return group, marks, header.size_bytes
 
 
 def _may_miss_more(

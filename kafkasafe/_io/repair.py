@@ -182,6 +182,11 @@ def _finished(
 
 
 def _why_left(damage: Damage) -> str:
+    if damage.other_lane is not None:
+        return (
+            f"{damage}: nothing of it is delivered from here. Move it into a lane directory of its own (lane-NNN); one"
+            " directory for all segments with this id"
+        )
     what = "its records are not delivered" if damage.destination else "its marks are not known"
     if not damage.destination and damage.start == damage.end:
         what = "what was there and not delivered yet is lost unless it is restored"

@@ -733,8 +733,26 @@ def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
     copy_aside(files, lane, new)
 
 
+def _way_out(lane: Path, damaged: Sequence[Damage]) -> str:
+    ways = []
+    if any(damage.other_lane is not None for damage in damaged):
+        ways.append(
+            "Move the segments of another lane into a directory of their own beside this one (lane-NNN, one for each"
+            " id): they are delivered from there. on_corrupt='quarantine' moves them to"
+            f" {lane / 'quarantine'} instead, and their records are not delivered"
+        )
+    if any(damage.other_lane is None for damage in damaged):
+        ways.append(
+            "Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are then copied to"
+            f" {lane / 'quarantine'}, their records are lost, and everything else is delivered"
+        )
+    return ". ".join(ways)
+
+
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
     """Copy damaged ranges to quarantine/: durable on return. A copy there says that the damage was told.
+
+    A segment of another lane is moved there as it is.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -742,16 +760,24 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
     for damage in damaged:
         path = copy_of(lane, damage)
         log.error(
-            "%s: %s; copied to %s",
+            "%s: %s; %s to %s",
             lane,
             damage,
+            "copied" if damage.other_lane is None else "moved",
             path,
             lane=lane.name,
             position=damage.position,
             path=str(path),
             event="damage_quarantined",
         )
-        _set_aside(files, path, _bytes_of(files, damage))
+        if damage.other_lane is None:
+            _set_aside(files, path, _bytes_of(files, damage))
+        else:
+            # Its name may be that of this lane's next segment.
+            files.make_directory(path.parent)
+            files.rename(damage.path, path)
+            files.sync_directory(path.parent)
+            files.sync_directory(lane)
 
 
 def _keep_torn(files: Files, lane: Path, found: Log) -> None:
@@ -786,6 +812,8 @@ def _set_aside(files: Files, path: Path, content: bytes) -> None:
 
 def copy_of(lane: Path, damage: Damage) -> Path:
     """Where the copy of damaged bytes lies, once the damage was told."""
+    if damage.other_lane is not None:
+        return lane / "quarantine" / f"{damage.path.stem}-{damage.other_lane.hex()}.log"
     return lane / "quarantine" / f"{damage.path.stem}-{damage.start}.bad"
 
 
@@ -795,7 +823,8 @@ def was_told(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    return read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
+    # A segment of another lane that was told is not there any more.
+    return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 
 def _bytes_of(files: Files, damage: Damage) -> bytes:

@@ -560,3 +560,87 @@ def test_a_newer_group_refuses_the_lane_and_changes_nothing(closed, where, monke
     assert {p: c for p, c in disk.files().items() if p.name != "lock"} == {
         p: c for p, c in before.items() if p.name != "lock"
     }
+
+
+def two_lanes_in_one_directory(short: int = 1) -> tuple[Disk, list, list[Path]]:
+    """The log of one owner, and among its segments those of another, which lost its own directory.
+
+    Returns:
+        The disk, what the first one was promised, and the other one's segments.
+    """
+    disk = Disk()
+    rng = random.Random(5)
+    owner = Owner(disk, segment_bytes=1500)
+    owner.declare(DECLARED)
+    for _ in range(3):
+        owner.commit([owner.group(rng, batches=2, size=300)])
+    owner.close()
+    stray = Disk()
+    other = Owner(stray, segment_bytes=1500)
+    other.declare(DECLARED)
+    for _ in range(8):
+        other.commit([other.group(rng, batches=2, size=300)])
+    other.close()
+    mine = {path.name for path in disk.files() if path.suffix == ".log"}
+    later = [p for p in sorted(stray.files()) if p.suffix == ".log" and p.name not in mine][-short:]
+    assert int(later[0].stem) > int(max(mine)[:20])
+    for path in later:
+        disk.put(path, stray.files()[path])
+    return disk.copy(), owner.promised, later
+
+
+@pytest.mark.parametrize("short", [1, 2])
+def test_a_segment_of_another_lane_is_damage_and_never_a_torn_tail(short):
+    """It was taken for the next segment: the end of the own one for torn, and all of the other lane's cut with it."""
+    disk, promised, strays = two_lanes_in_one_directory(short)
+    before = disk.files()
+    for _ in range(2):
+        with pytest.raises(SpoolCorruptError, match="of another lane") as raised:
+            recover(disk.copy())
+        assert len(raised.value.damage) == short
+        assert all(path.name in str(raised.value) for path in strays)
+    seen = inspect(LANE, files=disk.process())
+    assert seen.damage == raised.value.damage
+    assert seen.torn_bytes == 0
+    assert disk.files() == before
+    found = recover(disk, on_corrupt="quarantine", snapshot=lambda: DECLARED)
+    assert found.items == promised
+    # Nothing of it is lost: it can be moved into a lane of its own.
+    aside = {p: c for p, c in disk.files().items() if p.parent.name == "quarantine"}
+    assert sorted(aside.values()) == sorted(before[path] for path in strays)
+    # The name is free for a segment of this lane.
+    for number in range(12):
+        found.spool.write_group([], [(1, bytearray(encode(number, 2, 400)))])
+        found.spool.sync()
+    found.close()
+    again = recover(disk.crash())
+    assert len(again.items) == len(promised) + 12
+    again.close()
+
+
+def test_a_segment_of_another_lane_is_read_in_a_directory_of_its_own():
+    disk, promised, strays = two_lanes_in_one_directory(2)
+    files = disk.process()
+    files.make_directory(ROOT / "lane-001")
+    for path in strays:
+        files.rename(path, ROOT / "lane-001" / path.name)
+    assert recover(disk).items == promised
+    other = scan(disk.process(), ROOT / "lane-001")
+    assert other.damage == []
+    assert [segment.first_position for segment in other.segments] == [int(path.stem) for path in strays]
+
+
+def test_the_extent_says_which_of_two_lanes_this_is():
+    """Of an earlier version there is none: then it is the lane of the first segment."""
+    disk, _, strays = two_lanes_in_one_directory(1)
+    front = ROOT / "lane-000" / f"{0:020d}.log"
+    first, last = disk.files()[front], disk.files()[strays[0]]
+    disk.put(front, last)
+    with pytest.raises(SpoolCorruptError, match="of another lane") as raised:
+        recover(disk.copy())
+    assert any(f"{front.name}: a segment of another lane" in damage for damage in raised.value.damage)
+    disk.put(front, first)
+    disk.process().unlink(LANE / "extent")
+    with pytest.raises(SpoolCorruptError, match="of another lane") as raised:
+        recover(disk.copy())
+    assert [damage.partition(":")[0] for damage in raised.value.damage] == [strays[0].name]

@@ -86,6 +86,10 @@ def torn_ends() -> None:
     test_damage.test_what_is_cut_off_is_kept()
 
 
+def strays() -> None:
+    test_damage.test_a_segment_of_another_lane_is_damage_and_never_a_torn_tail(1)
+
+
 def vanished() -> None:
     closed = test_damage.closed_spool(0)
     for which in ("first", "last", "all"):
@@ -193,6 +197,10 @@ MUTANTS = {
     "a torn batch that was left out is not noted": (
         Spool, "_roll", "if self._torn:", "if False:",
         test_damage.test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage),
+    "a segment of another lane is taken for the next one": (
+        spool, "scan", "if writer not in {None, lane_id}", "if False", strays),
+    "a segment of another lane is no damage": (
+        spool, "scan", "log.damage.extend(", "list(", strays),
 }  # fmt: skip
 
 
