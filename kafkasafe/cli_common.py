@@ -160,6 +160,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
         BadParameter: It is none.
         SpoolFormatError: It was written by a newer kafkasafe.
     """
+    directory = directory.resolve()
     if not (directory / "FORMAT").is_file():
         raise typer.BadParameter(f"{directory} is not a spool directory", param_hint="DIR")
     return SpoolDirectory.look(directory, files=OsFiles())

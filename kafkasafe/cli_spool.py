@@ -510,8 +510,8 @@ def spool_repair(
             plans.append((path.name, Plan(str(error)), None))
             continue
         try:
-            plan = plan_repair(path, files=lanes.files)
-            kept = carry_out(path, plan, files=lanes.files) if plan.steps else None
+            plan = plan_repair(path, files=lock.files)
+            kept = carry_out(path, plan, files=lock.files) if plan.steps else None
             plans.append((path.name, plan, kept))
         except SpoolError as error:
             plans.append((path.name, Plan(str(error)), None))
@@ -586,7 +586,6 @@ def spool_drain(
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
-    directory = directory.absolute()
     lanes = open_directory(directory)
     done = _deliver(lanes, options, limit_s, on_undecidable, on_corrupt)
     if as_json:
@@ -807,7 +806,7 @@ def spool_resend(
     """
     limit_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
-    directory = directory.absolute()
+    directory = directory.resolve()
     lanes = open_directory(directory)
     topics = topic or ()
     done = None
@@ -880,7 +879,7 @@ def spool_set_aside(
     """
     timeout_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
-    directory = directory.absolute()
+    directory = directory.resolve()
     ((lanes, number),) = _lanes(directory, lane)
 
     def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:

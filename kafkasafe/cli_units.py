@@ -277,7 +277,7 @@ def spool_commit(
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
-    directory = directory.absolute()
+    directory = directory.resolve()
     _, wanted, foreign = _wanted(directory, batch)
     staged = [each for each in wanted if each.staged]
     rows: list[dict[str, Any]] = []
@@ -315,7 +315,7 @@ def spool_abort(
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
-    directory = directory.absolute()
+    directory = directory.resolve()
     _, wanted, foreign = _wanted(directory, batch)
     rows: list[dict[str, Any]] = []
     unreachable = False

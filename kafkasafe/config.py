@@ -166,7 +166,8 @@ class ProducerConfig:
     Attributes:
         kafka: KafkaProducer's options, all of them, for the connections.
         client_id: Never empty.
-        spool_dir: Absolute path.
+        spool_dir: The directory's own path, without symbolic links. It is looked up once.
+        spool_dir_given: The absolute path as it was given: where the next start looks.
         spool: "always": on disk before it is sent. "on_error": on disk when the cluster does not acknowledge it
             within `spool_after_s`, when the buffer fills, and at close. "never": there are no files at all.
         batch_bytes: Largest batch, headers included.
@@ -193,6 +194,7 @@ class ProducerConfig:
     key_serializer: Any
     value_serializer: Any
     spool_dir: Path
+    spool_dir_given: Path
     spool_dir_is_default: bool
     spool: Literal["always", "on_error", "never"]
     delivery: Literal["idempotent", "staged"]
@@ -418,9 +420,9 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     timeout = merged["delivery_timeout_ms"]
     client_id = merged["client_id"] or "kafkasafe"
     if spool == "never":
-        spool_dir, is_default = _NOWHERE, False
+        given, is_default = _NOWHERE, False
     else:
-        spool_dir, is_default = _spool_dir(merged["spool_dir"], client_id, merged["bootstrap_servers"])
+        given, is_default = _spool_dir(merged["spool_dir"], client_id, merged["bootstrap_servers"])
     partitioner = merged["partitioner"]
     if not hasattr(partitioner, "partition"):
         raise ConfigError(
@@ -446,7 +448,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         custom_partitioner=type(partitioner) not in {DefaultPartitioner, StickyPartitioner},
         key_serializer=merged["key_serializer"],
         value_serializer=merged["value_serializer"],
-        spool_dir=spool_dir,
+        spool_dir=given if spool == "never" else _resolved(given),
+        spool_dir_given=given,
         spool_dir_is_default=is_default,
         spool=spool,
         spool_lane=_lane(merged["spool_lane"]),
@@ -702,7 +705,7 @@ def _choice(options: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> 
 
 
 def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any) -> tuple[Path, bool]:
-    """The spool directory: as given, else by environment, else the user's state directory.
+    """The spool directory: as given (absolute), else by environment, else the user's state directory.
 
     The default is one per client id and cluster address: what one cluster's producer left behind must never be
     delivered to another. What an earlier spelling of the address left is found by the cluster's id (`_io/siblings.py`).
@@ -726,6 +729,14 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
             f"There is no default place for records to wait: {unknown}. Set spool_dir= or KAFKASAFE_SPOOL_DIR"
         )
     return state / f"{safe}-{digest}", True
+
+
+def _resolved(path: Path) -> Path:
+    """Where a path leads now. A link in it may be switched later, by a deploy: that must not split the spool."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise ConfigError(f"spool_dir={path} leads nowhere: {error}") from None
 
 
 def volatile_reason(path: Path) -> str | None:

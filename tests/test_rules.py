@@ -38,6 +38,7 @@ TESTS = {
     "An address is no cluster": "test_one_address_that_leads_astray_and_brokers_that_do_not_say",
     "A copy in `rejected/` is durable": "test_a_crash_at_any_moment_leaves_a_batch_in_one_place",
     "A resend lists `rejected/`": "test_records_are_resent_beside_a_living_producer",
+    "A path is no directory": "test_a_deploy_that_switches_a_link_leaves_each_producer_in_its_own_directory",
     "A released segment's successor": "test_a_segment_is_not_released_before_what_replaces_it_is_durable",
     "A lane is offered for adoption": "test_lanes_of_dead_processes_are_found_once_and_only_with_content",
     "In a forked child the lock's file": "test_a_forked_child_neither_holds_nor_releases_the_lock",

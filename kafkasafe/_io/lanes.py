@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from kafkasafe._io.files import Files
+from kafkasafe._io.files import DirectoryFiles, Files
 from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
 
 __all__ = ["LaneLock", "SpoolDirectory", "lane_name"]
@@ -30,10 +30,12 @@ _VERSION: Final = 1
 _LANE: Final = re.compile(r"lane-(\d{3,})")
 _MAX_LANES: Final = 1000
 _BIRTH_TRIES: Final = 250  # 5 s
+_TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
 """How long a lane is waited for that a sibling has adopted: any of them, or the one that was asked for."""
 _BACK_PAUSE_S: Final = 0.02
+_LOCK: Final = Path("lock")
 _NOBODY: Final = "-"
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
 """What something says that is no lane, or has no segments in it."""
@@ -49,9 +51,9 @@ _forking = threading.RLock()
 inherited one without knowing would hold the lock for as long as it lives."""
 
 
-def _open_lockable(files: Files, path: Path, *, create: bool = False) -> int:
+def _open_lockable(files: Files, path: Path, *, create: bool = False, at: int | None = None) -> int:
     with _forking:
-        handle = files.open(path, write=True, create=create)
+        handle = files.open(path, write=True, create=create, at=at)
         _lockable.add((files, handle))
     return handle
 
@@ -65,21 +67,44 @@ def _close_lockable(files: Files, handle: int) -> None:
 class LaneLock:
     """The ownership of one lane, until `release` or the end of the process.
 
+    The lane is the directory that was locked, wherever it is moved: `files` holds it open.
+
     Attributes:
         path: The lane's directory.
         number: The lane's number.
         client: Client id of the producer whose records are in it, empty where that is not known.
+        files: The disk, on which paths below `path` lead into the directory that was locked.
     """
 
-    __slots__ = ("__weakref__", "_files", "_handle", "_text", "client", "number", "path")
+    __slots__ = (
+        "__weakref__",
+        "_directory",
+        "_handle",
+        "_on",
+        "_text",
+        "client",
+        "files",
+        "number",
+        "path",
+    )
 
     def __init__(
-        self, path: Path, number: int, handle: int, files: Files, *, text: str = "", client: str = ""
+        self,
+        path: Path,
+        number: int,
+        files: Files,
+        *,
+        directory: int,
+        handle: int,
+        text: str = "",
+        client: str = "",
     ) -> None:
         self.path = path
         self.number = number
+        self.files = DirectoryFiles(files, path, directory)
+        self._on = files
+        self._directory = directory
         self._handle = handle
-        self._files = files
         self._text = text
         self.client = client
         _held.add(self)
@@ -109,15 +134,17 @@ class LaneLock:
         # Only a courtesy: on a full disk the lock holds without it.
         with contextlib.suppress(OSError):
             if self._handle >= 0:
-                self._files.truncate(self._handle, 0)
+                self._on.truncate(self._handle, 0)
                 if text:
-                    self._files.writev(self._handle, [text.encode()], 0)
+                    self._on.writev(self._handle, [text.encode()], 0)
 
     def _close(self) -> None:
         handle, self._handle = self._handle, -1
         if handle >= 0:
             with contextlib.suppress(OSError):
-                _close_lockable(self._files, handle)
+                _close_lockable(self._on, handle)
+            with contextlib.suppress(OSError):
+                self._on.close(self._directory)
 
 
 def _after_fork() -> None:
@@ -562,17 +589,17 @@ class SpoolDirectory:
     def _try(self, number: int, client: str | None = None) -> LaneLock | None:
         """Own a lane if nobody does; without `client` only to drain it."""
         lane = self.lane_path(number)
-        self._files.make_directory(lane)
-        handle = _open_lockable(self._files, lane / "lock", create=True)
+        taken = self._take(lane)
+        if taken is None:
+            return None
+        directory, handle = taken
+        former = self._client(number)
         try:
-            if not self._files.lock(handle):
-                _close_lockable(self._files, handle)
-                return None
-            former = self._client(number)
+            # What an earlier owner says here is no longer true.
             self._files.truncate(handle, 0)
         except OSError:
-            with contextlib.suppress(OSError):
-                _close_lockable(self._files, handle)
+            _close_lockable(self._files, handle)
+            self._files.close(directory)
             raise
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         text = f"pid {os.getpid()} host {platform.node()} since {started}"
@@ -581,10 +608,38 @@ class SpoolDirectory:
         elif client:
             text += f" client {quote(client)}"
         lock = self._taken[number] = LaneLock(
-            lane, number, handle, self._files, text=text, client=former if client is None else client
+            lane,
+            number,
+            self._files,
+            directory=directory,
+            handle=handle,
+            text=text,
+            client=former if client is None else client,
         )
         lock._write(f"{text}\n")
         return lock
+
+    def _take(self, lane: Path) -> tuple[int, int] | None:
+        """Handles of a lane's directory and of its lock, which is ours; None if another process has it."""
+        for _ in range(_TAKE_TRIES):
+            self._files.make_directory(lane)
+            with contextlib.ExitStack() as opened:
+                try:
+                    directory = self._files.open_directory(lane)
+                    opened.callback(self._files.close, directory)
+                    handle = _open_lockable(self._files, _LOCK, create=True, at=directory)
+                    opened.callback(_close_lockable, self._files, handle)
+                except FileNotFoundError:
+                    continue  # it was deleted just now
+                if not self._files.lock(handle):
+                    return None
+                if self._files.identity_of(lane) == self._files.identity(
+                    directory
+                ) and self._files.identity_of(_LOCK, at=directory) == self._files.identity(handle):
+                    opened.pop_all()
+                    return directory, handle
+                # It was moved or deleted just now: the lock says nothing of what has the name since.
+        raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))
 
 
 def lane_name(number: int) -> str:

@@ -146,13 +146,13 @@ def bring_back(
             return found
         with contextlib.ExitStack() as stack:
             try:
-                opened = stack.enter_context(own_lane(directory, directory.take_lane(), clock_ms))
+                opened = stack.enter_context(own_lane(directory.take_lane(), clock_ms))
             except SpoolCorruptError:
                 # What to do about its damage is not decided here: any lane will do.
                 lock = directory.take_lane(max(directory.lanes()) + 1)
-                opened = stack.enter_context(own_lane(directory, lock, clock_ms))
-            lane, spool, journal = opened
-            found.lane = lane.name
+                opened = stack.enter_context(own_lane(lock, clock_ms))
+            own, spool, journal = opened
+            found.lane = own.path.name
             for done, each in enumerate(found.files):
                 progress(done, len(found.files))
                 _write(directory, spool, journal, each)
@@ -185,8 +185,8 @@ def set_aside(
         UsageError: No unfinished batch is there.
         SpoolError: It may be in the cluster's log, or the lane cannot be read or written. It stays where it is.
     """
-    files = directory.files
-    with own_lane(directory, directory.take_lane(number), clock_ms) as (lane, spool, journal):
+    with own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
+        lane = lock.path
         places = [(topic, partition, batch) for topic, partition, batch in journal.batches()]
         place = next((place for place in places if place[2].position == position), None)
         if place is None:
@@ -206,7 +206,7 @@ def set_aside(
                 f"The batch at position {position} of {lane.name} stays where it is: {marks}. A producer, or kafkasafe"
                 " spool drain, finds out and finishes it; see kafkasafe doctor"
             )
-        store = RejectedStore(files, lane, spool.lane_id)
+        store = RejectedStore(lock.files, lane, spool.lane_id)
         refused = Refused(position, spool.read(position), OPERATOR, SET_ASIDE, batch.given)
         to = m.Destination(batch.destination, topic, partition)
         try:
@@ -224,18 +224,17 @@ def set_aside(
 class own_lane:  # noqa: N801 - used like a function
     """Opens a lane whose lock one has, and closes it in order."""
 
-    def __init__(self, directory: SpoolDirectory, lock: LaneLock, clock_ms: Callable[[], int]) -> None:
-        self._directory = directory
+    def __init__(self, lock: LaneLock, clock_ms: Callable[[], int]) -> None:
         self._lock = lock
         self._clock_ms = clock_ms
 
-    def __enter__(self) -> tuple[Path, Spool, Journal]:
-        """(directory, log, journal) of the lane."""
+    def __enter__(self) -> tuple[LaneLock, Spool, Journal]:
+        """(lock, log, journal) of the lane."""
         journal = Journal()
         try:
             self._spool, entries = Spool.open(
                 self._lock.path,
-                files=self._directory.files,
+                files=self._lock.files,
                 segment_bytes=SEGMENT_BYTES,
                 sync="group",
                 snapshot=journal.snapshot,
@@ -246,7 +245,7 @@ class own_lane:  # noqa: N801 - used like a function
             raise
         replay(entries, journal)
         journal.recovered(0.0)
-        return self._lock.path, self._spool, journal
+        return self._lock, self._spool, journal
 
     def __exit__(self, *_: object) -> None:
         try:

@@ -237,13 +237,13 @@ class Mortal(OsFiles):
         self._count()
         super().sync_data(handle)
 
-    def sync_directory(self, path):
+    def sync_directory(self, path, *, at=None):
         self._count()
-        super().sync_directory(path)
+        super().sync_directory(path, at=at)
 
-    def unlink(self, path):
+    def unlink(self, path, *, at=None):
         self._count()
-        super().unlink(path)
+        super().unlink(path, at=at)
 
 
 def command(*, arguments: list[str], calls: int) -> None:

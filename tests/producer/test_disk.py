@@ -96,24 +96,26 @@ class Quota(OsFiles):
         with self._gives_back():
             super().truncate(handle, size)
 
-    def unlink(self, path):
+    def unlink(self, path, *, at=None):
         # The newest segment goes when what is in it was not written to its end.
-        if path.suffix == ".log" and path == max(path.parent.glob("*.log")):
+        if path.suffix == ".log" and path.name == max(
+            each.name for each in self.directory.glob("lane-*/*.log")
+        ):
             with self._gives_back():
-                super().unlink(path)
+                super().unlink(path, at=at)
         else:
             with self._lock:
-                super().unlink(path)
+                super().unlink(path, at=at)
 
-    def create(self, path):
+    def create(self, path, *, at=None):
         self._strike("create")
-        return super().create(path)
+        return super().create(path, at=at)
 
     def sync_data(self, handle):
         self._strike("sync_data")
         super().sync_data(handle)
 
-    def free_bytes(self, path):
+    def free_bytes(self, path, *, at=None):
         return self.room - self._used() if self.honest else 1 << 40
 
 

@@ -315,15 +315,15 @@ class Broken(OsFiles):
             self.strikes += 1
             raise OSError(self.code, os.strerror(self.code))
 
-    def create(self, path):
+    def create(self, path, *, at=None):
         if path.parent.name == "rejected":
             self._strike("create")
-        return super().create(path)
+        return super().create(path, at=at)
 
-    def sync_directory(self, path):
+    def sync_directory(self, path, *, at=None):
         if path.name == "rejected":
             self._strike("sync_directory")
-        super().sync_directory(path)
+        super().sync_directory(path, at=at)
 
     def read(self, handle, offset, size):
         self._strike("read")

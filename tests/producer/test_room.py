@@ -24,11 +24,11 @@ def test_a_disk_that_does_not_say_how_much_room_is_left_holds_up_no_caller(tmp_p
     askers = set()
 
     class Hanging(OsFiles):
-        def free_bytes(self, path):
+        def free_bytes(self, path, *, at=None):
             askers.add(threading.current_thread())
             if hangs.is_set():
                 over.wait(120)
-            return super().free_bytes(path)
+            return super().free_bytes(path, at=at)
 
     monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", Hanging)
     producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", linger_ms=0)
@@ -59,9 +59,9 @@ def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path,
     busy = threading.Event()
 
     class Slow(OsFiles):
-        def free_bytes(self, path):
+        def free_bytes(self, path, *, at=None):
             busy.wait(0.02)
-            return super().free_bytes(path)
+            return super().free_bytes(path, at=at)
 
     monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", Slow)
     limit = 16 << 20

@@ -99,7 +99,7 @@ def open_lane(files: Files, snapshot=list, *, segment_bytes=4096, sync="group", 
     try:
         spool, entries = Spool.open(
             lock.path,
-            files=files,
+            files=lock.files,
             segment_bytes=segment_bytes,
             sync=sync,
             snapshot=snapshot,

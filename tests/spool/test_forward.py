@@ -50,7 +50,7 @@ class Writer:
         self.journal = j.Journal(request_timeout_s=1.0)
         self.spool, _ = Spool.open(
             self.lock.path,
-            files=self.files,
+            files=self.lock.files,
             segment_bytes=SEGMENT,
             sync=self.sync,
             snapshot=self.journal.snapshot,
@@ -135,7 +135,7 @@ def found(disk: Disk) -> dict[int, list[tuple[int, Any]]]:
     journal = j.Journal()
     spool, entries = Spool.open(
         lock.path,
-        files=files,
+        files=lock.files,
         segment_bytes=SEGMENT,
         sync="group",
         snapshot=journal.snapshot,

@@ -14,11 +14,13 @@ import pytest
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._io import recovery, spool
+from kafkasafe._io.files import DirectoryFiles
+from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import KafkaSafeError
 from kafkasafe.testing.disk import Disk
 
-from . import test_damage, test_spool
+from . import test_damage, test_place, test_spool
 from .model import Group, Owner, encode
 from .test_crash import live, live_os
 
@@ -197,6 +199,12 @@ MUTANTS = {
     "a torn batch that was left out is not noted": (
         Spool, "_roll", "if self._torn:", "if False:",
         test_damage.test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage),
+    "a lane is its path": (
+        DirectoryFiles, "_place", "if text.startswith(self._below):", "if False:",
+        lambda: test_place.test_two_owners_never_write_into_one_directory(0)),
+    "a lock counts though its directory was moved": (
+        SpoolDirectory, "_take", "self._files.identity_of(lane) == self._files.identity(directory)", "True",
+        test_place.test_a_lane_that_is_moved_while_it_is_taken_is_not_owned_by_its_path),
     "a segment of another lane is taken for the next one": (
         spool, "scan", "if writer not in {None, lane_id}", "if False", strays),
     "a segment of another lane is no damage": (

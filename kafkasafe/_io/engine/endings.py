@@ -342,7 +342,7 @@ class Endings:
             except SpoolError:  # its segment may be gone already
                 if path is None:
                     raise
-                data = data_of(self._ground.files, path, batch.position)
+                data = data_of(lane.lock.files, path, batch.position)
         except (OSError, ValueError, SpoolError) as error:
             self._log.error(
                 "The dead-letter handler is not called for %d records, which are kept in %s: %s",

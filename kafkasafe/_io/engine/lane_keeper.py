@@ -117,7 +117,7 @@ class LaneKeeper:
         try:
             spool, entries = Spool.open(
                 lock.path,
-                files=self._ground.files,
+                files=lock.files,
                 segment_bytes=config.spool_segment_bytes,
                 sync=config.spool_sync,
                 snapshot=journal.snapshot,
@@ -136,7 +136,7 @@ class LaneKeeper:
             spool,
             journal,
             own,
-            RejectedStore(self._ground.files, lock.path, spool.lane_id),
+            RejectedStore(lock.files, lock.path, spool.lane_id),
         )
         journal.units.name(f"kafkasafe-{spool.lane_id.hex()}")
         if config.decide is not None:
@@ -220,7 +220,7 @@ class LaneKeeper:
         """Files whose records were put back into this lane are deleted; until then no segment with their mark goes."""
         for mark in lane.journal.resent:
             try:
-                retire(self._ground.files, lane.lock.path.parent, mark)
+                retire(lane.lock.files, lane.lock.path.parent, mark)
             except OSError as error:
                 self._log.seldom(
                     logging.WARNING,
