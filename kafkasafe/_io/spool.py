@@ -856,7 +856,10 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
                     path=str(last.path),
                     event="torn_tail_cut",
                 )
-                files.sync_data(handle)
+            # 1. A sync fails; the owner cuts the group off, begins a segment, and dies.
+            # 2. The next one finds the file cut already, deletes that segment, and relies on what it read.
+            # 3. Power goes: the cut was never synced, and the group is back.
+            files.sync_data(handle)
         finally:
             files.close(handle)
     for path in reversed(doomed):

@@ -81,3 +81,20 @@ def live_os(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_without_fsync_a_beginning_is_left(seed):
     live_os(seed)
+
+
+def test_what_an_owner_cut_off_does_not_come_back_after_the_next_one_began():
+    """The next owner finds it cut already, and relied on that: but the cut was never synced."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        owner = Owner(Disk(), segment_bytes=4096)
+        owner.commit([owner.group(rng, batches=2)])
+        assert owner.write(owner.group(rng, batches=2, size=600))
+        owner.disk.fail("sync_data")
+        assert not owner.sync()
+        owner.disk.fail("writev", kill=True)
+        with pytest.raises(ProcessKilled):
+            owner.rewrite()
+        owner.files.kill()
+        owner.open()
+        owner.check_crashes(samples=12, seed=seed)

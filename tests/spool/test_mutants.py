@@ -20,7 +20,7 @@ from kafkasafe._io.spool import Spool
 from kafkasafe.errors import KafkaSafeError
 from kafkasafe.testing.disk import Disk
 
-from . import test_damage, test_place, test_spool
+from . import test_crash, test_damage, test_place, test_spool
 from .model import Group, Owner, encode
 from .test_crash import live, live_os
 
@@ -139,6 +139,9 @@ MUTANTS = {
         test_spool.test_a_segment_is_not_released_before_what_replaces_it_is_durable),
     "a torn tail is not cut": (
         spool, "cut_tail", "files.truncate(handle, last.size_bytes)", "cut = 0", crashes),
+    "a torn tail that an earlier owner cut is not synced": (
+        spool, "cut_tail", "files.sync_data(handle)", "pass",
+        test_crash.test_what_an_owner_cut_off_does_not_come_back_after_the_next_one_began),
     "segments behind a torn tail stay": (
         spool, "cut_tail", "files.unlink(path)", "pass", crashes),
     "what recovery found is not made durable": (
