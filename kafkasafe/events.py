@@ -31,6 +31,7 @@ __all__ = [
     "RecordsMissing",
     "RetentionGaveWay",
     "SourceDataLost",
+    "SpoolDisplaced",
     "SpoolLeftBehind",
     "SpoolRecovered",
     "SpoolWriteFailed",
@@ -371,6 +372,27 @@ class SpoolWriteFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SpoolDisplaced:
+    """Files of the spool are not where their path leads: somebody moved or deleted them while their producer works.
+
+    Attributes:
+        lane: Name of the lane, which may be another one after it was restored.
+        path: Where the lane belongs.
+        problem: "moved", "deleted", "unlocked" (its lock was deleted), "files" (of the lane), "directory" (files of the
+            spool directory), "unseen" (it cannot be seen), or "link" (spool_dir leads elsewhere: the producer stays in
+            `path`, and what is durable there is called durable).
+        restored: All is where it belongs again. If not, nothing is called durable until another event says so.
+        lost_records: What could not be read any more of what waited there; with rejected records that were kept there.
+    """
+
+    lane: str
+    path: str
+    problem: str
+    restored: bool
+    lost_records: int
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryTrimmed:
     """Another leader was elected, and nothing proves that its log ever had what was acknowledged, or read.
 
@@ -409,6 +431,7 @@ Event = (
     | OrderNotKept
     | SpoolLeftBehind
     | SpoolWriteFailed
+    | SpoolDisplaced
     | TopicRefused
     | TopicAccepted
     | TransactionsRefused

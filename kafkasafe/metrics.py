@@ -506,6 +506,7 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
     for name, number in (
         ("undecidable_batches", counters["batches_undecidable"]),
         ("spool_write_errors", counters["spool_write_errors"]),
+        ("spool_displaced", counters["spool_displaced"]),
         ("spool_full", pump.refused_sends),
         ("spool_copied_bytes", counters["spool_copied_bytes"]),
         ("spool_replayed_records", stats.replayed_records),

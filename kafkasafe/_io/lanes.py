@@ -8,6 +8,7 @@ file: it closes its copy at once, which does not unlock the parent's.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 import platform
@@ -23,7 +24,7 @@ from urllib.parse import quote, unquote
 from kafkasafe._io.files import DirectoryFiles, Files
 from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
 
-__all__ = ["LaneLock", "SpoolDirectory", "lane_name"]
+__all__ = ["LaneLock", "SpoolDirectory", "Standing", "lane_name"]
 
 _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
@@ -40,8 +41,8 @@ _NOBODY: Final = "-"
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
 """What something says that is no lane, or has no segments in it."""
 _BIND_TRIES: Final = 250  # 5 s
-_STRANGERS: Final = frozenset({"lost+found"})
-"""What a directory may hold that is to become a spool directory: a file system's root has this."""
+_OURS: Final = frozenset({"lost+found", "CLUSTER", "RESEND"})
+"""What a directory may hold, beside lanes, that is to become a spool directory: a file system's root has the first."""
 
 _held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
 _lockable: set[tuple[Files, int]] = set()
@@ -64,6 +65,19 @@ def _close_lockable(files: Files, handle: int) -> None:
         files.close(handle)
 
 
+class Standing(enum.Enum):
+    """Where the directory of a lane is that was locked."""
+
+    HERE = "here"
+    """Its path leads to it, and the name `lock` in it to the file that is locked."""
+    UNLOCKED = "unlocked"
+    """Its path leads to it, and its lock is not there under its name: another process may own it."""
+    MOVED = "moved"
+    """Its path leads nowhere, or to another directory. It is elsewhere, with its lock."""
+    DELETED = "deleted"
+    """Its path leads nowhere, or to another directory; and its lock has no name any more."""
+
+
 class LaneLock:
     """The ownership of one lane, until `release` or the end of the process.
 
@@ -74,45 +88,74 @@ class LaneLock:
         number: The lane's number.
         client: Client id of the producer whose records are in it, empty where that is not known.
         files: The disk, on which paths below `path` lead into the directory that was locked.
+        home: The spool directory that it was taken from.
+        lost: The lock was deleted, and another process has the lane: nothing may be written any more.
     """
 
     __slots__ = (
         "__weakref__",
         "_directory",
         "_handle",
+        "_identities",
         "_on",
+        "_said",
         "_text",
         "client",
         "files",
+        "home",
+        "lost",
         "number",
         "path",
     )
 
     def __init__(
         self,
-        path: Path,
+        home: SpoolDirectory,
         number: int,
-        files: Files,
         *,
         directory: int,
         handle: int,
         text: str = "",
         client: str = "",
     ) -> None:
-        self.path = path
+        self.home = home
+        self._on = home.files
+        self.lost = False
+        self._text = text
+        self._said = ""
+        self.client = client
+        self.path = home.lane_path(number)
+        self.files = DirectoryFiles(self._on, self.path, directory)
+        self._stands(number, directory, handle)
+        _held.add(self)
+
+    def _stands(self, number: int, directory: int, handle: int) -> None:
+        """Under this number from now on, in this directory and with this lock."""
         self.number = number
-        self.files = DirectoryFiles(files, path, directory)
-        self._on = files
+        self.path = self.home.lane_path(number)
         self._directory = directory
         self._handle = handle
-        self._text = text
-        self.client = client
-        _held.add(self)
+        self._identities = self._on.identity(directory), self._on.identity(handle)
+        self.files.now_at(self.path, directory)
 
     @property
     def held(self) -> bool:
         """False after `release`, and in a forked child."""
         return self._handle >= 0
+
+    @property
+    def standing(self) -> Standing:
+        """Where the directory is now. Two system calls.
+
+        Raises:
+            OSError: It cannot be seen.
+        """
+        directory, lock = self._identities
+        named = self._on.identity_of(self.path) == directory
+        locked = self._on.identity_of(_LOCK, at=self._directory) == lock
+        if named:
+            return Standing.HERE if locked else Standing.UNLOCKED
+        return Standing.MOVED if locked else Standing.DELETED
 
     def announce(self, position: int) -> None:
         """Say where in the lane this owner's life begins: what stands before it is of lives that are over."""
@@ -127,10 +170,12 @@ class LaneLock:
         """
         if self._handle < 0:
             return
-        self._write("" if drained or not self.client else f"client {quote(self.client)}\n")
+        if not self.lost:
+            self._write("" if drained or not self.client else f"client {quote(self.client)}\n")
         self._close()
 
     def _write(self, text: str) -> None:
+        self._said = text
         # Only a courtesy: on a full disk the lock holds without it.
         with contextlib.suppress(OSError):
             if self._handle >= 0:
@@ -141,10 +186,43 @@ class LaneLock:
     def _close(self) -> None:
         handle, self._handle = self._handle, -1
         if handle >= 0:
-            with contextlib.suppress(OSError):
-                _close_lockable(self._on, handle)
-            with contextlib.suppress(OSError):
-                self._on.close(self._directory)
+            _give_up(self._on, self._directory, handle)
+
+    def _lock_again(self) -> None:
+        """The name `lock` leads to another file, or to none: lock what it leads to.
+
+        Raises:
+            LaneBusyError: Another process did that first.
+            OSError: It cannot be made.
+        """
+        handle = _open_lockable(self._on, _LOCK, create=True, at=self._directory)
+        if not self._on.lock(handle):
+            _close_lockable(self._on, handle)
+            self.lost = True
+            pid, _ = self.home.owner(self.number)
+            raise LaneBusyError(
+                f"The lock of {self.path} was deleted, and {f'process {pid}' if pid else 'another process'} took the"
+                " lane: it delivers what is on disk there. This producer ends. Nothing that was promised is lost",
+                pid=pid,
+            )
+        with contextlib.suppress(OSError):
+            _close_lockable(self._on, self._handle)
+        self._stands(self.number, self._directory, handle)
+        self._write(self._said)
+
+    def _replace(self, number: int, directory: int, handle: int) -> None:
+        """The directory was deleted: another one takes its place, which is empty and locked."""
+        _give_up(self._on, self._directory, self._handle)
+        self._stands(number, directory, handle)
+        self._write(self._said)
+
+
+def _give_up(files: Files, directory: int, handle: int) -> None:
+    """Close a lane's directory and its lock."""
+    with contextlib.suppress(OSError):
+        _close_lockable(files, handle)
+    with contextlib.suppress(OSError):
+        files.close(directory)
 
 
 def _after_fork() -> None:
@@ -179,6 +257,8 @@ class SpoolDirectory:
         self.strange: dict[int, str] = {}
         self._free_since: dict[int, float] = {}
         self._taken: dict[int, LaneLock] = {}
+        self._cluster = ""
+        """Id of the cluster, as it was read or written last."""
         self._paths: dict[int, Path] = {}
 
     @classmethod
@@ -190,18 +270,7 @@ class SpoolDirectory:
             SpoolError: It cannot be made, read or written.
         """
         try:
-            files.make_directory(path)
-            names = files.list(path)
-            if "FORMAT" not in names:
-                strange = [n for n in names if not n.startswith((".", "FORMAT.")) and n not in _STRANGERS]
-                if strange:
-                    raise SpoolFormatError(
-                        f"{path} is not empty and not a spool directory (it holds {min(strange)!r}): give"
-                        " spool_dir a directory of its own. Nothing was changed"
-                    )
-                _write_whole(path, "FORMAT", b"kafkasafe-spool %d\n" % _VERSION, files)
-            else:
-                _check_format(path, files)
+            _make_format(path, files)
         except OSError as error:
             raise SpoolError(
                 f"The spool directory {path} cannot be used: {error}. It must be writable by this user; choose another"
@@ -263,6 +332,7 @@ class SpoolDirectory:
                     return bound, False
                 if bound != cluster_id:
                     _write_whole(self.path, "CLUSTER", f"{cluster_id}\n".encode(), self._files)
+                self._cluster = cluster_id
             finally:
                 _close_lockable(self._files, handle)
         except OSError as error:
@@ -275,9 +345,11 @@ class SpoolDirectory:
         except FileNotFoundError:
             return None
         try:
-            return self._files.read(handle, 0, 1024).decode(errors="replace").strip() or None
+            found = self._files.read(handle, 0, 1024).decode(errors="replace").strip()
         finally:
             self._files.close(handle)
+        self._cluster = found
+        return found or None
 
     def lanes(self) -> list[int]:
         """Numbers of the lanes that are there, ascending."""
@@ -501,6 +573,95 @@ class SpoolDirectory:
         """A lane could not be adopted."""
         self._offered.pop(number, None)
 
+    @property
+    def whole(self) -> bool:
+        """Whether its own files are there. Two system calls.
+
+        Raises:
+            OSError: It cannot be seen.
+        """
+        needed = ("FORMAT", "CLUSTER") if self._cluster else ("FORMAT",)
+        return all(self._files.identity_of(self.path / name) is not None for name in needed)
+
+    def restore(self, lock: LaneLock | None = None) -> None:
+        """Make the directory again, as far as it is not there, and have a lane of it where its path leads.
+
+        A lane that was moved is fetched, as a whole and in one step; its number may be another one then. In the place
+        of one that was deleted there is an empty one: its content has to be written again.
+
+        Raises:
+            LaneBusyError: The lane's lock was deleted and another process has it; or all lanes belong to others.
+            SpoolError: It cannot be done for now, and something may have been.
+        """
+        try:
+            self._make_again()
+            if lock is None or lock.standing is Standing.HERE:
+                return
+            with self.births():
+                number = lock.number
+                match lock.standing:
+                    case Standing.HERE:
+                        return
+                    case Standing.UNLOCKED:
+                        lock._lock_again()
+                    case Standing.MOVED:
+                        self._fetch(lock)
+                    case Standing.DELETED:
+                        self._begin_again(lock)
+                if self._taken.get(number) is lock:
+                    del self._taken[number]
+                self._taken[lock.number] = lock
+        except OSError as error:
+            raise SpoolError(f"{self.path} cannot be made again: {error}") from error
+
+    def _make_again(self) -> None:
+        _make_format(self.path, self._files)
+        cluster = self._cluster
+        if not cluster:
+            return
+        with self.births():
+            found = self._cluster_id()
+            self._cluster = cluster
+            if found is None:
+                _write_whole(self.path, "CLUSTER", f"{cluster}\n".encode(), self._files)
+            elif found != cluster:
+                raise SpoolError(
+                    f"{self.path} leads to the spool of another cluster now ({found}), and the records of this producer"
+                    f" are for cluster {cluster}"
+                )
+
+    def _fetch(self, lock: LaneLock) -> None:
+        """Rename a lane that was moved: nothing of it is copied, and a crash leaves it in one place."""
+        there = set(self.lanes())
+        number = next(n for n in (lock.number, *range(_MAX_LANES)) if n not in there)
+        parent = self._files.open_directory(Path(".."), at=lock._directory)
+        try:
+            inside = map(Path, self._files.list(Path(), at=parent))
+            lane = lock._identities[0]
+            name = next((each for each in inside if self._files.identity_of(each, at=parent) == lane), None)
+            if name is None:
+                raise FileNotFoundError(errno.ENOENT, "It has no name any more", str(lock.path))
+            self._files.rename(name, self.lane_path(number), at=parent)
+            self._files.sync_directory(self.path)
+            self._files.sync_directory(Path(), at=parent)
+        finally:
+            self._files.close(parent)
+        lock._stands(number, lock._directory, lock._handle)
+
+    def _begin_again(self, lock: LaneLock) -> None:
+        """An empty lane in the place of one that was deleted."""
+        there = set(self.lanes())
+        for number in (lock.number, *(n for n in range(_MAX_LANES) if n not in there)):
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                taken = self._take(self.lane_path(number))
+                if taken is None:
+                    continue
+                if set(self._files.list(self.lane_path(number))) <= {_LOCK.name}:
+                    lock._replace(number, *taken)
+                    return
+                _give_up(self._files, *taken)  # it is another owner's, who died
+        raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
+
     def owner(self, number: int) -> tuple[int, str]:
         """(pid, text) of a lane's lock file; (0, "") where it does not say."""
         text = self._lock_text(number).strip()
@@ -594,28 +755,27 @@ class SpoolDirectory:
             return None
         directory, handle = taken
         former = self._client(number)
-        try:
-            # What an earlier owner says here is no longer true.
-            self._files.truncate(handle, 0)
-        except OSError:
-            _close_lockable(self._files, handle)
-            self._files.close(directory)
-            raise
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         text = f"pid {os.getpid()} host {platform.node()} since {started}"
         if client is None:
             text += f" adopts {quote(former) or _NOBODY}"
         elif client:
             text += f" client {quote(client)}"
-        lock = self._taken[number] = LaneLock(
-            lane,
-            number,
-            self._files,
-            directory=directory,
-            handle=handle,
-            text=text,
-            client=former if client is None else client,
-        )
+        try:
+            # What an earlier owner says here is no longer true.
+            self._files.truncate(handle, 0)
+            lock = LaneLock(
+                self,
+                number,
+                directory=directory,
+                handle=handle,
+                text=text,
+                client=former if client is None else client,
+            )
+        except OSError:
+            _give_up(self._files, directory, handle)
+            raise
+        self._taken[number] = lock
         lock._write(f"{text}\n")
         return lock
 
@@ -633,9 +793,8 @@ class SpoolDirectory:
                     continue  # it was deleted just now
                 if not self._files.lock(handle):
                     return None
-                if self._files.identity_of(lane) == self._files.identity(
-                    directory
-                ) and self._files.identity_of(_LOCK, at=directory) == self._files.identity(handle):
+                there = self._files.identity_of(lane), self._files.identity_of(_LOCK, at=directory)
+                if there == (self._files.identity(directory), self._files.identity(handle)):
                     opened.pop_all()
                     return directory, handle
                 # It was moved or deleted just now: the lock says nothing of what has the name since.
@@ -669,6 +828,29 @@ def _write_whole(path: Path, name: str, content: bytes, files: Files) -> None:
         files.close(handle)
     files.rename(draft, path / name)
     files.sync_directory(path)
+
+
+def _make_format(path: Path, files: Files) -> None:
+    """See that there is a spool directory of this format: a new one, unless there is one.
+
+    A directory of lanes whose FORMAT was deleted is one: what is in a lane names its format itself.
+    """
+    files.make_directory(path)
+    names = files.list(path)
+    if "FORMAT" in names:
+        _check_format(path, files)
+        return
+    strange = [
+        name
+        for name in names
+        if not (name.startswith((".", "FORMAT.", "CLUSTER.")) or _LANE.fullmatch(name) or name in _OURS)
+    ]
+    if strange:
+        raise SpoolFormatError(
+            f"{path} is not empty and not a spool directory (it holds {min(strange)!r}): give spool_dir a directory of"
+            " its own. Nothing was changed"
+        )
+    _write_whole(path, "FORMAT", b"kafkasafe-spool %d\n" % _VERSION, files)
 
 
 def _check_format(path: Path, files: Files) -> None:

@@ -264,6 +264,7 @@ class Pump:
         gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
         gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
+        gauges["spool_displaced_lanes"] = self.engine.places.displaced
         gauges["in_doubt_batches"] = sum(journal.in_doubt for journal in journals)
         offsets = dict(self._ground.own.journal.last_acked_offsets())
         units = collections.Counter(

@@ -328,6 +328,12 @@ class RejectedStore:
         self._known[path.name] = (records, sum(map(len, pieces)))
         return path
 
+    def stands_at(self, lane: Path) -> None:
+        """The lane has another path now."""
+        self.lane = lane
+        if self._stale is not None:
+            self._stale = lane / _FOLDER / self._stale.name
+
     def tidy(self) -> None:
         """Delete what a failed attempt left: it may be delivered after all. Tried again at each call."""
         if self._stale is not None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -32,6 +35,7 @@ from kafkasafe._io.recovery import (
     scan,
     segment_name,
 )
+from kafkasafe._io.segment_files import SegmentFiles
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.logs import EventLog
 
@@ -49,7 +53,8 @@ _MOST_BATCHES: Final = 1 << 14
 _SPARE: Final = "reserve"
 _SPARE_BYTES: Final = 64 * 1024
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_READERS: Final = 16  # files kept open for reading
+_AGAIN: Final = re.compile(r"\d{20}\.new")
+"""A segment that is being written again."""
 
 
 class Spool:
@@ -80,9 +85,13 @@ class Spool:
         self._lane_id = found.lane_id or os.urandom(m.LANE_ID_BYTES)
         self._segments = found.segments
         self._used = sum(segment.size_bytes for segment in self._segments)
+        self._held = SegmentFiles(files)
+        for segment in self._segments:
+            self._held.open(segment)
         self._handle = -1  # of the last segment while it is being written
         self._reserved = 0
-        self._readers: dict[Path, int] = {}
+        self._lost: set[int] = set()
+        """First positions of segments whose content was lost while this process had them."""
         self._repair = False
         self._spare: bool | None = None  # whether the reserve is there; None: nobody looked yet
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
@@ -132,6 +141,7 @@ class Spool:
             _quarantine(files, lane, found, on_corrupt)
             _keep_torn(files, lane, found)
             cut_tail(files, lane, found)
+            _tidy(files, lane)
             if sync != "os":
                 _make_durable(files, lane, found)
         except OSError as error:
@@ -223,6 +233,7 @@ class Spool:
             if self._sync != "os" or always:
                 try:
                     self._to_disk()
+                    self._see_written()
                 except OSError as error:
                     # Where space is found only when it is written back.
                     self._give_spare(error)
@@ -242,8 +253,14 @@ class Spool:
             SpoolError: It cannot be read.
         """
         segment, stored = self._stored(position)
+        if segment.first_position in self._lost:
+            damage = _damage(segment, stored, position)
+            raise SpoolCorruptError(
+                f"The file of a spooled batch was deleted or cut by somebody else: {damage}",
+                damage=(str(damage),),
+            )
         try:
-            data = bytearray(self._files.read(self._reader(segment), stored.at, stored.size_bytes))
+            data = bytearray(self._files.read(self._held.handle(segment), stored.at, stored.size_bytes))
         except OSError as error:
             raise SpoolError(f"{segment.path} cannot be read at byte {stored.at}: {error}") from error
         try:
@@ -268,6 +285,8 @@ class Spool:
             SpoolError: It cannot be read or written.
         """
         damage = _damage(*self._stored(position), position)
+        if self._stored(position)[0].first_position in self._lost:
+            damage = replace(damage, start=damage.end)  # nothing of it is left
         try:
             copy_aside(self._files, self._lane, [damage])
         except OSError as error:
@@ -331,10 +350,8 @@ class Spool:
             except OSError as error:
                 raise SpoolError(f"{self._lane / EXTENT_NAME} cannot be written: {error}") from error
         for segment in done[:going]:
-            self._close_reader(segment.path)
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.unlink(segment.path)
+                self._unlink(segment)
                 # One by one: a log with a hole in its middle would be damaged.
                 self._files.sync_directory(self._lane)
             except OSError as error:
@@ -367,9 +384,92 @@ class Spool:
             self._closed = True
             self._leave_segment()
             self._extent.close()
-            for handle in self._readers.values():
-                self._files.close(handle)
-            self._readers.clear()
+            self._held.close()
+
+    def abandon(self) -> None:
+        """Close the files, and change nothing: they are another owner's now."""
+        self._closed = True
+        self._handle = -1
+        self._extent.close()
+        self._held.close()
+
+    # -- where it stands ---------------------------------------------------------------------------------------------
+
+    def stands_at(self, lane: Path) -> None:
+        """The directory has another path now; the disk knows it already."""
+        self._lane = lane
+        for segment in self._segments:
+            segment.path = lane / segment.path.name
+        self._extent.stands_at(lane)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each file is there under its name, and not shorter than it was written. Some system calls.
+
+        Raises:
+            OSError: It cannot be seen.
+        """
+        return all(map(self._is_whole, self._segments)) and self._extent.in_place
+
+    def restore(self) -> list[tuple[int, int]]:
+        """Write again what is not there any more under its name, from the files that are held open: durable on return.
+
+        Nothing is under way: everything that was written was promised, or failed.
+
+        Returns:
+            (first position, position behind the last one) of each segment whose content is lost.
+
+        Raises:
+            SpoolWriteError: It is not all there again; call it again.
+        """
+        if self.synced_position < self.next_position:
+            raise SpoolError(f"{self._lane}: something is written and not synced")
+        lost = []
+        try:
+            if self._repair:
+                self._put_back()
+            if self._segments:
+                # First: a crash leaves some of the segments then, and the next owner must know what is missing.
+                self._extent.restore(self._segments, self.synced_position)
+            for index, segment in enumerate(self._segments):
+                if self._is_whole(segment) or segment.first_position in self._lost:
+                    continue
+                if index == len(self._segments) - 1:
+                    self._handle = -1
+                if not self._held.write_again(segment):
+                    self._lost.add(segment.first_position)
+                    following = self._segments[index + 1 : index + 2]
+                    end = following[0].first_position if following else self.next_position
+                    lost.append((segment.first_position, end))
+            self._files.sync_directory(self._lane)
+        except OSError as error:
+            raise self._failed("restored", error) from error
+        self._spare = None
+        return lost
+
+    def _is_whole(self, segment: StoredSegment) -> bool:
+        # For what is lost there is nothing to be done.
+        return segment.first_position in self._lost or self._held.is_whole(segment)
+
+    def _see_written(self) -> None:
+        """Every segment has its name, and those written to since the last promise are whole; or no promise holds.
+
+        Raises:
+            FileNotFoundError: One is not.
+        """
+        names = set(self._files.list(self._lane))
+        for segment, following in itertools.zip_longest(self._segments, self._segments[1:]):
+            written = following is None or following.first_position > self.synced_position
+            whole = self._is_whole(segment) if written else self._has_name(segment, names)
+            if not whole:
+                raise FileNotFoundError(errno.ENOENT, "It was deleted, moved or cut", str(segment.path))
+
+    def _has_name(self, segment: StoredSegment, names: Collection[str]) -> bool:
+        return segment.path.name in names or segment.first_position in self._lost
+
+    def _unlink(self, segment: StoredSegment) -> None:
+        self._lost.discard(segment.first_position)
+        self._held.unlink(segment)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -437,6 +537,10 @@ class Spool:
         end_position: int,
     ) -> None:
         segment = self._segments[-1]
+        if self._files.size(self._handle) != segment.size_bytes:
+            # 1. Somebody cuts the file (logrotate with copytruncate).
+            # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
+            raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
         size = len(control) + sum(entry.size_bytes for entry in manifest)
         self._reserve(segment.size_bytes + size)
         write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
@@ -459,7 +563,12 @@ class Spool:
                 self._to_disk()
             self._leave_segment()
         segment = StoredSegment(self._lane / segment_name(self.next_position), self.next_position)
-        handle = self._files.create(segment.path)
+        try:
+            handle = self._files.create(segment.path)
+        except FileExistsError:
+            self._held.clear_name(segment.path)
+            handle = self._files.create(segment.path)
+        self._held.add(segment, handle)
         self._segments.append(segment)
         self._handle = handle
         self._reserved = 0
@@ -497,18 +606,17 @@ class Spool:
         if self._handle < 0:
             return
         handle, self._handle = self._handle, -1
+        size = self._segments[-1].size_bytes
         with contextlib.suppress(OSError):
-            self._files.truncate(handle, self._segments[-1].size_bytes)
-        with contextlib.suppress(OSError):
-            self._files.close(handle)
+            # One that somebody cut must not become as long as it was.
+            if self._files.size(handle) >= size:
+                self._files.truncate(handle, size)
+        self._held.limit()
 
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
         """Back to what was promised last. The files follow at the next write, or at the next recovery."""
-        with contextlib.suppress(OSError):
-            if self._handle >= 0:
-                self._files.close(self._handle)
         self._handle = -1
         self._repair = True
         self.next_position = self.synced_position
@@ -523,9 +631,7 @@ class Spool:
         """Remove what was written behind the promised position. A file whose fsync failed is not written again."""
         while self._segments and self._segments[-1].first_position >= self.next_position:
             segment = self._segments[-1]
-            self._close_reader(segment.path)
-            with contextlib.suppress(FileNotFoundError):
-                self._files.unlink(segment.path)
+            self._unlink(segment)
             self._files.sync_directory(self._lane)
             self._used -= segment.size_bytes
             del self._segments[-1]
@@ -537,11 +643,12 @@ class Spool:
             segment.size_bytes = self._promised_bytes
             # What cannot be cut off is abandoned: the next segment begins where it begins.
             with contextlib.suppress(OSError):
-                handle = self._files.open(segment.path, write=True)
-                try:
-                    self._files.truncate(handle, segment.size_bytes)
-                finally:
-                    self._files.close(handle)
+                if self._held.is_whole(segment):
+                    handle = self._files.open(segment.path, write=True)
+                    try:
+                        self._files.truncate(handle, segment.size_bytes)
+                    finally:
+                        self._files.close(handle)
         self._repair = False
 
     # -- the reserve -------------------------------------------------------------------------------------------------
@@ -596,23 +703,6 @@ class Spool:
                 self._lane,
                 lane=self._lane.name,
             )
-
-    # -- reading ---------------------------------------------------------------------------------------------------
-
-    def _reader(self, segment: StoredSegment) -> int:
-        if self._handle >= 0 and segment is self._segments[-1]:
-            return self._handle
-        handle = self._readers.get(segment.path)
-        if handle is None:
-            while len(self._readers) >= _READERS:
-                self._close_reader(next(iter(self._readers)))
-            handle = self._readers[segment.path] = self._files.open(segment.path)
-        return handle
-
-    def _close_reader(self, path: Path) -> None:
-        handle = self._readers.pop(path, None)
-        if handle is not None:
-            self._files.close(handle)
 
 
 class _ExtentFile:
@@ -691,6 +781,31 @@ class _ExtentFile:
         handle, self._handle = self._handle, -1
         if handle >= 0:
             self._files.close(handle)
+
+    def stands_at(self, lane: Path) -> None:
+        """The lane has another path now."""
+        self._path = lane / EXTENT_NAME
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file is there under its name, if something is said in it."""
+        return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
+
+    def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
+        """Say again where the log begins and ends, in one write: durable on return, if it can be said at all."""
+        try:
+            if self._handle < 0 or not self.in_place:
+                self.close()
+                self._handle = self._files.open(self._path, write=True, create=True)
+            records = self._before + sum(segment.records for segment in segments)
+            begin = Claim(self._lane_id, 0, segments[0].first_position, self._before)
+            end = Claim(self._lane_id, 0, position, records)
+            content = encode_claim(begin).ljust(END_SLOT, b"\0") + encode_claim(end)
+            write_all(self._files, self._handle, [content.ljust(EXTENT_BYTES, b"\0")], 0)
+            self._files.sync_data(self._handle)
+            self._begin, self._end = begin, end
+        except OSError:
+            self._drop()
 
     def _write_begin(self, position: int, records: int) -> None:
         number = 0 if self._begin is None else self._begin.number + 1
@@ -865,6 +980,13 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
     for path in reversed(doomed):
         files.unlink(path)
         files.sync_directory(lane)
+
+
+def _tidy(files: Files, lane: Path) -> None:
+    """Delete what a crash left of a segment that was being written again."""
+    for name in files.list(lane):
+        if _AGAIN.fullmatch(name):
+            files.unlink(lane / name)
 
 
 def _make_durable(files: Files, lane: Path, found: Log) -> None:

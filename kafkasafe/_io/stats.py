@@ -152,6 +152,16 @@ _DEFINITIONS: Final = (
     Definition("atomic_batches", "counter", "Atomic batches by what became of them.", ("outcome",)),
     Definition("atomic_batches_waiting", "gauge", "Atomic batches without a fate, by step.", ("step",)),
     Definition("spool_write_errors", "counter", "Writes to the spool that failed."),
+    Definition(
+        "spool_displaced",
+        "counter",
+        "Times that files of the spool were found moved, deleted or cut while their producer works.",
+    ),
+    Definition(
+        "spool_displaced_lanes",
+        "gauge",
+        "Lanes that are not where their path leads, and cannot be restored for now: nothing in them is called durable.",
+    ),
     Definition("spool_full", "counter", "Sends that were refused because there was no room."),
     Definition(
         "spool_copied_bytes",

@@ -15,7 +15,7 @@ What a process sees is always the newest state, as through a page cache. What a 
   whatever the data does: bytes are missing, or zeros stand where data should. What was cut off may be back.
 * **Names.** Until the `sync_directory` of a directory, each name that was made, deleted or renamed in it is in its
   old or its new state, in any combination. A rename is atomic; from one directory into another it is durable when
-  both were synced.
+  one of them was synced.
 * **A failed `sync_data`** leaves what was written since the last good one in such a state for ever: later ones do
   not mend it, only writing it again does. A process still reads what it wrote. (Linux marks the pages clean. That
   PostgreSQL relied on the contrary was found in 2018 and is known as fsyncgate.) Names are journalled in every
@@ -946,8 +946,7 @@ class _Durable:
 
     files: dict[int, _Data]
     directories: dict[int, _Names]
-    names: list[tuple[int, Link | Unlink | Rename, set[int]]] = field(default_factory=list)
-    """Changes of names, with the directories that were not synced since."""
+    names: list[tuple[int, Link | Unlink | Rename]] = field(default_factory=list)
 
     def copy(self) -> _Durable:
         return _Durable(
@@ -964,26 +963,22 @@ class _Durable:
             case SyncDirectory(directory, ok):
                 if ok:
                     self._sync(directory)
-            case Link(directory, _, node, is_directory):
-                self.names.append((at, operation, {directory}))
+            case Link(_, _, node, is_directory):
+                self.names.append((at, operation))
                 if is_directory:
                     self.directories[node] = {}
                 else:
                     self.files[node] = _Data()
-            case Unlink(directory, _):
-                self.names.append((at, operation, {directory}))
-            case Rename(directory, _, into, _, _):
-                self.names.append((at, operation, {directory, into}))
+            case Unlink() | Rename():
+                self.names.append((at, operation))
 
     def _sync(self, directory: int) -> None:
         left = []
-        for item in self.names:
-            _, change, unsynced = item
-            unsynced.discard(directory)
-            if unsynced:
-                left.append(item)
-            else:
+        for at, change in self.names:
+            if directory == change.directory or (isinstance(change, Rename) and directory == change.into):
                 _apply(self.directories, change)
+            else:
+                left.append((at, change))
         self.names = left
 
     def choices(self, rng: random.Random, samples: int) -> Iterator[_Choice]:
@@ -997,7 +992,7 @@ class _Durable:
                 cuts: list[tuple[int, Write | Truncate | Link | Unlink | Rename]] = [
                     (layer.at, layer.change) for layer in open_layers if not layer.doubtful
                 ]
-                cuts += [(made_at, change) for made_at, change, _ in self.names]
+                cuts += self.names
                 if cuts:
                     at, change = rng.choice(cuts)
                     length = len(change.data) if isinstance(change, Write) else 1
@@ -1017,7 +1012,7 @@ class _Durable:
     def settle(self, choice: _Choice, rng: random.Random) -> tuple[dict[int, bytes], dict[int, _Names]]:
         """Files and directories, by node."""
         directories = {node: dict(names) for node, names in self.directories.items()}
-        for at, change, _ in self.names:
+        for at, change in self.names:
             if choice.name_done(at, rng):
                 _apply(directories, change)
         return {node: data.settle(choice, rng) for node, data in self.files.items()}, directories

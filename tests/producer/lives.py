@@ -29,6 +29,7 @@ from kafkasafe import cli, cli_common
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.transport import Transport
 from kafkasafe._producing import opening
+from kafkasafe.events import SpoolDisplaced
 from kafkasafe.producer import SafeProducer
 from kafkasafe.testing.demo import Ledger
 
@@ -101,6 +102,38 @@ def stream(
                     book.settled = number
             time.sleep(0.002)
     producer.close()
+
+
+def promise(*, servers: list[str], topic: str, spool: str, book: str, first: int, options: dict) -> None:
+    """Sends records one after the other, and writes down which were called durable, until it is killed.
+
+    Args:
+        servers: Bootstrap servers.
+        topic: Topic.
+        spool: Spool directory.
+        book: File that gets the number of each durable record; `<book>.events` gets where the spool stands.
+        first: Number of the first record.
+        options: More options of the producer.
+    """
+    with (
+        Path(book).open("ab", buffering=0) as promised,
+        Path(f"{book}.events").open("ab", buffering=0) as seen,
+    ):
+
+        def note(event: object) -> None:
+            if isinstance(event, SpoolDisplaced):
+                seen.write(f"{event.problem} {event.restored} {event.lost_records}\n".encode())
+
+        producer = SafeProducer(
+            bootstrap_servers=servers, spool_dir=spool, on_event=note, linger_ms=0, **options
+        )
+        number = first
+        while True:
+            future = send(producer, topic, number, partition=0)
+            with contextlib.suppress(kafka_errors.KafkaTimeoutError):
+                future.durable(0.5)
+                promised.write(b"%d\n" % number)
+            number += 1
 
 
 def die_after(batches: int) -> None:
@@ -257,7 +290,7 @@ def command(*, arguments: list[str], calls: int) -> None:
             raise RuntimeError(f"exit code {ended.code}") from ended
 
 
-LIVES = {life.__name__: life for life in (stream, burst, full_disk, unwritable, command)}
+LIVES = {life.__name__: life for life in (stream, promise, burst, full_disk, unwritable, command)}
 
 
 def _live(order: dict) -> None:

@@ -48,6 +48,8 @@ NAMES = [
     "spool_replayed_records_total",
     "spool_corrupt_total",
     "spool_write_errors_total",
+    "spool_displaced_total",
+    "spool_displaced_lanes",
     "spool_full_total",
     "spool_copied_bytes_total",
     "held_back_partitions",

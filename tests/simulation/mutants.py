@@ -232,9 +232,7 @@ ENGINE: dict[str, Mutant] = {
     "released before committed": Mutant(
         source(DiskWriter, "release", "lane.journal.release_position", "lane.spool.next_position")
     ),
-    "bytes stay in memory": Mutant(
-        source(DiskWriter, "_write_group", "self.memory > _MEMORY_BYTES", "False")
-    ),
+    "bytes stay in memory": Mutant(source(DiskWriter, "_promise", "self.memory > _MEMORY_BYTES", "False")),
     # What is believed of the cluster.
     "resolve before the mark": Mutant(_resolves_before_the_mark),
     "a lost answer is taken for not sent": Mutant(
@@ -279,7 +277,7 @@ ENGINE: dict[str, Mutant] = {
     "adoption without a lock": Mutant(
         source(
             SpoolDirectory,
-            "_try",
+            "_take",
             "if not self._files.lock(handle):",
             "if not self._files.lock(handle) and False:",
         ),

@@ -131,7 +131,7 @@ MUTANTS = {
         Spool, "__init__", 'found.synced_position if sync == "os" else found.next_position',
         "found.next_position", os_crashes),
     "segments behind the promised end stay": (
-        Spool, "_put_back", "self._files.unlink(segment.path)", "pass", crashes),
+        Spool, "_put_back", "self._unlink(segment)", "pass", crashes),
     "a release syncs the directory only once": (
         Spool, "release", "self._files.sync_directory(self._lane)", "pass", crashes),
     "a segment goes before its successor is durable": (
@@ -145,7 +145,7 @@ MUTANTS = {
     "segments behind a torn tail stay": (
         spool, "cut_tail", "files.unlink(path)", "pass", crashes),
     "what recovery found is not made durable": (
-        spool, "_make_durable", "for segment in found.segments:", "for segment in ():", crashes),
+        spool, "_make_durable", "for segment in found.segments:", "for segment in ():", deaths_after_failed_syncs),
     "what recovery found is only synced again": (
         spool, "_make_durable", "write_all(files, handle, [rest], segment.proven_bytes)", "pass",
         deaths_after_failed_syncs),
@@ -206,7 +206,7 @@ MUTANTS = {
         DirectoryFiles, "_place", "if text.startswith(self._below):", "if False:",
         lambda: test_place.test_two_owners_never_write_into_one_directory(0)),
     "a lock counts though its directory was moved": (
-        SpoolDirectory, "_take", "self._files.identity_of(lane) == self._files.identity(directory)", "True",
+        SpoolDirectory, "_take", "if there == (", "if there or (",
         test_place.test_a_lane_that_is_moved_while_it_is_taken_is_not_owned_by_its_path),
     "a segment of another lane is taken for the next one": (
         spool, "scan", "if writer not in {None, lane_id}", "if False", strays),

@@ -9,7 +9,7 @@ import pytest
 
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe.errors import SpoolError
+from kafkasafe.errors import SpoolError, SpoolFormatError
 from kafkasafe.testing.disk import Disk, DiskFiles
 
 from .model import LANE, ROOT, Owner, open_lane, recover
@@ -101,3 +101,63 @@ def test_a_lock_holds_no_directory_open_when_it_is_released(tmp_path):
     lock = SpoolDirectory.open(tmp_path, files=files).take_lane()
     lock.release()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_has_the_name_of_a_segment_and_is_another_file_is_never_deleted():
+    rng = random.Random(3)
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1500)
+    commits(owner, rng, 6)
+    path, _, size = owner.spool.segments[0]
+    disk.move(path, path.with_suffix(".log.1"))  # logrotate
+    process = disk.process()
+    handle = process.create(path)
+    process.writev(handle, [b"not ours"], 0)
+    assert not owner.spool.in_place
+    assert owner.release(owner.spool.segments[2][1]) > 0
+    assert disk.files()[path] == b"not ours"
+    # The same where it is restored, and where it has the name of the next segment.
+    second = owner.spool.segments[0][0]
+    disk.move(second, second.with_suffix(".log.1"))
+    process.writev(process.create(second), [b"nor this"], 0)
+    assert owner.spool.restore() == []
+    assert owner.spool.in_place
+    following = LANE / f"{owner.spool.next_position:020d}.log"
+    process.writev(process.create(following), [b"nor that"], 0)
+    owner.spool._leave_segment()
+    commits(owner, rng, 1)
+    kept = {content for path, content in disk.files().items() if path.suffix == ".found"}
+    assert kept == {b"nor this", b"nor that"}
+    assert size > 0
+    disk.remove(path)
+    owner.close()
+    found = recover(disk.copy())
+    first = found.spool.first_position
+    assert found.items == [item for item in owner.promised if item[0] >= first]
+    found.close()
+
+
+def test_a_segment_that_was_being_written_again_means_nothing():
+    disk = Disk()
+    owner = Owner(disk)
+    commits(owner, random.Random(1), 2)
+    disk.put(LANE / f"{7:020d}.new", b"half a segment")
+    owner.files.kill()
+    owner.open()
+    assert LANE / f"{7:020d}.new" not in disk.files()
+    owner.close()
+    assert recover(disk.copy()).items == owner.promised
+
+
+def test_a_directory_of_lanes_without_its_format_is_a_spool_directory():
+    """`rm DIR/*` deletes its files, and leaves the lanes: no reason to refuse what is in them."""
+    disk = Disk()
+    owner = Owner(disk)
+    commits(owner, random.Random(1), 2)
+    owner.close()
+    disk.remove(ROOT / "FORMAT")
+    assert recover(disk).items == owner.promised
+    disk.put(ROOT / "notes.txt", b"")
+    disk.remove(ROOT / "FORMAT")
+    with pytest.raises(SpoolFormatError, match=r"notes\.txt"):
+        recover(disk)

@@ -62,6 +62,16 @@ class Forward(Endings):
                 found[batch.handle] = batch
         return list(found.values())
 
+    def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
+        """Unfinished batches in a part of the spool that was lost, as far as they can be copied; None: ask again."""
+        if self._ready.persist or self._committing:
+            return None
+        return [
+            batch
+            for position, batch in sorted(self._spooled.items(), key=itemgetter(0))
+            if first_position <= position < end_position and self._movable(batch)
+        ]
+
     def _movable(self, batch: Batch) -> bool:
         partition = self._partitions[batch.destination]
         return (

@@ -18,6 +18,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import BACKLOG_BYTES, Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue, WriteDue
 from kafkasafe._io.engine.parcels import Parcel, leaves
+from kafkasafe._io.engine.places import PlaceKeeper
 from kafkasafe.errors import SpoolError, SpoolWriteError
 
 __all__ = ["DiskWriter"]
@@ -30,11 +31,14 @@ SPILL_EVERY_S: Final = 0.05
 class DiskWriter:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger) -> None:
+    def __init__(self, ground: Ground, ledger: Ledger, places: PlaceKeeper) -> None:
         self._ground = ground
         self._log = ground.log
         self._config = ground.config
         self._ledger = ledger
+        self._places = places
+        self._withheld: dict[Lane, list[Parcel]] = {}
+        """What is on disk, but not where the next start looks."""
         self.memory = 0
         """Bytes of durable, unfinished batches that are in memory, those apart that were read back."""
         self.keeps = True
@@ -52,7 +56,8 @@ class DiskWriter:
 
     def write_out(self, lane: Lane) -> bool:
         """Write what is unwritten, decisions first: on a full disk they are what makes room. False when it failed."""
-        while lane.unwritten:
+        looked = False
+        while lane.unwritten and not lane.lock.lost:
             index = next((i for i, unit in enumerate(lane.unwritten) if unit.marks or unit.after), 0)
             unit = lane.unwritten[index]
             del lane.unwritten[index]
@@ -61,13 +66,45 @@ class DiskWriter:
             except SpoolWriteError as error:
                 for part in reversed(_apart(unit, smaller=True)):
                     lane.unwritten.insert(index, part)
+                if not looked and self._was_displaced(lane):
+                    looked = True
+                    continue
                 self._stall(lane, error)
                 return False
             lane.write_attempt = 0
-        return True
+        return not lane.unwritten
+
+    def _was_displaced(self, lane: Lane) -> bool:
+        """A write failed: whether that was because files are not where they belong, and they are again."""
+        return self._places.is_displaced(lane) and self.look_at_place(lane)
+
+    def look_at_places(self) -> None:
+        """Look whether each lane stands where its path leads, and have it there."""
+        for lane in list(self._ground.lanes):
+            self.look_at_place(lane)
+        self._places.look_at_link()
+
+    def look_at_place(self, lane: Lane) -> bool:
+        """The same of one lane; whether it does."""
+        try:
+            stands = self._places.look(lane)
+        except SpoolWriteError as error:
+            # An adopted lane that is another process's now.
+            self._stall(lane, error)
+            return False
+        if stands:
+            self._promise(self._withheld.pop(lane, []))
+        return stands
+
+    def forget(self, lane: Lane) -> None:
+        """It is closed."""
+        self._withheld.pop(lane, None)
+        self._places.forget(lane)
 
     def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
         lane.write_attempt += 1
+        if lane.own and not self._places.in_trouble(lane):
+            self._ledger.disk_failed(str(error))
         self._ground.counters["spool_write_errors"] += 1
         self._log.seldom(
             logging.WARNING,
@@ -116,6 +153,7 @@ class DiskWriter:
 
     def _write_group(self, lane: Lane, persist: j.Persist) -> None:
         batches = persist.everything
+        promised = True
         parcels = [lane.parcels[batch.handle] for batch in batches]
         positions: list[int] = []
         if parcels or persist.marks or persist.units:
@@ -134,6 +172,9 @@ class DiskWriter:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
             if not self._config.in_memory:
+                promised = self._places.confirm(lane)
+                if promised and lane.own:
+                    self._ledger.disk_works()
                 self._ground.counters["fsync_count"] += 1
                 seconds = self._ground.clock.monotonic() - started
                 self._ground.counters["fsync_us"] += int(seconds * 1e6)
@@ -142,14 +183,26 @@ class DiskWriter:
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         if persist.units and not self._config.in_memory:
             heads = [lane.heads.get(group.unit.unit_id, ()) for group in persist.units]
-            self._ledger.made_durable(list(itertools.chain(*heads)))
+            parcels = [*itertools.chain(*heads), *parcels]
         # In memory nothing is safe by that, and the journal's copy is no reason to forget the bytes.
-        if parcels and not self._config.in_memory:
-            self.memory += sum(parcel.size_bytes for parcel in parcels)
-            self._ledger.made_durable(parcels)
-            if self.memory > _MEMORY_BYTES or not self.keeps:
-                for parcel in parcels:
-                    self.drop(parcel)
+        if self._config.in_memory:
+            return
+        if promised:
+            self._promise([*self._withheld.pop(lane, []), *parcels])
+        else:
+            # Parts of what was durable before are durable.
+            self._promise([parcel for parcel in parcels if parcel.durable])
+            self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
+
+    def _promise(self, parcels: Sequence[Parcel]) -> None:
+        """They are on disk where the next start finds them: callers who wait for that go on."""
+        if not parcels:
+            return
+        self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
+        self._ledger.made_durable(parcels)
+        if self.memory > _MEMORY_BYTES or not self.keeps:
+            for parcel in parcels:
+                self.drop(parcel)
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
         """The batch's bytes with its id in them, to be written."""
@@ -194,17 +247,23 @@ class DiskWriter:
         return data
 
     def copy_of(self, lane: Lane, batch: j.Batch) -> bytearray:
-        """What is on disk of a batch, with the id that it has now.
+        """The batch as it is to be written once more, with the id that it has now.
 
         Raises:
             SpoolError: It cannot be read, or is damaged.
         """
-        data = lane.spool.read(batch.position)
+        parcel = lane.parcels.get(batch.handle)
+        if parcel is not None and parcel.data is not None:
+            data = bytearray(parcel.data)
+        else:
+            data = lane.spool.read(batch.position)
         _stamp(data, batch.identity)
         return data
 
     def release(self, lane: Lane) -> None:
         """Delete segments of which everything is done, as far as `retain_acked_*` and the room allow."""
+        if lane.lock.lost:
+            return
         position = lane.journal.release_position
         excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
         more = self._config.spool_segment_bytes // 8

@@ -56,6 +56,7 @@ from kafkasafe._io.engine.messages import (
 from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.packing import Packing
 from kafkasafe._io.engine.parcels import Choose
+from kafkasafe._io.engine.places import PlaceKeeper
 from kafkasafe._io.engine.predecessor import Predecessor
 from kafkasafe._io.engine.rejects import Rejects
 from kafkasafe._io.engine.room import RoomKeeper
@@ -83,9 +84,10 @@ class Engine:
         self._ground = ground
         self._config = ground.config
         self.ledger = ledger = Ledger(ground)
-        self.disk = disk = DiskWriter(ground, ledger)
+        self.places = PlaceKeeper(ground, ledger)
+        self.disk = disk = DiskWriter(ground, ledger, self.places)
         self._rejects = Rejects(ground, ledger, disk)
-        self._room = RoomKeeper(ground, ledger, disk)
+        self._room = RoomKeeper(ground, ledger, disk, self.places)
         self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
         self._gathering = Gathering(ground, ledger, disk, intake)
         self._losses = LossWatch(ground, ledger, intake)

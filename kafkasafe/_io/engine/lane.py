@@ -79,6 +79,13 @@ class Lane:
             self.epochs.clear()
             self.unproven.clear()
 
+    def stands(self) -> None:
+        """Its lock says where it stands now, after it was displaced."""
+        path = self.lock.path
+        self.name = f"{self.name.rpartition('/')[0]}/{path.name}".lstrip("/")
+        self.spool.stands_at(path)
+        self.rejected.stands_at(path)
+
     def disown(self) -> None:
         """What is in `rejected/` and not rejected, and cannot be deleted, must not be resent once it is delivered."""
         for name in self.rejected.undeleted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -255,6 +256,9 @@ class LaneKeeper:
 
     def adopt(self) -> None:
         """Take lanes whose owner died, and let go of those that are drained."""
+        self._disk.look_at_places()
+        for lane in [lane for lane in self._ground.lanes if lane.lock.lost]:
+            self._let_go(lane)
         for lane in self._ground.lanes:
             self._retire(lane)
             lane.rejected.refresh()
@@ -430,6 +434,13 @@ class LaneKeeper:
 
     def close_lane(self, lane: Lane) -> None:
         """Write what is left, release what is done, and let go of the lock. Does not raise."""
+        if lane.lock.lost:
+            self._disk.forget(lane)
+            lane.spool.abandon()
+            lane.lock.release(drained=False)
+            return
+        with contextlib.suppress(SpoolError):
+            self._disk.look_at_place(lane)
         for attempt in range(1, _LAST_WRITES):
             if self._disk.write_out(lane):
                 break
@@ -452,6 +463,7 @@ class LaneKeeper:
                 event="lane_not_closed",
             )
         finally:
+            self._disk.forget(lane)
             lane.lock.release(drained=not lane.journal.unfinished)
 
 

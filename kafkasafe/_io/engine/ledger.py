@@ -73,6 +73,8 @@ class Ledger:
         """Bytes that the own lane takes on disk."""
         self.free: float = float("inf")
         """Bytes left on the disk when that was last measured; infinite where it cannot be: writing will tell."""
+        self.disk_trouble = ""
+        """Why nothing becomes durable for now; empty while it does."""
         self.failure: BaseException | None = None
         self.wrong_cluster: WrongClusterError | None = None
         """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
@@ -92,6 +94,14 @@ class Ledger:
         """Why one is not taken over yet."""
         self._revived_number = 0
         """Of the newest parcel that is sent again because the cluster lost it."""
+
+    def disk_failed(self, why: str) -> None:
+        """What is accepted cannot be made durable for now."""
+        self.disk_trouble = why
+
+    def disk_works(self) -> None:
+        """A group was written and is durable."""
+        self.disk_trouble = ""
 
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
         """The undecidable batches that a decision is about; they are not raised any more."""

@@ -13,6 +13,7 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import FREE_BYTES, Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue
+from kafkasafe._io.engine.places import PlaceKeeper
 from kafkasafe._io.refusals import counted
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
@@ -27,16 +28,22 @@ _AFTER_FAILURE_S: Final = 60.0
 class RoomKeeper:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, places: PlaceKeeper) -> None:
         self._ground = ground
         self._log = ground.log
         self._config = ground.config
         self._ledger = ledger
         self._disk = disk
+        self._places = places
+        self._lost: list[tuple[int, int]] = []
+        """Parts of the own lane's log whose files were lost, and what is in memory of them not written again yet."""
 
     def keep(self, lane: Lane) -> None:
         """Copy a portion forward, if the own lane needs the room and it is worth it. Then `DiskWriter.release`."""
-        if not lane.own or lane.unwritten or not self._needs_room(lane):
+        if not lane.own or lane.unwritten:
+            return
+        self._rescue(lane)
+        if not self._needs_room(lane):
             return
         batches = lane.journal.to_move(
             lane.copy_before, min(_PORTION_BYTES, self._config.spool_segment_bytes // 2)
@@ -56,6 +63,25 @@ class RoomKeeper:
             lane.copy_before = -1
         else:
             self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
+
+    def _rescue(self, lane: Lane) -> None:
+        """Write once more what only memory has, since somebody deleted or cut the file with it."""
+        self._lost += self._places.take_lost(lane)
+        while self._lost:
+            first, end = self._lost[0]
+            batches = lane.journal.to_rescue(first, end)
+            if batches is None:
+                return
+            batches = [batch for batch in batches if lane.parcels[batch.handle].data is not None]
+            portion: list[j.Batch] = []
+            for batch in batches:
+                portion.append(batch)
+                if sum(each.size_bytes for each in portion) >= _PORTION_BYTES:
+                    break
+            if portion and not self._copy(lane, portion):
+                return
+            if len(portion) == len(batches):
+                del self._lost[0]
 
     def _needs_room(self, lane: Lane) -> bool:
         """Whether something is to be copied; looked at when much was written since, or a while ago."""

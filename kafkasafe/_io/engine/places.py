@@ -1,0 +1,279 @@
+"""Whether lanes stand where their paths lead: the next start looks there, and nowhere else.
+
+A lane is the directory that was locked. An operator or a cleaner may move it, delete it, or delete files of it while
+its owner works. The next start does not find what is in it then, whatever the disk says. So each lane is looked at
+after each group, and each second; and what is displaced is put where it belongs:
+
+1. A lane that was moved is fetched, by one rename.
+2. Files that were deleted, renamed or cut are written again, from those that are held open.
+3. A lane that was deleted gets another directory, with all of its files.
+
+As long as that does not succeed (another volume is mounted there, a right is missing) the owner goes on with what it
+has open: batches are written and delivered, but nothing is called durable.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe._io.engine.ground import Ground, text
+from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.lanes import Standing
+from kafkasafe._io.refusals import counted
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+
+__all__ = ["PlaceKeeper"]
+
+
+class _Problem(enum.Enum):
+    """What is wrong, and in words."""
+
+    MOVED = "moved"
+    DELETED = "deleted"
+    UNLOCKED = "unlocked"
+    FILES = "files"
+    DIRECTORY = "directory"
+    UNSEEN = "unseen"
+
+
+_WORDS: Final = {
+    _Problem.MOVED: "it was moved away",
+    _Problem.DELETED: "it was deleted",
+    _Problem.UNLOCKED: "its lock was deleted",
+    _Problem.FILES: "files of it were deleted, renamed or cut",
+    _Problem.DIRECTORY: "files of its spool directory were deleted",
+    _Problem.UNSEEN: "it cannot be seen",
+}
+_OF_STANDING: Final = {
+    Standing.UNLOCKED: _Problem.UNLOCKED,
+    Standing.MOVED: _Problem.MOVED,
+    Standing.DELETED: _Problem.DELETED,
+}
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A lane that is displaced.
+
+    Attributes:
+        problem: What was seen first.
+        next_at: When it is tried again, monotonic seconds.
+        attempts: How often it failed to be put where it belongs.
+    """
+
+    problem: _Problem
+    next_at: float = 0.0
+    attempts: int = 0
+
+
+class PlaceKeeper:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._troubles: dict[Lane, _Trouble] = {}
+        self._gone: dict[Lane, Sequence[tuple[int, int]]] = {}
+        self._link_switched = False
+
+    @property
+    def displaced(self) -> int:
+        """Lanes of which nothing is called durable for now."""
+        return len(self._troubles)
+
+    def confirm(self, lane: Lane) -> bool:
+        """A group was written and synced: whether the next start finds it. What is displaced is restored, if it can be.
+
+        Raises:
+            LaneBusyError: Another process has the own lane now. Nothing may be written or sent any more.
+            SpoolWriteError: The same of an adopted lane.
+        """
+        if self._config.in_memory:
+            return True
+        if lane not in self._troubles:
+            try:
+                if lane.lock.standing is Standing.HERE:
+                    return True
+            except OSError:
+                pass  # seen again, and told, in a moment
+        return self._restore(lane)
+
+    def is_displaced(self, lane: Lane) -> bool:
+        """Whether something is not where it belongs."""
+        return not self._config.in_memory and self._problem(lane) is not None
+
+    def in_trouble(self, lane: Lane) -> bool:
+        """Whether it is displaced, and could not be restored yet."""
+        return lane in self._troubles
+
+    def take_lost(self, lane: Lane) -> Sequence[tuple[int, int]]:
+        """Parts of its log, from one position to another, whose files were lost since this was asked last."""
+        return self._gone.pop(lane, ())
+
+    def look(self, lane: Lane) -> bool:
+        """Whether a lane is all there under its names, and where its path leads; restored, if it can be.
+
+        Nothing is under way. Raises as `confirm`.
+        """
+        if self._config.in_memory or lane.lock.lost:
+            return not lane.lock.lost
+        return self._problem(lane) is None or self._restore(lane)
+
+    def look_at_link(self) -> None:
+        """Whether `spool_dir` as it was given still leads to the directory: a deploy may switch a link."""
+        given, path = self._config.spool_dir_given, self._ground.directory.path
+        if given == path or self._config.in_memory:
+            return
+        try:
+            leads = self._ground.files.identity_of(given)
+            switched = leads != self._ground.files.identity_of(path)
+        except OSError:
+            return
+        if switched and not self._link_switched:
+            self._ground.counters["spool_displaced"] += 1
+            self._log.warning(
+                "spool_dir=%s leads elsewhere now. This producer stays in %s: what it leaves there is not delivered by"
+                " the next start. Keep the spool outside of what a deploy replaces",
+                given,
+                path,
+                path=str(path),
+                event="spool_link_switched",
+            )
+            lane = self._ground.own.name
+            self._ground.emit(events.SpoolDisplaced(lane, str(path), "link", restored=False, lost_records=0))
+        self._link_switched = switched
+
+    def forget(self, lane: Lane) -> None:
+        """It is closed."""
+        self._troubles.pop(lane, None)
+        self._gone.pop(lane, None)
+
+    def _problem(self, lane: Lane) -> _Problem | None:
+        """What is wrong with a lane now."""
+        if lane in self._troubles:
+            return self._troubles[lane].problem
+        try:
+            standing = lane.lock.standing
+            if standing is not Standing.HERE:
+                return _OF_STANDING[standing]
+            whole, in_place = lane.lock.home.whole, lane.spool.in_place
+        except OSError:
+            return _Problem.UNSEEN
+        if not whole:
+            return _Problem.DIRECTORY
+        return None if in_place else _Problem.FILES
+
+    def _restore(self, lane: Lane) -> bool:
+        """Put a lane where it belongs; False while that cannot be done."""
+        now = self._ground.clock.monotonic()
+        trouble = self._troubles.get(lane)
+        if trouble is None:
+            problem = self._problem(lane)
+            if problem is None:
+                return True
+            trouble = self._troubles[lane] = _Trouble(problem)
+            self._ground.counters["spool_displaced"] += 1
+        if now < trouble.next_at:
+            return False
+        before = lane.lock.path
+        rejected = lane.rejected.records
+        try:
+            lane.lock.home.restore(lane.lock)
+            lane.stands()
+            lost = lane.spool.restore()
+        except SpoolError as error:
+            if lane.lock.lost:
+                self._lost(lane, error)
+            lane.stands()
+            self._failed(lane, trouble, error)
+            return False
+        del self._troubles[lane]
+        if lane.own:
+            self._ledger.disk_works()
+        if lost:
+            self._gone[lane] = lost
+        lane.rejected.refresh()
+        self._tell(lane, trouble, before, lost, rejected - lane.rejected.records)
+        return True
+
+    def _failed(self, lane: Lane, trouble: _Trouble, error: SpoolError) -> None:
+        trouble.attempts += 1
+        pause_s = self._ground.backoff.pause_s(trouble.attempts)
+        trouble.next_at = self._ground.clock.monotonic() + pause_s
+        if lane.own:
+            self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
+        self._log.seldom(
+            logging.ERROR,
+            "spool_displaced",
+            lane.name,
+            "%s: %s while its producer works (%s), and cannot be restored: %s. Nothing is called durable until it is."
+            " It is tried again",
+            lane.name,
+            _WORDS[trouble.problem],
+            lane.lock.path,
+            error,
+            lane=lane.name,
+            path=str(lane.lock.path),
+            attempt=trouble.attempts,
+            error=type(error).__name__,
+        )
+        if trouble.attempts == 1:
+            self._ground.emit(
+                events.SpoolDisplaced(
+                    lane.name, str(lane.lock.path), trouble.problem.value, restored=False, lost_records=0
+                )
+            )
+
+    def _tell(
+        self, lane: Lane, trouble: _Trouble, before: Path, lost: Sequence[tuple[int, int]], rejected: int
+    ) -> None:
+        """It is restored: what became of it."""
+        gone = [
+            batch
+            for _, _, batch in lane.journal.batches()
+            if any(first <= batch.position < end for first, end in lost)
+            and not ((parcel := lane.parcels.get(batch.handle)) and parcel.data)
+        ]
+        records = sum(batch.count for batch in gone) + rejected
+        now_at = "" if lane.lock.path == before else f", as {lane.lock.path}"
+        left = f"{counted(records, 'record')} could not be read any more" if records else "nothing is lost"
+        self._log.error(
+            "%s: %s while its producer works (%s). It is restored%s: %s",
+            before.name,
+            _WORDS[trouble.problem],
+            before,
+            now_at,
+            left,
+            lane=lane.name,
+            path=str(lane.lock.path),
+            records=records,
+            event="spool_displaced",
+        )
+        self._ground.emit(
+            events.SpoolDisplaced(
+                lane.name, str(lane.lock.path), trouble.problem.value, restored=True, lost_records=records
+            )
+        )
+        if records:
+            self._ledger.lose(
+                SpoolCorruptError(
+                    f"{lane.lock.path}: {_WORDS[trouble.problem]} while its producer works, and"
+                    f" {counted(records, 'record')} that waited there could not be read any more. Restore the files"
+                    " from a copy, or produce those records again",
+                    damage=tuple(f"positions {first} to {end - 1}" for first, end in lost),
+                )
+            )
+
+    def _lost(self, lane: Lane, error: SpoolError) -> None:
+        if lane.own:
+            raise error
+        raise SpoolWriteError(text(error)) from error
