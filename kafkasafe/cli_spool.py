@@ -928,8 +928,8 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:
             damaged = str(error)
             continue
         records += sum(waiting.records for waiting in found.waiting)
-        if found.damage and path.name not in mine and not (path / "quarantine").is_dir():
-            damaged = f"{path.name} is damaged: {found.damage[0]}; see kafkasafe spool repair"
+        if found.untold and path.name not in mine:
+            damaged = f"{path.name} is damaged: {found.untold[0]}; see kafkasafe spool repair"
     return records, damaged, foreign
 
 

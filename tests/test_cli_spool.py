@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from kafkasafe import cli
+from kafkasafe import SafeProducer, cli
 from kafkasafe._core import batch, marks
 from kafkasafe._core.extent import Claim, encode_claim
 from kafkasafe._core.rejected import Refused
@@ -611,3 +611,26 @@ def test_a_password_that_others_can_read_is_warned_about(capsys, lane, tmp_path)
     assert "hunter2" not in err
     config.chmod(0o600)
     assert "holds a password" not in run(capsys, *arguments)[2]
+
+
+def test_a_drain_does_not_pass_over_damage_because_something_was_in_quarantine_before(
+    capsys, tmp_path, fake_kafka
+):
+    """A torn tail of long ago made the directory: from then on a missing segment was "0 left", exit 0."""
+    fake_kafka.create_topic("orders", 1)
+    spool = tmp_path / "spool"
+    producer = SafeProducer(bootstrap_servers="127.0.0.1:9", client_id="app", spool_dir=spool)
+    for number in range(5):
+        producer.send("orders", b"%d" % number, partition=0).durable(60)
+    producer.close(timeout=0)
+    lane = spool / "lane-000"
+    (lane / "quarantine").mkdir()
+    (lane / "quarantine" / "00000000000000000000-123.torn").write_bytes(b"of long ago")
+    for segment in lane.glob("*.log"):
+        segment.unlink()
+    servers = ",".join(fake_kafka.bootstrap_servers)
+    code, out, _ = run(capsys, "spool", "drain", spool, "-b", servers)
+    assert (code, "lane-000 is damaged" in out) == (1, True)
+    # What was given up is told no more.
+    assert run(capsys, "spool", "drain", spool, "-b", servers, "--on-corrupt", "quarantine")[0] == 0
+    assert run(capsys, "spool", "drain", spool, "-b", servers)[0] == 0

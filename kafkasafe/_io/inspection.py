@@ -13,6 +13,7 @@ from kafkasafe._core.journal import Journal
 from kafkasafe._io.files import Files, read_whole, size_of
 from kafkasafe._io.recovery import EXTENT_NAME, BatchEntry, Damage, Log, MarksEntry, replay, scan
 from kafkasafe._io.rejected import KeptFile, RejectedRecords, read_rejected, summed_up, waits_of
+from kafkasafe._io.spool import was_told
 from kafkasafe.errors import SpoolError
 
 __all__ = ["Inspected", "Waiting", "extent_of", "inspect", "read_lane", "resent_in"]
@@ -51,6 +52,7 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Behind the last record.
         damage: One sentence per damaged range.
+        untold: Those of them that nobody gave up yet: `quarantine/` has no copy of the bytes.
         torn_bytes: Bytes a recovery would cut off; nothing in them was promised.
         closed: The last owner closed it in order.
         waiting: What is not delivered yet.
@@ -67,6 +69,7 @@ class Inspected:
     size_bytes: int
     next_position: int
     damage: tuple[str, ...]
+    untold: tuple[str, ...]
     torn_bytes: int
     closed: bool
     waiting: tuple[Waiting, ...]
@@ -159,6 +162,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         if found.torn is not None:
             torn = size_of(files, found.torn[0]) - found.torn[1]
             torn += sum(size_of(files, path) for path in found.doomed)
+        untold = tuple(str(damage) for damage in found.damage if not was_told(files, lane, damage))
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error
     batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
@@ -176,6 +180,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         size_bytes=sum(segment.size_bytes for segment in found.segments) + torn,
         next_position=found.next_position,
         damage=tuple(map(str, found.damage)),
+        untold=untold,
         torn_bytes=torn,
         closed=found.closed,
         waiting=_waiting(journal),

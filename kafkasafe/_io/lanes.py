@@ -728,15 +728,17 @@ class SpoolDirectory:
         return pid if held else 0
 
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Segments of a lane with their sizes: what changes when it does.
+        """Segments of a lane with their sizes: what changes when it does. Of one that lost all of them, its extent.
 
         Raises:
             OSError: It cannot be read.
         """
         lane = self.lane_path(number)
         content = []
-        for name in sorted(self._files.list(lane)):
-            if name.endswith(".log"):
+        names = sorted(self._files.list(lane))
+        segments = [name for name in names if name.endswith(".log")]
+        for name in segments or names:
+            if name.endswith(".log") or name == "extent":
                 try:
                     handle = self._files.open(lane / name)
                 except FileNotFoundError:
