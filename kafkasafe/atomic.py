@@ -129,7 +129,7 @@ class BatchOutcome:
         if not self._producer._pump.wait(kept, timeout) and not kept():
             self._producer._raise_failure()
             raise kafka_errors.KafkaTimeoutError(
-                f"The batch was not durable after {timeout} s.{self._because()}"
+                f"The batch was not durable after {timeout} s.{self._producer._disk_cause()}{self._because()}"
             )
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
@@ -152,8 +152,11 @@ class BatchOutcome:
         if not self._head.done:
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
+            kept = "It is kept and delivered as a whole."
+            if not self._head.durable and not self._producer._config.in_memory:
+                kept = f"It is not on disk yet.{self._producer._disk_cause()}"
             raise kafka_errors.KafkaTimeoutError(
-                f"The batch was not committed after {timeout} s. It is kept and delivered as a whole."
+                f"The batch was not committed after {timeout} s. {kept}"
                 f"{self._producer._network_cause()}{self._because()}"
             )
         self._producer._called(None, deadline)

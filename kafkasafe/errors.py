@@ -7,7 +7,7 @@ catches its own.
 from __future__ import annotations
 
 import functools
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from kafka.errors import (
     BrokerResponseError,
@@ -212,11 +212,22 @@ class SpoolWriteError(SpoolError):
     """
 
 
+Limit: TypeAlias = Literal["", "spool_max_bytes", "volume", "disk"]
+
+
 class SpoolFullError(SpoolError, KafkaTimeoutError):
     """No room in the spool (with `spool="never"`: in memory) within `max_block_ms`.
 
     The record was not accepted; all accepted ones are kept.
+
+    Attributes:
+        limit: Which limit was hit: "spool_max_bytes"; "volume" (the file system has no room left); "disk" (it fails, or
+            is slower than what is accepted); "" where it is another one, which the message names.
     """
+
+    def __init__(self, message: str, *, limit: Limit = "") -> None:
+        super().__init__(message)
+        self.limit: Limit = limit
 
 
 class SpoolCorruptError(SpoolError):

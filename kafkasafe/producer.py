@@ -118,7 +118,7 @@ class RecordFuture(FutureRecordMetadata):
             error = self.exception
             if error is not None:
                 raise error.with_traceback(None)
-            cause = self._producer._network_cause() if in_memory else ""
+            cause = self._producer._network_cause() if in_memory else self._producer._disk_cause()
             raise kafka_errors.KafkaTimeoutError(
                 f"The record was not durable after {timeout} s.{cause}{self._because()}"
             )
@@ -191,7 +191,8 @@ class RecordFuture(FutureRecordMetadata):
         if not self.is_done:
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
-            cause = self._producer._network_cause()
+            cause = "" if self._is_durable() else self._producer._disk_cause()
+            cause += self._producer._network_cause()
             raise kafka_errors.KafkaTimeoutError(
                 f"Timeout after waiting for {timeout} secs.{cause}{self._because()}"
             )

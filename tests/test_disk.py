@@ -126,6 +126,8 @@ def directories_script(files: Files, root: Path, move, remove, seed: int) -> lis
         found = [files.identity_of(path, at=at) for path in (Path("x"), Path("y"), Path("d"), Path())]
         found += [files.identity_of(root / name) for name in ("a", "b", "c", "a/x", "b/x", "c/d/x")]
         found += [files.identity(handle) for handle in (*held, *opened)]
+        at_path = [files.path_of(handle) for handle in held]
+        seen.append([path and path.relative_to(root) for path in at_path])
         seen.append([found.index(each) if each is not None else None for each in found])
 
     for _ in range(50):

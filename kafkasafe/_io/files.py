@@ -74,6 +74,9 @@ class Files(Protocol):
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
         """Which file or directory has this name; None if none has."""
 
+    def path_of(self, handle: int) -> Path | None:
+        """Where a directory is now, for people; None where it was deleted, or the system does not tell."""
+
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write at most `IOV_MAX` buffers at an offset, as one system call; how much was written, maybe less."""
 
@@ -160,6 +163,15 @@ class OsFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_dev, found.st_ino
+
+    def path_of(self, handle: int) -> Path | None:
+        """See `Files`."""
+        try:
+            path = os.readlink(f"/proc/self/fd/{handle}")  # noqa: PTH115
+            same = self.identity_of(Path(path)) == self.identity(handle)
+        except OSError:
+            return None
+        return Path(path) if same else None
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """See `Files`."""
@@ -345,6 +357,10 @@ class DirectoryFiles:
         if at is None:
             path, at = self._place(path)
         return self._files.identity_of(path, at=at)
+
+    def path_of(self, handle: int) -> Path | None:
+        """See `Files`."""
+        return self._files.path_of(handle)
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """See `Files`."""

@@ -157,6 +157,11 @@ class LaneLock:
             return Standing.HERE if locked else Standing.UNLOCKED
         return Standing.MOVED if locked else Standing.DELETED
 
+    @property
+    def found_at(self) -> Path | None:
+        """Where the directory is now, for people; None: it was deleted, or the system does not tell."""
+        return self._on.path_of(self._directory)
+
     def announce(self, position: int) -> None:
         """Say where in the lane this owner's life begins: what stands before it is of lives that are over."""
         self._write(f"{self._text} from {position}\n")

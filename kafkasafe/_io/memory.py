@@ -83,6 +83,10 @@ class MemoryFiles:
         content = self._files.get(path)
         return None if content is None else (0, id(content))
 
+    def path_of(self, handle: int) -> Path | None:
+        """See `Files`."""
+        return self._folders.get(handle)
+
     def _identity(self, directory: Path) -> Identity:
         return 1, self._numbers.setdefault(directory, len(self._numbers))
 

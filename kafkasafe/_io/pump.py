@@ -24,6 +24,7 @@ from kafkasafe._io.clock import SystemClock
 from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.ledger import Elsewhere
 from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, Preceded, SpillAsked, TakeOver
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
@@ -286,8 +287,15 @@ class Pump:
         decided = self.ledger.take_shown()
         self._post(Decided(decided, resend=resend))
 
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread, close lanes and network. What is on disk stays there for the next owner."""
+    def stop(self, timeout_s: float, deadline: float | None = None) -> bool:
+        """End the thread, close lanes and network. What is on disk stays there for the next owner.
+
+        Args:
+            timeout_s: How long it may go on with what it does.
+            deadline: A disk that fails is not tried again after that, monotonic seconds.
+        """
+        if deadline is not None:
+            self._ground.hurry(deadline)
         self._ground.closing = True
         self._ground.stop = True
         self._wake.set()
@@ -450,6 +458,11 @@ class Pump:
     def left_records(self) -> int:
         """At the end: how many records wait on disk."""
         return self.engine.left_records
+
+    @property
+    def left_elsewhere(self) -> Elsewhere | None:
+        """At the end: where those of the own lane are, should that not be where its path leads."""
+        return self.engine.left_elsewhere
 
     @property
     def left_doubted(self) -> Sequence[tuple[str, int]]:

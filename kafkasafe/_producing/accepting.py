@@ -25,6 +25,12 @@ _MAX_TIMESTAMP: Final = 2**63 - 1
 _LOOK_EVERY_S: Final = 0.25
 _FRAMES: Final = 40
 """More than accepting and sealing a record take, but for a partitioner of the user's."""
+_WAYS_OUT: Final = {
+    "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
+    "volume": "Make room on the volume, or wait for the cluster.",
+    "disk": "Look at the disk.",
+    "": "",
+}
 
 
 class Accepting(Sealing):
@@ -247,7 +253,7 @@ class Accepting(Sealing):
         if deadline is None:
             deadline = now + self._config.max_block_s
         if now >= deadline or self._pump.is_current_thread():
-            self._raise_no_room()
+            self._raise_no_room(size + self._needed())
         pump = self._pump
         # What lingers takes room as well.
         self._seal_all()
@@ -259,7 +265,7 @@ class Accepting(Sealing):
         )
         return deadline
 
-    def _raise_no_room(self) -> NoReturn:
+    def _raise_no_room(self, needed: int) -> NoReturn:
         """A record that found no room in time."""
         self._pump.no_room()
         if self._callbacks.full():
@@ -273,12 +279,11 @@ class Accepting(Sealing):
             if self._config.in_memory
             else f"the spool {self._config.spool_dir}"
         )
-        room = "" if self._config.in_memory else " make room on the disk,"
+        limit, why = self._pump.ledger.lacks(needed)
         raise SpoolFullError(
-            f"No room in {where} within max_block_ms="
-            f"{self._config.max_block_s * 1000:.0f}. The record was not accepted; everything accepted before is"
-            f" kept. Raise spool_max_bytes,{room} or wait for the cluster."
-            f"{self._network_cause()}"
+            f"No room in {where} within max_block_ms={self._config.max_block_s * 1000:.0f}: {why}. The record was not"
+            f" accepted; everything accepted before is kept. {_WAYS_OUT[limit]}{self._network_cause()}",
+            limit=limit,
         )
 
 

@@ -32,7 +32,8 @@ _CLOSE_PAUSES: Final = 2
 """Request timeouts: how much of a pause whose end is known `close` waits for besides."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
-"""How long a disk that takes nothing holds up `close`, at least: what is not on disk then is lost."""
+"""How long a disk that takes long holds up `close`, at least: what is not on disk then is lost."""
+_DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
 _SEAL_TRIES: Final = 5
 _SEAL_PAUSE_S: Final = 0.05
@@ -50,7 +51,8 @@ class Closing(Flushing):
         At the end of the interpreter it is called for those who did not.
 
         Args:
-            timeout: Seconds to wait for deliveries. Default: as long as some are made, and 5 s more (30 s with
+            timeout: Seconds to wait for deliveries, and for a disk that fails; one that only takes long is given ten at
+                least. Default: as long as some are made, and 5 s more (30 s with
                 `spool="never"`); where something
                 has to wait before it may be sent, and until when is known, until then, at most two request timeouts.
 
@@ -100,11 +102,15 @@ class Closing(Flushing):
             try:
                 self._seal_for_good()
                 if not self._config.in_memory:
-                    self._flush_disk(_CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S))
+                    self._flush_disk(
+                        _CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S), deadline
+                    )
+                    if timeout is not None and deadline is not None and pump.ledger.disk_trouble:
+                        timeout = max(0.0, deadline - time.monotonic())
                 pump.adopt_now()
                 self._await_deliveries(timeout, patience)
             finally:
-                pump.stop(10.0)
+                pump.stop(10.0, deadline)
                 self._closed_down(deadline)
                 self._tell_left()
         loss = pump.ledger.losses_left()
@@ -171,6 +177,23 @@ class Closing(Flushing):
             )
         records = self._pump.left_records
         if not records:
+            return
+        elsewhere = self._pump.left_elsewhere
+        if elsewhere is not None:
+            log.error(
+                "%d record%s not delivered, and the next producer on %s does not find %s: they are in %s.%s",
+                records,
+                " is" if records == 1 else "s are",
+                self._config.spool_dir,
+                "it" if records == 1 else "them",
+                elsewhere,
+                self._disk_cause(),
+                client_id=self.client_id,
+                lane=self.lane,
+                records=records,
+                path=str(elsewhere),
+                event="records_left",
+            )
             return
         servers = self._config.kafka["bootstrap_servers"]
         directory = str(self._config.spool_dir)
@@ -256,15 +279,28 @@ class Closing(Flushing):
         PRODUCERS.discard(self)
         LIVE.pop(self._pump, None)
 
-    def _flush_disk(self, limit_s: float) -> None:
+    def _flush_disk(self, limit_s: float, deadline: float | None) -> None:
+        """Wait until everything is on disk.
+
+        Args:
+            limit_s: So long for a disk that only takes long.
+            deadline: Until then for one that fails.
+        """
         pump = self._pump
-        number = pump.ledger.last_undurable()
+        ledger = pump.ledger
+        number = ledger.last_undurable()
         if self._config.spool == "on_error":
             pump.spill_all()
-        if not pump.wait(lambda: pump.ledger.spooled(number), limit_s) and pump.ledger.failure is None:
-            log.error(
-                "Not everything could be made durable within %.0f s of close()",
-                limit_s,
-                client_id=self.client_id,
-                event="not_durable",
-            )
+        began = time.monotonic()
+        while not pump.wait(lambda: ledger.spooled(number), _DISK_STEP_S) and ledger.failure is None:
+            now = time.monotonic()
+            given_up = deadline is not None and now >= deadline and ledger.disk_trouble
+            if given_up or now >= began + limit_s:
+                log.error(
+                    "Not everything could be made durable within %.0f s of close().%s",
+                    now - began,
+                    self._disk_cause(),
+                    client_id=self.client_id,
+                    event="not_durable",
+                )
+                return

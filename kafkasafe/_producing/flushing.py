@@ -34,7 +34,8 @@ class Flushing(Calling):
             timeout: Seconds, None for ever.
 
         Raises:
-            KafkaTimeoutError: Not everything in time. It is on disk and will be delivered; callbacks will be called.
+            KafkaTimeoutError: Not everything in time. The message says what is on disk and will be delivered, and what
+                is in memory only; callbacks will be called.
             SpoolWriteError: There is no memory to encode what was accepted. The next call tries again.
             UndecidableError: A batch is parked (`on_undecidable="raise"`).
             WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
@@ -99,15 +100,27 @@ class Flushing(Calling):
         # Also where nothing is left to wait for: then it was given up.
         self._raise_failure()
         if not finished:
-            where = "in memory, as long as this producer lives," if self._config.in_memory else "in the spool"
             doubted = self._doubted()
             what = "Not every record was acknowledged"
             if delivered and doubted:
                 what = f"Whether {doubted} still has all acknowledged records was not known"
             raise kafka_errors.KafkaTimeoutError(
-                f"{what} within {timeout} s; they are {where} and will be delivered."
+                f"{what} within {timeout} s; {self._where_they_are(number)}.{self._disk_cause()}"
                 f"{self._network_cause()}{because(pump.refused())}"
             )
+
+    def _where_they_are(self, number: int) -> str:
+        """What is not acknowledged up to this number, for people."""
+        if self._config.in_memory:
+            return "they are in memory, as long as this producer lives, and will be delivered"
+        ledger = self._pump.ledger
+        unfinished, memory = ledger.unfinished_records(number), ledger.undurable_records(number)
+        if not memory:
+            return "they are in the spool and will be delivered"
+        only = "in memory only, and lost if this process ends before they are written"
+        if memory >= unfinished:
+            return f"they are {only}"
+        return f"{unfinished - memory} of them are in the spool and will be delivered, {memory} are {only}"
 
     def flush_spool(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
@@ -155,7 +168,9 @@ class Flushing(Calling):
         if spooled:
             return
         if not self._config.in_memory:
-            raise kafka_errors.KafkaTimeoutError(f"Not every record was on disk within {timeout} s")
+            raise kafka_errors.KafkaTimeoutError(
+                f"Not every record was on disk within {timeout} s.{self._disk_cause()}"
+            )
         ledger.raise_parked()
         self._raise_wrong_cluster()
         raise kafka_errors.KafkaTimeoutError(

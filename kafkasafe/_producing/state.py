@@ -105,6 +105,11 @@ class State(OfOneProcess):
         if isinstance(self._closed, ForkedProcessError):
             self._raise_closed()
 
+    def _disk_cause(self) -> str:
+        """For the end of a message: why nothing becomes durable for now."""
+        trouble = self._pump.ledger.disk_trouble
+        return f" The spool takes nothing for now: {trouble}." if trouble else ""
+
     def _network_cause(self) -> str:
         """For the end of a message."""
         error = self._transport.last_error

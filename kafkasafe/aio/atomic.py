@@ -74,7 +74,7 @@ class BatchOutcome:
         )
         if not in_time:
             raise kafka_errors.KafkaTimeoutError(
-                f"The batch was not durable after {timeout} s.{outcome._because()}"
+                f"The batch was not durable after {timeout} s.{outcome._producer._disk_cause()}{outcome._because()}"
             )
         outcome.durable(0.0)
         return self

@@ -170,7 +170,7 @@ class Gate:
             if deadline is None:
                 deadline = now + producer._config.max_block_s
             if now >= deadline:
-                producer._raise_no_room()
+                producer._raise_no_room(producer._needed())
             # What lingers takes room as well.
             await self._worker.run(producer._seal_all)
             ledger, needed = producer._pump.ledger, producer._needed()

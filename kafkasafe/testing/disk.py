@@ -273,10 +273,14 @@ class Disk:
 
     def _tree(self) -> Iterator[tuple[Path, _Names]]:
         """Each directory that a path leads to, with the names in it."""
+        return ((path, self._directories[node]) for path, node in self._tree_nodes())
+
+    def _tree_nodes(self) -> Iterator[tuple[Path, int]]:
         todo = [(Path("/"), _ROOT)]
         for path, directory in todo:
-            names = self._directories[self._mounts.get(directory, directory)]
-            yield path, names
+            node = self._mounts.get(directory, directory)
+            names = self._directories[node]
+            yield path, node
             todo += [(path / name, node) for name, node in names.items() if node in self._directories]
 
     def put(self, path: Path, content: bytes) -> None:
@@ -618,6 +622,11 @@ class DiskFiles:
             return None
         node = names.get(name)
         return None if node is None else self._identity(self.disk._mounts.get(node, node))
+
+    def path_of(self, handle: int) -> Path | None:
+        """See `Files`."""
+        wanted = self._handles[handle][0]
+        return next((path for path, node in self.disk._tree_nodes() if node == wanted), None)
 
     def _identity(self, node: int) -> Identity:
         return self.disk._device(node), node

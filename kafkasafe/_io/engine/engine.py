@@ -21,7 +21,7 @@ from kafkasafe._io.engine.inquiries import Inquiries
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.lane_keeper import LaneKeeper
-from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.ledger import Elsewhere, Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import (
     AdoptAsked,
@@ -65,7 +65,7 @@ from kafkasafe._io.engine.surroundings import Surroundings
 from kafkasafe._io.engine.topics import TOPIC_POLL_S, Topics
 from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.lanes import LaneLock
-from kafkasafe.errors import DeliveryTimeoutError
+from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 
 __all__ = ["Engine"]
 
@@ -104,6 +104,8 @@ class Engine:
         self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
         self.left_records = 0
         """At the end: how many records wait on disk."""
+        self.left_elsewhere: Elsewhere | None = None
+        """At the end: where those of the own lane are, should that not be where its path leads."""
         self.left_doubted: Sequence[tuple[str, int]] = ()
         """At the end: partitions of which it is not known whether they still have what was acknowledged."""
         self.predecessor: Predecessor
@@ -268,6 +270,9 @@ class Engine:
         """Close network and lanes. What has no fate yet gets an error; on disk it stays for the next owner."""
         lanes = self._ground.lanes
         if not self._ground.config.in_memory:
+            with contextlib.suppress(SpoolError):
+                self.disk.look_at_places()
+            self.left_elsewhere = self.places.at_end(self._ground.own)
             self.left_records = sum(lane.journal.spooled_records for lane in lanes)
         self.left_doubted = [
             lane.journal.address(number) for lane in lanes for number in lane.journal.doubted
@@ -286,6 +291,7 @@ class Engine:
                 " the spool, and the next producer on this spool directory delivers it: do not send it again"
             ),
             final=False,
+            elsewhere=self.left_elsewhere,
         )
 
     def drive(self, lane: Lane) -> None:

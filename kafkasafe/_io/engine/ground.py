@@ -81,6 +81,8 @@ class Ground:
         self.stop = False
         self.closing = False
         self.abandon = False
+        self.close_by = float("inf")
+        """When a disk that fails is not waited for any more, monotonic seconds."""
         self.cluster_id: str | None = None
         self.stranger: WrongClusterError | None = None
         """What was accepted is for another cluster than the one that answers: the producer ends."""
@@ -104,6 +106,10 @@ class Ground:
     def timer(self, delay_s: float, message: Message) -> None:
         """Take a step with this message then."""
         heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), message))
+
+    def hurry(self, close_by: float) -> None:
+        """A disk that fails is not tried again after that, monotonic seconds."""
+        self.close_by = close_by
 
     def progressed(self) -> None:
         """The fate of a batch came nearer."""

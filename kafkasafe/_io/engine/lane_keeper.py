@@ -442,7 +442,7 @@ class LaneKeeper:
         with contextlib.suppress(SpoolError):
             self._disk.look_at_place(lane)
         for attempt in range(1, _LAST_WRITES):
-            if self._disk.write_out(lane):
+            if self._disk.write_out(lane) or self._ground.clock.monotonic() >= self._ground.close_by:
                 break
             self._ground.sleep(self._ground.backoff.pause_s(attempt))
         try:

@@ -16,6 +16,8 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Reversible, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kafkasafe._core import journal as j
@@ -30,19 +32,39 @@ from kafkasafe.errors import (
     DataLossError,
     DeliveryTimeoutError,
     KafkaSafeError,
+    Limit,
     SpoolCorruptError,
+    SpoolError,
     SpoolWriteError,
     UndecidableError,
     WrongClusterError,
 )
 
-__all__ = ["BACKLOG_BYTES", "FREE_BYTES", "Ledger"]
+__all__ = ["BACKLOG_BYTES", "FREE_BYTES", "Elsewhere", "Ledger"]
 
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
 _NONE: Final = float("inf")
 FREE_BYTES: Final = 4 * 1024 * 1024
 """Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A lane that is not where its path leads, at the end of its producer.
+
+    Attributes:
+        path: Where it belongs.
+        at: Where it is; None: it was deleted.
+        records: So many waited in it.
+    """
+
+    path: Path
+    at: Path | None
+    records: int
+
+    def __str__(self) -> str:
+        return f"{self.path}, which was deleted" if self.at is None else str(self.at)
 
 
 class Ledger:
@@ -185,6 +207,23 @@ class Ledger:
         # In this order: what is sent again is known before the doubt ends.
         return not self.doubted and not self.left_behind and self.flushed(max(number, self._revived_number))
 
+    def lacks(self, needed: int) -> tuple[Limit, str]:
+        """Why there is no room for `needed` more bytes: the limit, and for people. From any thread."""
+        config = self._config
+        limit: Limit = "spool_max_bytes"
+        if config.in_memory:
+            return limit, f"{self.backlog:,} bytes wait, and spool_max_bytes is {config.spool_max_bytes:,}"
+        if self.disk_trouble:
+            waiting = f"{self.backlog:,} bytes wait to be written"
+            return "disk", f"{waiting}, and the spool takes nothing for now: {self.disk_trouble}"
+        used = self.used + self.backlog
+        if used + needed > config.spool_max_bytes - config.spool_segment_bytes:
+            return limit, f"{used:,} bytes are taken, spool_max_bytes is {config.spool_max_bytes:,}"
+        if self.free < self.backlog + needed + FREE_BYTES:
+            kept = f"{FREE_BYTES:,} are kept for what delivery needs"
+            return "volume", f"the volume has {self.free:,.0f} bytes left, of which {kept}"
+        return "disk", f"{self.backlog:,} bytes wait to be written, the disk does not keep up"
+
     def revive(self, parcel: Parcel) -> None:
         """It is without a fate again."""
         with self.lock:
@@ -229,6 +268,11 @@ class Ledger:
         """Records without a fate in parcels up to this number, about: packed ones all count once one of them does."""
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)
+
+    def undurable_records(self, number: int) -> int:
+        """Records that are not on disk, nor in the cluster, in parcels up to this number."""
+        waiting = list(self.undurable.values())
+        return sum(p.count for p in waiting if p.number <= number and not p.done)
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
         """Their batches are packed: only those that callers have are remembered."""
@@ -387,20 +431,22 @@ class Ledger:
             parcel.error = error
             self.finish(parcel)
 
-    def fail(self, error: BaseException, *, final: bool = True) -> None:
-        """The end of the producer: everything without a fate gets the error."""
+    def fail(self, error: BaseException, *, final: bool = True, elsewhere: Elsewhere | None = None) -> None:
+        """The end of the producer: everything without a fate gets the error.
+
+        Args:
+            error: Of what is durable.
+            final: It ended by this error.
+            elsewhere: Where the own lane is, should that not be where its path leads.
+        """
         with self.lock:
             if final:
                 self.failure = error
             undone = [*self.open.values(), *list(self._live.values())]
-            lost: KafkaSafeError = SpoolWriteError(
-                f"{len(self.undurable)} batches of accepted records were not on disk when the producer ended: they are"
-                " lost with it unless the cluster has them. Everything that durable(), flush_spool() or get() confirmed"
-                " is safe"
-            )
+            lost: KafkaSafeError = self._not_durable(elsewhere)
             if self._config.in_memory:
                 lost = error = self._lost_from_memory(error, final=final)
-            if self.undurable and self.failure is None:
+            if self.failure is None and (self.undurable or isinstance(lost, SpoolCorruptError)):
                 self.failure = lost
             self.open.clear()
             self._live.clear()
@@ -412,6 +458,31 @@ class Ledger:
             self.waiters.notify_all()
         for parcel in undone:
             self.abort(parcel, error if parcel.durable or final else lost)
+
+    def _not_durable(self, elsewhere: Elsewhere | None) -> SpoolError:
+        """The end of what was accepted and is not durable, and of what was durable in a lane that is gone."""
+        records = sum(parcel.count for parcel in self.undurable.values())
+        why = f" ({self.disk_trouble})" if self.disk_trouble else ""
+        accepted = (
+            f"{counted(records, 'record')} {'was' if records == 1 else 'were'} accepted and not durable"
+        )
+        safe = "Everything that durable(), flush_spool() or get() confirmed is safe"
+        if elsewhere is None:
+            return SpoolWriteError(
+                f"{accepted} when the producer ended{why}: lost with it, unless the cluster has them. {safe}"
+            )
+        if elsewhere.at is not None:
+            return SpoolWriteError(
+                f"{accepted} when the producer ended{why}. What is written is in {elsewhere}, where the next producer"
+                f" does not look: move it to {elsewhere.path}, or deliver it with kafkasafe spool drain. {safe}"
+            )
+        return SpoolCorruptError(
+            f"{elsewhere.path} was deleted while its producer worked, and could not be made again{why}:"
+            f" {counted(elsewhere.records, 'record')} that waited there"
+            f" {'is' if elsewhere.records == 1 else 'are'} lost with this producer, unless the cluster has"
+            f" {'it' if elsewhere.records == 1 else 'them'}" + (f"; and {accepted}" if records else ""),
+            damage=(f"{elsewhere.path}: deleted",),
+        )
 
     def _lost_from_memory(self, error: BaseException, *, final: bool) -> DeliveryTimeoutError:
         """`spool="never"`: the end of what no answer came for. Called with `lock` held."""

@@ -24,7 +24,7 @@ from typing import Final
 from kafkasafe import events
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.ledger import Ledger
+from kafkasafe._io.engine.ledger import Elsewhere, Ledger
 from kafkasafe._io.lanes import Standing
 from kafkasafe._io.refusals import counted
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
@@ -128,6 +128,12 @@ class PlaceKeeper:
             return not lane.lock.lost
         return self._problem(lane) is None or self._restore(lane)
 
+    def at_end(self, lane: Lane) -> Elsewhere | None:
+        """At the end, where a lane is that could not be restored; None for one that is in place."""
+        if lane not in self._troubles:
+            return None
+        return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.spooled_records)
+
     def look_at_link(self) -> None:
         """Whether `spool_dir` as it was given still leads to the directory: a deploy may switch a link."""
         given, path = self._config.spool_dir_given, self._ground.directory.path
@@ -211,15 +217,17 @@ class PlaceKeeper:
         trouble.next_at = self._ground.clock.monotonic() + pause_s
         if lane.own:
             self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
+        at = lane.lock.found_at
         self._log.seldom(
             logging.ERROR,
             "spool_displaced",
             lane.name,
-            "%s: %s while its producer works (%s), and cannot be restored: %s. Nothing is called durable until it is."
+            "%s: %s while its producer works (%s%s), and cannot be restored: %s. Nothing is called durable until it is."
             " It is tried again",
             lane.name,
             _WORDS[trouble.problem],
             lane.lock.path,
+            "" if at in {None, lane.lock.path} else f" is {at} now",
             error,
             lane=lane.name,
             path=str(lane.lock.path),
