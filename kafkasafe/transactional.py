@@ -147,9 +147,10 @@ class _Transaction(AtomicBatch):
 
     def abort(self) -> None:
         """Forget it; errbacks are called."""
+        chunks = list(self._chunks)  # dropping forgets them
         self.drop()
         self.aborted = True
-        for chunk in self._chunks:
+        for chunk in chunks:
             calls = list(zip(chunk.errbacks[::2], chunk.errbacks[1::2], strict=False))
             if calls:
                 functions = [call for _, call in calls]

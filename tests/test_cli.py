@@ -194,7 +194,12 @@ def spool(tmp_path):
     data = [batch.encode(None, [b"v"] * 3, timestamps=0) for _ in range(3)]
     batch.stamp_identity(data[0], 7, 0, 0)
     log.write_group(
-        [marks.Destination(1, "orders", 2), marks.Destination(2, "new", -1)],
+        [
+            marks.Destination(1, "orders", 2),
+            # The partition's end is noted: from here on, what has an id may be sent.
+            marks.State(1, 0, -1, 0, bytes(16)),
+            marks.Destination(2, "new", -1),
+        ],
         list(zip([1, 1, 2], data, strict=True)),
     )
     log.sync()
