@@ -209,7 +209,14 @@ class SpoolWriteError(SpoolError):
     """A write or fsync failed, or there was no memory to encode what was to be written.
 
     What was durable before still is; the failed group was not promised to anybody.
+
+    Attributes:
+        full: The disk has no room, or a quota is used up.
     """
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
 
 
 Limit: TypeAlias = Literal["", "spool_max_bytes", "volume", "disk"]

@@ -338,6 +338,14 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ),
                     ("sum by (client_id) (kafkasafe_spool_corrupt_total[])", "{{client_id}} damaged ranges"),
                     (
+                        "sum by (client_id) (kafkasafe_spool_displaced_total[])",
+                        "{{client_id}} moved or deleted files",
+                    ),
+                    (
+                        "sum by (client_id) (kafkasafe_spool_displaced_lanes[])",
+                        "{{client_id}} displaced lanes",
+                    ),
+                    (
                         "sum by (client_id) (kafkasafe_spool_full_total[])",
                         "{{client_id}} sends refused: full",
                     ),

@@ -624,8 +624,9 @@ class Spool:
         return self._error(what, error)
 
     def _error(self, what: str, error: OSError) -> SpoolWriteError:
-        hint = "; make room and it goes on" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
-        return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}")
+        full = error.errno in _NO_ROOM
+        hint = "; make room and it goes on" if full else ""
+        return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=full)
 
     def _put_back(self) -> None:
         """Remove what was written behind the promised position. A file whose fsync failed is not written again."""

@@ -27,7 +27,7 @@ _FRAMES: Final = 40
 """More than accepting and sealing a record take, but for a partitioner of the user's."""
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
-    "volume": "Make room on the volume, or wait for the cluster.",
+    "volume": "Make room on the disk, or wait for the cluster.",
     "disk": "Look at the disk.",
     "": "",
 }

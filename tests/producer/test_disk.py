@@ -243,7 +243,8 @@ def test_a_full_disk(broker, producers, quota, honest):
     broker.proxy.refuse()
     broker.proxy.cut()
     count, error, _ = fill(producer, topic, first=first)
-    assert "make room on the disk" in str(error)
+    assert error.limit == "volume"
+    assert "Make room on the disk" in str(error)
     assert "everything accepted before is kept" in str(error)
     assert count > 30
     if not honest:

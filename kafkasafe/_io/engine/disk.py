@@ -104,7 +104,7 @@ class DiskWriter:
     def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
         lane.write_attempt += 1
         if lane.own and not self._places.in_trouble(lane):
-            self._ledger.disk_failed(str(error))
+            self._ledger.disk_failed(str(error), full=error.full)
         self._ground.counters["spool_write_errors"] += 1
         self._log.seldom(
             logging.WARNING,

@@ -97,6 +97,8 @@ class Ledger:
         """Bytes left on the disk when that was last measured; infinite where it cannot be: writing will tell."""
         self.disk_trouble = ""
         """Why nothing becomes durable for now; empty while it does."""
+        self.disk_full = False
+        """It is for lack of room."""
         self.failure: BaseException | None = None
         self.wrong_cluster: WrongClusterError | None = None
         """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
@@ -117,8 +119,9 @@ class Ledger:
         self._revived_number = 0
         """Of the newest parcel that is sent again because the cluster lost it."""
 
-    def disk_failed(self, why: str) -> None:
-        """What is accepted cannot be made durable for now."""
+    def disk_failed(self, why: str, *, full: bool = False) -> None:
+        """What is accepted cannot be made durable for now; `full`: for lack of room."""
+        self.disk_full = full
         self.disk_trouble = why
 
     def disk_works(self) -> None:
@@ -215,7 +218,10 @@ class Ledger:
             return limit, f"{self.backlog:,} bytes wait, and spool_max_bytes is {config.spool_max_bytes:,}"
         if self.disk_trouble:
             waiting = f"{self.backlog:,} bytes wait to be written"
-            return "disk", f"{waiting}, and the spool takes nothing for now: {self.disk_trouble}"
+            return (
+                "volume" if self.disk_full else "disk",
+                f"{waiting}, and the spool takes nothing for now: {self.disk_trouble}",
+            )
         used = self.used + self.backlog
         if used + needed > config.spool_max_bytes - config.spool_segment_bytes:
             return limit, f"{used:,} bytes are taken, spool_max_bytes is {config.spool_max_bytes:,}"
