@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kafkasafe._core import marks as m
@@ -362,7 +363,7 @@ class Pump:
         return (
             (self.ledger.idle() and not self._inbox)
             or hopeless
-            or self._ground.patience_ends(patience, began) <= time.monotonic()
+            or self.patience_ends(patience, began) <= time.monotonic()
         )
 
     def is_current_thread(self) -> bool:
@@ -429,7 +430,7 @@ class Pump:
         if self._inbox or self._ground.stop:
             return
         if self._retiring is not None:
-            due = min(due, self._ground.patience_ends(self._retiring[1], self._retiring[0]))
+            due = min(due, self.patience_ends(self._retiring[1], self._retiring[0]))
         due = min(due, self.engine.due)
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
 
@@ -455,9 +456,9 @@ class Pump:
         return self.engine.endings.refused_partitions
 
     @property
-    def left_records(self) -> int:
-        """At the end: how many records wait on disk."""
-        return self.engine.left_records
+    def left(self) -> Mapping[Path, int]:
+        """At the end: how many records wait on disk, by spool directory."""
+        return self.engine.left
 
     @property
     def left_elsewhere(self) -> Elsewhere | None:
@@ -490,5 +491,5 @@ class Pump:
         self.engine.topics.want(topic)
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """When somebody who waits for deliveries since `began` gives up, monotonic seconds."""
-        return self._ground.patience_ends(patience, began)
+        """When a caller that waits for deliveries since `began` gives up, monotonic seconds."""
+        return self.engine.patience_ends(patience, began)

@@ -57,8 +57,15 @@ class Siblings:
         self._known: dict[Path, tuple[_Content, tuple[int, int]]] = {}
         """By lane: its content when it was read, and the (batches, records) that waited then."""
 
-    def look(self, stop: Callable[[], bool] = lambda: False) -> list[LeftBehind]:
-        """All that were left behind, by path; what `stop` leaves out is found the next time."""
+    def look(
+        self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
+    ) -> list[LeftBehind]:
+        """All that were left behind, by path; what `stop` leaves out is found the next time.
+
+        Args:
+            stop: Whether to end early.
+            same_client: Only those of this client id.
+        """
         try:
             names = sorted(self._files.list(self._own.parent))
         except OSError:
@@ -68,6 +75,8 @@ class Siblings:
             if stop():
                 break
             path = self._own.parent / name
+            if same_client and _client(path) != _client(self._own):
+                continue
             if path == self._own or not (path / "FORMAT").is_file():
                 continue
             try:

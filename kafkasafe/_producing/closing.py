@@ -46,8 +46,10 @@ class Closing(Flushing):
     def close(self, timeout: float | None = None) -> None:
         """Make everything durable, deliver what can be delivered, and let go of the spool.
 
-        What is not delivered by then stays on disk; the next producer on the directory delivers it, and a warning says
-        how many records those are. With `spool="never"` it is lost, and that is raised. Calling it again does nothing.
+        That includes what earlier producers left and this one adopted: in its directory, and in directories beside a
+        default one. What is not delivered by then stays on disk; the next producer on the directory delivers it, and a
+        warning for each directory says how many records those are. With `spool="never"` it is lost, and that is raised.
+        Calling it again does nothing.
         At the end of the interpreter it is called for those who did not.
 
         Args:
@@ -154,8 +156,15 @@ class Closing(Flushing):
             return pump.patience_ends(patience, began) if timeout is None else began + timeout
 
         while True:
+            planned = end()
+
+            def look_up(planned: float = planned) -> bool:
+                # The end comes nearer when a lane has been read that is large.
+                return pump.ledger.idle() or end() < planned
+
+            pump.wait(look_up, max(0.0, planned - time.monotonic()))
             if (
-                pump.wait(pump.ledger.idle, max(0.0, end() - time.monotonic()))
+                pump.ledger.idle()
                 or pump.ledger.failure is not None
                 or pump.ledger.parked
                 or pump.ledger.wrong_cluster is not None
@@ -175,42 +184,44 @@ class Closing(Flushing):
                 client_id=self.client_id,
                 event="acked_loss_unknown",
             )
-        records = self._pump.left_records
-        if not records:
-            return
+        left = dict(self._pump.left)
         elsewhere = self._pump.left_elsewhere
-        if elsewhere is not None:
+        if elsewhere is not None and elsewhere.records:
+            left[elsewhere.path.parent] -= elsewhere.records
             log.error(
                 "%d record%s not delivered, and the next producer on %s does not find %s: they are in %s.%s",
-                records,
-                " is" if records == 1 else "s are",
+                elsewhere.records,
+                " is" if elsewhere.records == 1 else "s are",
                 self._config.spool_dir,
-                "it" if records == 1 else "them",
+                "it" if elsewhere.records == 1 else "them",
                 elsewhere,
                 self._disk_cause(),
                 client_id=self.client_id,
                 lane=self.lane,
-                records=records,
+                records=elsewhere.records,
                 path=str(elsewhere),
                 event="records_left",
             )
-            return
-        servers = self._config.kafka["bootstrap_servers"]
-        directory = str(self._config.spool_dir)
-        log.warning(
-            "%d record%s not delivered, waiting in %s: the next producer on that directory delivers what waits, or"
-            " kafkasafe spool drain %s -b %s",
-            records,
-            " is" if records == 1 else "s are",
-            directory,
-            shlex.quote(directory),
-            servers if isinstance(servers, str) else ",".join(servers),
-            client_id=self.client_id,
-            lane=self.lane,
-            records=records,
-            path=directory,
-            event="records_left",
-        )
+        given = self._config.kafka["bootstrap_servers"]
+        servers = given if isinstance(given, str) else ",".join(given)
+        # Another spelling of the addresses has a directory of its own, and what is left there stays there.
+        for path, records in sorted(left.items()):
+            if not records:
+                continue
+            log.warning(
+                "%d record%s not delivered, waiting in %s: the next producer on that directory delivers what waits, or"
+                " kafkasafe spool drain %s -b %s",
+                records,
+                " is" if records == 1 else "s are",
+                path,
+                shlex.quote(str(path)),
+                servers,
+                client_id=self.client_id,
+                lane=self.lane,
+                records=records,
+                path=str(path),
+                event="records_left",
+            )
 
     @property
     def _spool_path(self) -> str:

@@ -33,8 +33,11 @@ def lives(some_broker, tmp_path, monkeypatch):
         producer.close(timeout=0)
 
 
-def left_behind(broker, lives, topic: str, *, known: bool = True, **options) -> Path:
-    """A default directory with 20 durable records that did not reach the cluster; `known`: its id is known there."""
+def left_behind(broker, lives, topic: str, *, known: bool = True, waiting: str = "", **options) -> Path:
+    """A default directory with 20 durable records that did not reach the cluster; `known`: its id is known there.
+
+    They are for the topic `waiting`, if it is given.
+    """
     if not known:
         broker.proxy.refuse()
     producer = lives(**options)
@@ -43,11 +46,15 @@ def left_behind(broker, lives, topic: str, *, known: bool = True, **options) -> 
         broker.proxy.refuse()
         broker.proxy.cut()
     for number in range(20):
-        producer.send(topic, b"%d" % number)
+        producer.send(waiting or topic, b"%d" % number)
         producer.flush_spool(30)
     producer.close(timeout=0)
     broker.proxy.restore()
     return Path(producer.spool_dir)
+
+
+def records_left(caplog) -> list:
+    return [record for record in caplog.records if getattr(record, "event", "") == "records_left"]
 
 
 def localhost(broker) -> list[str]:
@@ -78,6 +85,73 @@ def test_another_spelling_of_the_address_delivers_what_the_former_left(some_brok
     # Callers wait for the engine's thread: reading may take minutes.
     assert [name.partition("-look-")[0] for name in readers] == ["kafkasafe"]
     assert not [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
+
+
+def test_a_short_job_delivers_what_another_spelling_left_before_it_ends(some_broker, lives, caplog):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    left_behind(some_broker, lives, topic)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "kafkasafe"):
+        job = lives(localhost(some_broker))
+        job.send(topic, b"own").get(60)
+        job.close()
+    assert logs.drain(60)
+    assert some_broker.end_offset(topic) == 22
+    assert not records_left(caplog)
+
+
+def test_a_job_that_sends_nothing_delivers_what_another_spelling_left(some_broker, lives):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    left_behind(some_broker, lives, topic)
+    lives(localhost(some_broker)).close()
+    assert some_broker.end_offset(topic) == 21
+
+
+def test_what_another_spelling_left_and_is_not_delivered_is_named_with_its_own_directory(
+    some_broker, lives, caplog
+):
+    topic = f"{harness.new_topic(some_broker.cluster, 1)}-missing"
+    former = left_behind(some_broker, lives, topic.removesuffix("-missing"), waiting=topic)
+    seen: list = []
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "kafkasafe"):
+        job = lives(localhost(some_broker), on_event=seen.append, allow_auto_create_topics=False)
+        job.send(topic, b"own")
+        job.flush_spool(60)
+        harness.until(lambda: any(isinstance(e, events.LaneAdopted) for e in seen), 60, "the adoption")
+        job.close(timeout=0)
+    assert logs.drain(60)
+    some_broker.cluster.create_topic(topic, 1)
+    lines = records_left(caplog)
+    assert {line.path: line.records for line in lines} == {str(former): 20, str(job.spool_dir): 1}
+    for line in lines:
+        # As the message says.
+        command = shlex.split(line.getMessage().rpartition("or ")[2])
+        assert command[3] == line.path
+        result = CliRunner().invoke(cli.app, [*command[1:], "--timeout", "60s"])
+        assert (result.exit_code, f"{line.records} record" in result.output) == (0, True), result.output
+    assert some_broker.end_offset(topic) == 21
+
+
+def test_in_an_outage_the_directory_of_another_spelling_is_named_as_well(
+    some_broker, lives, caplog, monkeypatch
+):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    with lives(localhost(some_broker)) as job:  # from now on its directory knows its cluster
+        job.send(topic, b"own").get(60)
+    former = left_behind(some_broker, lives, topic)
+    monkeypatch.setattr("kafkasafe._producing.closing._CLOSE_IDLE_S", 0.2)
+    some_broker.proxy.refuse()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "kafkasafe"):
+        lives(localhost(some_broker)).close()
+        with lives(localhost(some_broker), client_id="another") as job:
+            job.send(topic, b"another's")
+    assert logs.drain(60)
+    assert [(line.path, line.records) for line in records_left(caplog)] == [
+        (str(former), 20),
+        (str(job.spool_dir), 1),
+    ]
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -6,11 +6,14 @@ them, again and again, and `shut` at the end, all on one thread. Other threads l
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from kafkasafe._core import journal as j
+from kafkasafe._core.patience import Patience
 from kafkasafe._io.engine.absences import Absences
 from kafkasafe._io.engine.binding import Binding
 from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
@@ -99,11 +102,11 @@ class Engine:
         self.endings = Endings(ground, ledger, disk, self._losses)
         self._order = Order(ground)
         self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings, self._order)
-        self.surroundings = Surroundings(ground, disk, self._lanes)
+        self.surroundings = Surroundings(ground, ledger, disk, self._lanes)
         self._binding = Binding(ground, ledger)
         self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
-        self.left_records = 0
-        """At the end: how many records wait on disk."""
+        self.left: Mapping[Path, int] = {}
+        """At the end: how many records wait on disk, by spool directory."""
         self.left_elsewhere: Elsewhere | None = None
         """At the end: where those of the own lane are, should that not be where its path leads."""
         self.left_doubted: Sequence[tuple[str, int]] = ()
@@ -139,6 +142,7 @@ class Engine:
 
     def begin(self) -> None:
         """Before the first turn."""
+        self.surroundings.begin()
         config, timer = self._ground.config, self._ground.timer
         timer(0.0, ChoreDue(Chore.ADOPT))
         timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
@@ -202,6 +206,8 @@ class Engine:
                 failure = self._lanes.read(path)
                 if failure is not None:
                     self.surroundings.refused(path.parent, failure)
+                if not self._lanes.reads(path.parent):
+                    self.surroundings.read(path.parent)
             case AdoptAsked():
                 self._lanes.adopt_now()
             case ChoreDue(chore):
@@ -255,6 +261,14 @@ class Engine:
             if self.ledger.waiters:
                 self._lanes.adopt_now()
 
+    def patience_ends(self, patience: Patience, began: float) -> float:
+        """When a caller that waits for deliveries since `began` gives up, monotonic seconds. From any thread.
+
+        Reading a spool of gigabytes takes longer than anything else that makes no progress.
+        """
+        reads = self._lanes.reads() or self.surroundings.looking
+        return self._ground.patience_ends(patience, began, paused=reads)
+
     @property
     def due(self) -> float:
         """When the next turn is due though nothing comes from outside."""
@@ -273,7 +287,7 @@ class Engine:
             with contextlib.suppress(SpoolError):
                 self.disk.look_at_places()
             self.left_elsewhere = self.places.at_end(self._ground.own)
-            self.left_records = sum(lane.journal.spooled_records for lane in lanes)
+            self.left = self._left_on_disk()
         self.left_doubted = [
             lane.journal.address(number) for lane in lanes for number in lane.journal.doubted
         ]
@@ -293,6 +307,15 @@ class Engine:
             final=False,
             elsewhere=self.left_elsewhere,
         )
+
+    def _left_on_disk(self) -> Mapping[Path, int]:
+        left: collections.Counter[Path] = collections.Counter()
+        for lane in self._ground.lanes:
+            left[lane.lock.path.parent] += lane.journal.spooled_records
+        # Of lanes that are not open yet, what was counted when their directory was found.
+        for directory, records in self.surroundings.unread.items():
+            left[directory] = max(left[directory], records)
+        return {directory: records for directory, records in left.items() if records}
 
     def drive(self, lane: Lane) -> None:
         """Carry out what the journal decides until there is nothing more to do now."""

@@ -115,9 +115,16 @@ class Ground:
         """The fate of a batch came nearer."""
         self.last_progress = self.clock.monotonic()
 
-    def patience_ends(self, patience: Patience, began: float) -> float:
-        """When somebody who waits for deliveries since `began` gives up, monotonic seconds."""
-        return patience.ends_at(began, self.last_progress, self.pause_until)
+    def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
+        """When a caller that waits for deliveries since `began` gives up, monotonic seconds.
+
+        Args:
+            patience: The caller's.
+            began: When it began to wait.
+            paused: A pause is under way whose end is not known: it counts as far as `patience` has pauses at all.
+        """
+        until = float("inf") if paused else self.pause_until
+        return patience.ends_at(began, self.last_progress, until)
 
     def leader_epoch(self, topic: str, partition: int) -> int:
         """As the metadata says, -1 while it says nothing."""

@@ -278,6 +278,7 @@ class LaneKeeper:
         self._ground.lanes.remove(lane)
         self._endings.publish_refused()
         self.close_lane(lane)
+        self._ledger.let_go(lane.lock.path)
         if lane.lock.path.parent == self._ground.directory.path:
             self._expected(lane.lock.number)
 
@@ -319,6 +320,7 @@ class LaneKeeper:
     def adopt_lane(self, lock: LaneLock) -> None:
         """Have a lane, of any directory, read back beside; then it is drained."""
         self._reading.add(lock.path)
+        self._ledger.adopt(lock.path)
         self._ground.beside(functools.partial(self._read_beside, lock))
 
     def _read_beside(self, lock: LaneLock) -> None:
@@ -338,6 +340,11 @@ class LaneKeeper:
         if isinstance(result, _Read):
             self.close_lane(result.lane)
 
+    def reads(self, directory: Path | None = None) -> bool:
+        """Whether a lane (of this directory) is being read. From any thread."""
+        reading = self._reading.copy()
+        return bool(reading) if directory is None else any(path.parent == directory for path in reading)
+
     def read(self, path: Path) -> SpoolError | None:
         """A lane to be drained was read back; why one of another directory could not be."""
         with self._lock:
@@ -345,8 +352,11 @@ class LaneKeeper:
         self._reading.discard(path)
         if result is None:
             return None
+        self._ground.progressed()
+        self._ledger.waiters.notify_all()
         own = path.parent == self._ground.directory.path
         if isinstance(result, SpoolError):
+            self._ledger.let_go(path)
             if not own:
                 return result
             self._failed(self._ground.directory.number_of(path.name), result)

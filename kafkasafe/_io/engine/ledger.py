@@ -112,6 +112,8 @@ class Ledger:
         """Partitions of the own lane where acknowledged records may be gone: the cluster is being asked."""
         self.left_behind: set[int] = set()
         """Lanes without an owner in which something waited when this producer began, and still does."""
+        self._adopted: set[Path] = set()
+        self._seeks_siblings = False
         self.names: dict[str, BaseException | None] = {}
         """Transactional ids of users that were taken over (None), or that the cluster refuses."""
         self.name_trouble: dict[str, str] = {}
@@ -329,15 +331,37 @@ class Ledger:
         """Number of the newest parcel that is not durable."""
         return last(self.undurable)
 
-    def idle(self) -> bool:
-        """Nothing of the own lane is unfinished, or doubted, and nothing is left that was left behind at the start.
+    def seek_siblings(self, *, on: bool) -> None:
+        """Whether directories beside the own one may hold records that this producer is to adopt."""
+        with self.lock:
+            self._seeks_siblings = on
+            self.waiters.notify_all()
 
-        In memory also what `delivery_timeout_ms` gave up: nothing else has it, so who leaves loses it.
+    def adopt(self, lane: Path) -> None:
+        """The lane of a producer that ended is being read, and then delivered by this one."""
+        with self.lock:
+            self._adopted.add(lane)
+
+    def let_go(self, lane: Path) -> None:
+        """An adopted lane is delivered, cannot be read, or is another producer's."""
+        with self.lock:
+            self._adopted.discard(lane)
+            self.waiters.notify_all()
+
+    def idle(self) -> bool:
+        """Nothing is left for which `close` waits.
+
+        That is: nothing in the own lane is unfinished or doubted, nothing is left of what earlier producers had left
+        in the own directory at the start, no adopted lane holds anything, of whichever directory, and no directory
+        beside the own one may hold anything to adopt. In memory also nothing that `delivery_timeout_ms` gave up:
+        no file has those records.
         """
         return (
             not self.doubted
             and not self.unfinished
             and not self.left_behind
+            and not self._seeks_siblings
+            and not self._adopted
             and not (self._config.in_memory and self.undurable)
         )
 

@@ -11,6 +11,7 @@ from kafkasafe import events
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane_keeper import LaneKeeper
+from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue, LookedAround
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.siblings import LeftBehind, Siblings
@@ -24,8 +25,9 @@ _LOOK_AROUND_EVERY_S: Final = 60.0
 class Surroundings:
     """See the module."""
 
-    def __init__(self, ground: Ground, disk: DiskWriter, lanes: LaneKeeper) -> None:
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, lanes: LaneKeeper) -> None:
         self._ground = ground
+        self._ledger = ledger
         self._log = ground.log
         self._config = ground.config
         self._disk = disk
@@ -38,25 +40,58 @@ class Surroundings:
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
         # By directory: what it held when its lanes were taken, to be read.
         self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
+        self._looks_first = False
+        self.looking = False
+        """What is beside is being read."""
         self.left_behind_records = 0
+        self.unread: dict[Path, int] = {}
+        """Directories of this producer's cluster and client id whose lanes it has not opened yet, and their records."""
+
+    def begin(self) -> None:
+        """Before a broker answers: is anything beside that a producer of this cluster would adopt?
+
+        `close` has to know. A program may end as soon as its own records are acknowledged, and another one like it may
+        do the same each time.
+        """
+        if self._siblings is not None:
+            self._looks_first = True
+            self._ledger.seek_siblings(on=True)
+            self._look(self._siblings, same_client=True)
 
     def look_around(self) -> None:
         """What was left behind under another spelling of the addresses, or another client id."""
-        if self._siblings is None or self._ground.closing:
-            return
-        siblings = self._siblings
+        # The first look is followed by another one, if a broker answers meanwhile.
+        if self._siblings is not None and not (self.looking or self._ground.closing):
+            self._look(self._siblings, same_client=False)
+
+    def _look(self, siblings: Siblings, *, same_client: bool) -> None:
+        self.looking = True
 
         def look() -> None:
-            found = siblings.look(lambda: self._ground.closing)
-            self._ground.post(LookedAround(found))
+            found: Sequence[LeftBehind] = ()
+            try:
+                found = siblings.look(lambda: self._ground.closing, same_client=same_client)
+            finally:
+                self._ground.post(LookedAround(found))
 
         self._ground.beside(look)
 
     def looked_around(self, found: Sequence[LeftBehind]) -> None:
         """Adopt what is this producer's own, and say where the rest waits."""
+        self.looking = False
+        self._ground.progressed()
+        self._ledger.waiters.notify_all()
         if self._ground.closing or self._ground.stranger is not None:
             return
+        if self._looks_first:
+            self._looks_first = False
+            if self._ground.cluster_id is None:
+                self._expect(found)
+            else:
+                self.look_around()
+            return
         left = 0
+        self.unread.clear()
         for sibling in found:
             if sibling.cluster_id not in {None, self._ground.cluster_id}:
                 continue  # they wait for another cluster
@@ -66,8 +101,24 @@ class Surroundings:
             left += sibling.records
             self._report(sibling)
         self.left_behind_records = left
+        self._ledger.seek_siblings(on=False)
         self._disk.publish_used()
         self._ground.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
+
+    def _expect(self, found: Sequence[LeftBehind]) -> None:
+        """No broker answered yet. What may be for the cluster that will is for `close` to wait for."""
+        try:
+            own = self._ground.directory.cluster_id()
+        except SpoolError:
+            own = None  # said when the directory is bound to its cluster
+        known = [sibling for sibling in found if sibling.cluster_id is not None]
+        self.unread = {each.path: each.records for each in known if each.cluster_id == own}
+        if not any(own in {None, each.cluster_id} for each in known):
+            self._ledger.seek_siblings(on=False)
+
+    def read(self, path: Path) -> None:
+        """All lanes that were taken of a directory are open, or cannot be read."""
+        self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
         """Whether its lanes are drained now, by us or by others; `refused` says if ours cannot be read."""
@@ -85,6 +136,7 @@ class Surroundings:
                     lock.release()
                     return False
                 self._taken[sibling.path] = sibling.content
+                self.unread[sibling.path] = sibling.records
                 self._lanes.adopt_lane(lock)
         except SpoolError as error:
             self._taken[sibling.path] = sibling.content
