@@ -49,7 +49,7 @@ class KafkaSafeError(KafkaError):
     """Root of every error kafkasafe raises."""
 
     def __str__(self) -> str:
-        # kafka-python's begin with the name of the class, which a traceback has in front of it already.
+        # kafka-python's begin with the name of the class; a traceback, and most loggers, print that name already.
         return Exception.__str__(self) if self.args else type(self).__name__
 
 
@@ -100,10 +100,6 @@ class RejectedError(KafkaSafeError):
     def __reduce__(self) -> tuple[Any, ...]:
         """The class for the code is made, not found by its name."""
         return _rejected, (self.args[0], self.code, self.reason)
-
-    def __str__(self) -> str:
-        """As of every other error, and not with `[Error …]` in front."""
-        return str(KafkaError.__str__(self))
 
 
 class BatchDroppedError(KafkaSafeError):

@@ -9,7 +9,7 @@ import kafka.errors as kafka_errors
 import pytest
 from kafka import KafkaProducer
 
-from kafkasafe import ErrorAction, classify
+from kafkasafe import ErrorAction, classify, errors
 from kafkasafe.config import validate, validate_consumer
 from kafkasafe.errors import ConfigError, DeliveryTimeoutError, RejectedError
 
@@ -23,12 +23,18 @@ def test_a_refusal_is_kafka_pythons_error_of_its_code_but_never_retriable(code):
     assert not isinstance(error, kafka_errors.RetriableError)
     assert not error.retriable
     assert (error.errno, error.code, error.reason, error.message) == (code, code, "why", theirs.message)
-    assert str(error) == "RejectedError: refused"
+    assert str(error) == "refused"
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert (again.args, again.code, again.reason) == (error.args, code, "why")
     assert classify(error).action is ErrorAction.REJECT_RECORD
     assert classify(error).code == code
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_the_text_of_an_error_is_its_message(name):
+    """Loggers print the class as well: "RejectedError RejectedError: The cluster refused…"."""
+    assert str(getattr(errors, name)("what happened")) == "what happened"
 
 
 def test_a_refusal_without_a_known_code():
