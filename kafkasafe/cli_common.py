@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.inspection import inspect
+from kafkasafe._io.lanes import SpoolDirectory, format_lost
 from kafkasafe._io.rejected import RejectedRecords
 from kafkasafe.config import validate
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
 
 __all__ = [
     "CODES",
@@ -36,6 +37,7 @@ __all__ = [
     "Json",
     "Servers",
     "address_of",
+    "cluster_trouble",
     "connection",
     "counted",
     "duration_s",
@@ -158,12 +160,42 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
     Raises:
         BadParameter: It is none.
-        SpoolFormatError: It was written by a newer kafkasafe.
+        SpoolFormatError: It was written by a newer kafkasafe, or lost its file FORMAT.
     """
     directory = directory.resolve()
-    if not (directory / "FORMAT").is_file():
-        raise typer.BadParameter(f"{directory} is not a spool directory", param_hint="DIR")
-    return SpoolDirectory.look(directory, files=OsFiles())
+    files = OsFiles()
+    try:
+        names = files.list(directory)
+        if "FORMAT" in names:
+            return SpoolDirectory.look(directory, files=files)
+        if lost := format_lost(directory, names):
+            raise SpoolFormatError(f"{_waiting_in(SpoolDirectory(directory, files))}{lost}")
+        what = f"it has no file FORMAT, and holds {min(names)!r}" if names else "it is empty"
+    except FileNotFoundError:
+        what = "it does not exist"
+    except NotADirectoryError:
+        what = "it is a file"
+    raise typer.BadParameter(f"{directory} is not a spool directory: {what}", param_hint="DIR")
+
+
+def _waiting_in(lanes: SpoolDirectory) -> str:
+    """The beginning of a sentence about the records that no command shows, empty if there are none."""
+    records = 0
+    for number in lanes.lanes():
+        with contextlib.suppress(SpoolError):
+            found = inspect(lanes.lane_path(number), files=lanes.files)
+            records += sum(waiting.records for waiting in found.waiting)
+            records += sum(rejected.records for rejected in found.rejected)
+    return f"{counted(records, 'UNDELIVERED RECORD', 'UNDELIVERED RECORDS')}: " if records else ""
+
+
+def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
+    """(name, reason) where it cannot be told for which cluster the records are; for `print_unreadable`."""
+    try:
+        lanes.cluster_id()
+    except SpoolError as error:
+        return [("CLUSTER", str(error))]
+    return []
 
 
 def duration_s(text: str, hint: str) -> float:

@@ -97,7 +97,13 @@ def doctor(
     lanes = open_directory(directory)
     troubles: list[tuple[str, str]] = []
     contents = _read(lanes, troubles)
-    bound = lanes.cluster_id()
+    bound = None
+    try:
+        bound = lanes.cluster_id()
+    except SpoolError as error:
+        if options is not None:
+            raise
+        troubles.append(("CLUSTER", str(error)))
     topics = sorted({batch.topic for content in contents for batch in content.batches})
     settings: list[tuple[str, Concern]] = []
     cluster_id = None

@@ -39,6 +39,7 @@ from kafkasafe.cli_common import (
     Json,
     Servers,
     address_of,
+    cluster_trouble,
     connection,
     counted,
     duration_s,
@@ -90,7 +91,7 @@ LaneName = Annotated[
 def spool_ls(directory: Directory, as_json: Json = False) -> None:
     """Lanes of a spool directory: whose they are, how large, what waits in them, and what was rejected."""
     rows: list[dict[str, Any]] = []
-    troubles: list[tuple[str, str]] = []
+    troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in _inspected(directory, troubles):
         units = unit_rows(read_content(lanes.lane_path(number), files=lanes.files))
         rows.append(
@@ -158,7 +159,7 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     the end of its lane may look torn. A segment that is missing is damage.
     """
     rows = []
-    troubles: list[tuple[str, str]] = []
+    troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in _inspected(directory, troubles):
         row = dataclasses.asdict(found)
         del row["waiting"]

@@ -23,7 +23,7 @@ from kafkasafe._io.inspection import inspect
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
-from kafkasafe.errors import SpoolCorruptError
+from kafkasafe.errors import SpoolCorruptError, SpoolFormatError
 
 
 def run(capsys, *arguments):
@@ -226,14 +226,81 @@ def test_wrong_input_is_a_usage_error(capsys, lane, arguments, said):
     assert sorted(lane.path.parent.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["show", "repair", "export", "drain", "doctor"])
-def test_a_directory_that_is_no_spool_is_a_usage_error_and_stays_as_it_is(capsys, tmp_path, command):
+def on_directory(command, directory):
+    """A command line that does something with a directory."""
     words = ("doctor",) if command == "doctor" else ("spool", command)
-    more = {"export": ("-o", tmp_path / "out"), "drain": ("-b", "127.0.0.1:9")}.get(command, ())
-    code, out, err = run(capsys, *words, tmp_path / "nothing", *more)
+    servers = ("-b", "127.0.0.1:9")
+    more = {"export": ("-o", directory.parent / "out"), "drain": servers, "commit": servers}.get(command, ())
+    return *words, directory, *more
+
+
+COMMANDS = ["ls", "verify", "show", "repair", "export", "drain", "doctor", "resend", "commit"]
+
+
+@pytest.mark.parametrize("command", COMMANDS[2:-2])
+def test_a_directory_that_is_no_spool_is_a_usage_error_and_stays_as_it_is(capsys, tmp_path, command):
+    code, out, err = run(capsys, *on_directory(command, tmp_path / "nothing"))
     assert (code, out) == (2, "")
-    assert "is not a spool directory" in err
+    assert "is not a spool directory: it does not exist" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_no_spool_is_told_from_an_empty_one_and_a_file(capsys, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.txt").touch()
+    (tmp_path / "c").touch()
+    said = {name: " ".join(run(capsys, "spool", "ls", tmp_path / name)[2].split()) for name in "abc"}
+    assert "it is empty" in said["a"]
+    assert "it has no file FORMAT, and holds 'thesis.txt'" in said["b"]
+    assert "it is a file" in said["c"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_spool_that_lost_its_format_is_told_with_what_it_holds_and_how_to_restore_it(capsys, lane, command):
+    directory = lane.path.parent
+    (directory / "FORMAT").unlink()
+    before = sorted(directory.rglob("*"))
+    code, out, err = run(capsys, *on_directory(command, directory))
+    assert (code, out) == (3, "")
+    assert "12 UNDELIVERED RECORDS" in err
+    assert "holds lane-000, but no file FORMAT" in err
+    assert "CLUSTER, which is missing as well" in err
+    with pytest.raises(SpoolFormatError, match=r"holds lane-000, but no file FORMAT.* Nothing was changed"):
+        SpoolDirectory.open(directory, files=OsFiles())
+    assert sorted(directory.rglob("*")) == before
+    # As the message says.
+    (directory / "CLUSTER").write_text("its-id\n")
+    (directory / "FORMAT").unlink(missing_ok=True)
+    _, _, err = run(capsys, *on_directory(command, directory))
+    subprocess.run(err.partition("Restore it: ")[2].strip(), shell=True, check=True, timeout=60)
+    assert SpoolDirectory.look(directory, files=OsFiles()).cluster_id() == "its-id"
+    assert "9 records in 3 batches waiting; 3 records REJECTED" in run(capsys, "spool", "ls", directory)[1]
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff", b"", b"\n", b"an id\n", b"x" * 201, "clüster\n".encode()])
+def test_a_damaged_file_of_the_cluster_is_called_damaged(capsys, lane, content):
+    """It was printed as it is, as the id of another cluster; an empty one let any cluster have the records."""
+    directory = lane.path.parent
+    (directory / "CLUSTER").write_bytes(content)
+    for command in ("ls", "verify", "doctor"):
+        code, out, _ = run(capsys, *on_directory(command, directory))
+        assert code == 1
+        assert "CLUSTER is damaged: it holds " in out
+        assert "in 3 batches" in out or command == "verify"
+        assert out.isascii()
+        assert out.replace("\n", "").isprintable()
+    code, _, err = run(capsys, *on_directory("doctor", directory), "-b", "127.0.0.1:9")
+    assert (code, "CLUSTER is damaged" in err) == (3, True)
+    code, _, err = run(capsys, "spool", "resend", directory)
+    assert (code, "CLUSTER is damaged" in err) == (3, True)
+    # No cluster may have what waits; where nothing does, any may have the directory.
+    known = SpoolDirectory.look(directory, files=OsFiles())
+    with pytest.raises(SpoolCorruptError, match="CLUSTER is damaged"):
+        known.bind_cluster("a", drained=lambda: False)
+    assert (directory / "CLUSTER").read_bytes() == content
+    assert known.bind_cluster("a", drained=lambda: True) == (None, True)
+    assert known.cluster_id() == "a"
 
 
 def test_secrets_of_a_connection_are_not_told(capsys, lane, tmp_path):

@@ -13,22 +13,25 @@ import errno
 import os
 import platform
 import re
+import shlex
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
 from kafkasafe._io.files import DirectoryFiles, Files
-from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
+from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError, SpoolFormatError
 
-__all__ = ["LaneLock", "SpoolDirectory", "Standing", "lane_name"]
+__all__ = ["LaneLock", "SpoolDirectory", "Standing", "format_lost", "lane_name"]
 
 _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
 _LANE: Final = re.compile(r"lane-(\d{3,})")
+_CLUSTER: Final = re.compile(r"[!-~]{1,200}")
+"""The id of a cluster: a UUID in base64 in all clusters of today, and anything that can be printed in old ones."""
 _MAX_LANES: Final = 1000
 _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
@@ -301,6 +304,7 @@ class SpoolDirectory:
         """Id of the cluster that the records are for, None before the first contact.
 
         Raises:
+            SpoolCorruptError: What its file holds is no id.
             SpoolError: It cannot be read.
         """
         try:
@@ -320,6 +324,7 @@ class SpoolDirectory:
             cluster's).
 
         Raises:
+            SpoolCorruptError: What its file holds is no id, and something waits.
             SpoolError: It cannot be read or written.
         """
         try:
@@ -332,7 +337,12 @@ class SpoolDirectory:
                     time.sleep(0.02)
                 else:
                     raise SpoolError(f"{self.path / 'FORMAT'} stays locked by another process")
-                bound = self._cluster_id()
+                try:
+                    bound = self._cluster_id()
+                except SpoolCorruptError:
+                    if not drained():
+                        raise
+                    bound = None
                 if bound not in {None, cluster_id} and not drained():
                     return bound, False
                 if bound != cluster_id:
@@ -350,11 +360,19 @@ class SpoolDirectory:
         except FileNotFoundError:
             return None
         try:
-            found = self._files.read(handle, 0, 1024).decode(errors="replace").strip()
+            raw = self._files.read(handle, 0, 1024)
         finally:
             self._files.close(handle)
+        found = raw.decode(errors="replace").strip()
+        # It is written as a whole: an empty one was cut later, and may have been another cluster's.
+        if not _CLUSTER.fullmatch(found):
+            raise SpoolCorruptError(
+                f"{self.path / 'CLUSTER'} is damaged: it holds {found[:40]!a}, and not the id of the cluster that"
+                " the records are for. Restore it from a copy, or write the id into it (kafka-cluster.sh cluster-id"
+                " prints it)"
+            )
         self._cluster = found
-        return found or None
+        return found
 
     def lanes(self) -> list[int]:
         """Numbers of the lanes that are there, ascending."""
@@ -811,6 +829,29 @@ class SpoolDirectory:
 def lane_name(number: int) -> str:
     """Of the lane's directory."""
     return f"lane-{number:03d}"
+
+
+def format_lost(path: Path, names: Collection[str]) -> str:
+    """How to restore a spool directory that lost its file FORMAT; empty if it has it, or holds no lanes.
+
+    Args:
+        path: The directory.
+        names: What is in it.
+    """
+    lanes = [name for name in names if _LANE.fullmatch(name)]
+    if "FORMAT" in names or not lanes:
+        return ""
+    text = (
+        f"{path} holds {min(lanes)}{f' and {len(lanes) - 1} more' if len(lanes) > 1 else ''}, but no file FORMAT, which"
+        " a copy or a clean-up may have left out. The next producer on it writes it again. To restore it now:"
+        f" echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / 'FORMAT'))}"
+    )
+    if "CLUSTER" in names:
+        return text
+    return (
+        f"{text}; and CLUSTER, which is missing as well and has to hold the id of the cluster that the records are for,"
+        " or they go to the first one that answers"
+    )
 
 
 def _lives(pid: int) -> bool:

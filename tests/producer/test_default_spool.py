@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kafkasafe import SafeProducer, cli, events, logs
 from kafkasafe._io.spool import Spool
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import ConfigError, WrongClusterError
 
 
 @pytest.fixture
@@ -198,6 +198,24 @@ def test_what_waits_for_another_cluster_is_left_alone(some_broker, lives):
     assert [e.directory for e in seen if isinstance(e, events.SpoolLeftBehind)] == [str(other)]
     producer.send(topic, b"own").get(60)
     assert some_broker.end_offset(topic) == 3
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff", b""])
+def test_where_the_file_of_the_cluster_is_damaged_nothing_is_sent(some_broker, lives, content):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    directory = left_behind(some_broker, lives, topic)
+    known = (directory / "CLUSTER").read_bytes()
+    (directory / "CLUSTER").write_bytes(content)
+    producer = lives()
+    with pytest.raises(WrongClusterError, match=r"CLUSTER is damaged: .* Nothing was sent"):
+        producer.flush(60)
+    with pytest.raises(WrongClusterError):
+        producer.close()
+    assert some_broker.end_offset(topic) == 1
+    (directory / "CLUSTER").write_bytes(known)
+    with lives() as producer:
+        producer.flush(60)
+    assert some_broker.end_offset(topic) == 21
 
 
 def test_a_home_that_cannot_be_determined_is_named(monkeypatch, mocker):

@@ -9,7 +9,7 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.inspection import inspect
-from kafkasafe.errors import SpoolError, WrongClusterError
+from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
 
 __all__ = ["Binding"]
 
@@ -34,6 +34,9 @@ class Binding:
             try:
                 bound, ours = self._ground.directory.bind_cluster(cluster_id, drained=self._drained)
                 break
+            except SpoolCorruptError as error:
+                self._refuse(cluster_id, f"{error}. Nothing was sent; all accepted records are safe and wait")
+                return
             except SpoolError as error:
                 if self._ground.stop:
                     raise
@@ -60,10 +63,11 @@ class Binding:
                 else "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls"
                 " shows what waits)"
             )
-            if self._ground.cluster_id is None:
-                self._ground.stranger = WrongClusterError(f"{holds} {remedy}")
-            else:
-                self._go_astray(cluster_id, f"{holds} They are delivered when theirs answers again. {remedy}")
+            self._refuse(
+                cluster_id,
+                f"{holds} {remedy}",
+                f"{holds} They are delivered when theirs answers again. {remedy}",
+            )
             return
         if self._ground.cluster_id is None:
             self._ground.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
@@ -81,6 +85,13 @@ class Binding:
             )
         for lane in self._ground.lanes:
             lane.bind(cluster_id, bound)
+
+    def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
+        """These brokers get nothing: at the first contact the producer ends, later it waits for its own cluster."""
+        if self._ground.cluster_id is None:
+            self._ground.stranger = WrongClusterError(message)
+        else:
+            self._go_astray(cluster_id, later or message)
 
     def on_stranger(self, cluster_id: str) -> None:
         """A connection led to another cluster; the transport has closed it, nothing was sent."""
