@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.metadata
+import itertools
 import json
 import logging
 import sys
@@ -593,6 +594,10 @@ def _explain(runs: Sequence[Run]) -> str:
 # --- start ----------------------------------------------------------------------------------------------------------
 
 
+# typer's own class or click's: it depends on typer's version.
+_USAGE_ERRORS: Final[Any] = typer.BadParameter.__mro__[2]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `kafkasafe` command. Does not return: ends the process by `SystemExit`.
 
@@ -601,14 +606,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # What the libraries would say of an outage is said by the commands.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
     try:
-        app(args=arguments, prog_name="kafkasafe")
+        # The code with which a command ends that has printed its result.
+        ended = app(args=given, prog_name="kafkasafe", standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except _USAGE_ERRORS as error:
+        error.show()
+        context = error.ctx
+        hint = f"{context.command_path} --help" if context is not None else "kafkasafe --help"
+        _print_json_error(given, error.format_message(), error.exit_code, hint)
+        sys.exit(error.exit_code)
     except (KafkaError, OSError, BaselineError) as error:
         text = str(error) or type(error).__name__
-        print(f"kafkasafe: {text}", file=sys.stderr)
+        hint = " ".join(getattr(error, "__notes__", ()))
+        print(f"kafkasafe: {text}{hint and f'. {hint}'}", file=sys.stderr)
+        _print_json_error(given, text, EXIT_FAILED, hint)
         sys.exit(EXIT_FAILED)
+    sys.exit(ended if isinstance(ended, int) else 0)
+
+
+def _print_json_error(given: Sequence[str], text: str, code: int, hint: str) -> None:
+    """With --json: the one object on standard output that stands for a result."""
+    if "--json" not in given or given[0] == "demo":  # whose --json names a file
+        return
+    # Where records go to standard output, what is said of them goes to standard error.
+    records = any(pair in {("-o", "-"), ("--output", "-")} for pair in itertools.pairwise(given))
+    told = {"error": text, "code": code, "hint": hint or None}
+    print(json.dumps(told), file=sys.stderr if records else sys.stdout)
 
 
 if __name__ == "__main__":

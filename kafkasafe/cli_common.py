@@ -169,7 +169,9 @@ def open_directory(directory: Path) -> SpoolDirectory:
         if "FORMAT" in names:
             return SpoolDirectory.look(directory, files=files)
         if lost := format_lost(directory, names):
-            raise SpoolFormatError(f"{_waiting_in(SpoolDirectory(directory, files))}{lost}")
+            error = SpoolFormatError(f"{_waiting_in(SpoolDirectory(directory, files))}{lost[0]}")
+            error.add_note(lost[1])
+            raise error
         what = f"it has no file FORMAT, and holds {min(names)!r}" if names else "it is empty"
     except FileNotFoundError:
         what = "it does not exist"

@@ -165,7 +165,8 @@ def test_a_line_that_is_wrong_is_named_after_those_before_it_are_answered(capsys
     assert says in err
     assert len(err) < 1000
     assert "Traceback" not in err
-    assert len(out.splitlines()) == 1
+    answer, error = map(json.loads, out.splitlines())
+    assert (answer["code"], error["code"], says in error["error"]) == (0, 2, True)
 
 
 @given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))

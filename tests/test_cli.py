@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import traceback
@@ -154,6 +155,59 @@ def test_demo_options_reach_the_settings(capsys, fake_demo):
     (made,) = ran.call_args.args
     assert (made.settings.records, made.settings.clients, made.settings.seed) == (4000, ("kafkasafe",), 7)
     assert made.settings.stream_s < demo.Settings().stream_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error", "hint"),
+    [
+        (
+            ("spool", "ls", "{}/nothing"),
+            2,
+            "{}/nothing is not a spool directory: it does not exist",
+            "spool ls",
+        ),
+        (("spool", "drain", "{}/spool"), 2, "say where the brokers are", "spool drain --help"),
+        (("offsets", "orders", "--no-such-option"), 2, "No such option: --no-such-option", "offsets --help"),
+        (("offsets", "orders", "-b", "no.such.host.invalid:1"), 2, "no address is known", "offsets --help"),
+        (("doctor",), 2, "Missing argument 'DIR'", "doctor --help"),
+        (("dem",), 2, "No such command 'dem'", "kafkasafe --help"),
+        (("classify", "no such thing"), 2, "no such thing", "classify --help"),
+        (("spool", "ls", "{}/lost"), 3, "no file FORMAT", "echo 'kafkasafe-spool 1' > {}/lost/FORMAT"),
+        (("doctor", "{}/spool", "-b", "127.0.0.1:1", "--timeout", "0.1s"), 3, "No broker answered", None),
+        (("audit", "--topic", "t", "-b", "127.0.0.1:1", "--timeout", "0.1s"), 3, "No broker at", None),
+    ],
+)
+def test_an_error_is_one_json_object_where_json_was_asked_for(
+    capsys, spool, tmp_path, monkeypatch, arguments, code, error, hint
+):
+    monkeypatch.setattr("socket.getaddrinfo", unknown(socket.getaddrinfo))
+    (tmp_path / "lost" / "lane-000").mkdir(parents=True)
+    given = [each.format(tmp_path) for each in arguments]
+    found, out, err = run(capsys, *given, "--json")
+    told = json.loads(out)
+    assert (found, told["code"], list(told)) == (code, code, ["error", "code", "hint"])
+    assert error.format(tmp_path) in " ".join(told["error"].split())
+    assert told["hint"] is hint is None or hint.format(tmp_path) in told["hint"]
+    assert out.count("\n") == 1
+    # People read the same.
+    assert run(capsys, *given) == (code, "", err)
+
+
+def unknown(resolve):
+    """A name server that knows no name of `.invalid` (RFC 6761); one that cannot be asked says something else."""
+
+    def resolved(host, *rest, **options):
+        if str(host).endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *rest, **options)
+
+    return resolved
+
+
+def test_where_records_go_to_standard_output_an_error_goes_beside_them(capsys, tmp_path):
+    code, out, err = run(capsys, "spool", "export", str(tmp_path / "x"), "-o", "-", "--json")
+    assert (code, out) == (2, "")
+    assert json.loads(err.splitlines()[-1])["code"] == 2
 
 
 @pytest.mark.parametrize(

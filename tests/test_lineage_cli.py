@@ -233,7 +233,8 @@ def test_a_line_and_the_options_say_the_same(run):
 )
 def test_a_wrong_command_line_names_the_argument_and_the_fix(run, arguments, named, fix):
     code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
+    assert code == 2
+    assert json.loads(out)["code"] == 2 if "--json" in arguments else out == ""
     assert named in err
     assert fix in err
     assert "Traceback" not in err
@@ -267,7 +268,9 @@ GOOD = {"ours": [[0, 0]], "ours_end": 5, "theirs": [[0, 0]], "theirs_end": 5}
 def test_a_wrong_line_is_named(run, line, says):
     code, out, err = run("--stdin", "--json", stdin=lines(GOOD) + b"\n" + line)
     assert code == 2
-    assert len(out.splitlines()) == 1, "what came before it is answered"
+    answer, error = map(json.loads, out.splitlines())
+    assert "truncate_to" in answer, "what came before it is answered"
+    assert (error["code"], says in error["error"]) == (2, True)
     assert "line 3: " in err
     assert says in err
     assert "Traceback" not in err

@@ -831,8 +831,8 @@ def lane_name(number: int) -> str:
     return f"lane-{number:03d}"
 
 
-def format_lost(path: Path, names: Collection[str]) -> str:
-    """How to restore a spool directory that lost its file FORMAT; empty if it has it, or holds no lanes.
+def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
+    """(what is wrong, what to do) with a spool directory that lost its file FORMAT; None if that is not so.
 
     Args:
         path: The directory.
@@ -840,18 +840,20 @@ def format_lost(path: Path, names: Collection[str]) -> str:
     """
     lanes = [name for name in names if _LANE.fullmatch(name)]
     if "FORMAT" in names or not lanes:
-        return ""
-    text = (
+        return None
+    wrong = (
         f"{path} holds {min(lanes)}{f' and {len(lanes) - 1} more' if len(lanes) > 1 else ''}, but no file FORMAT, which"
-        " a copy or a clean-up may have left out. The next producer on it writes it again. To restore it now:"
-        f" echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / 'FORMAT'))}"
+        " a copy or a clean-up may have left out. The next producer on it writes it again"
     )
-    if "CLUSTER" in names:
-        return text
-    return (
-        f"{text}; and CLUSTER, which is missing as well and has to hold the id of the cluster that the records are for,"
-        " or they go to the first one that answers"
-    )
+    remedy = f"Restore it: echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / 'FORMAT'))}"
+    if "CLUSTER" not in names:
+        wrong += (
+            ". CLUSTER is missing as well: without the id of the cluster that the records are for, they go to the first"
+            " one that answers"
+        )
+        place = shlex.quote(str(path / "CLUSTER"))
+        remedy = f"Write the cluster's id into {place} (kafka-cluster.sh cluster-id prints it). {remedy}"
+    return wrong, remedy
 
 
 def _lives(pid: int) -> bool:
