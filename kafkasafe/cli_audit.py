@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from kafka.errors import KafkaError
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +16,6 @@ from kafkasafe.audit import PLOTS, Audit, IdSource, NoSuchTopicError, audit, dra
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
-    EXIT_FAILED,
     PIPED_COLUMNS,
     ConfigFile,
     Json,
@@ -25,11 +25,24 @@ from kafkasafe.cli_common import (
     duration_s,
     progress,
 )
-from kafkasafe.errors import ConfigError
+from kafkasafe.cluster.api import in_words
+from kafkasafe.errors import ConfigError, KafkaSafeError
 
 __all__ = ["AUDIT_CODES", "audit_topic"]
 
 AUDIT_CODES: Final = CODES.format(broken="something is missing or there twice")
+_TAG: Final = re.compile(r"\[KAFKASAFE\.(\w+)\] ")
+_ADVICE: Final = {
+    "BROKERS_UNREACHABLE": ("Check kafka", "Check --bootstrap-servers and, for TLS and SASL, --config."),
+    "NO_ANSWER": ("Look whether", "Look whether these partitions have leaders, or raise --timeout."),
+    "NO_RECORDS": ("Look whether", "Look whether it has a leader, or raise --timeout."),
+    "REMOTE_STORAGE_NOT_READY": ("Look at", "Look at the brokers' remote log manager, or raise --timeout."),
+    "DATA_LOSS": (
+        "Give the topic|Start the query|To go on",
+        "The log was cut while it was counted: count it again.",
+    ),
+}
+"""By the kind of the Spark source's error: where its advice begins, and this command's."""
 _ROWS: Final = 200
 _DETAILS: Final = 20
 
@@ -57,7 +70,7 @@ def audit_topic(
         Path | None,
         typer.Option(metavar="FILE", help="Draw it: .png, .svg, .pdf or .html (kafkasafe[plot])."),
     ] = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long brokers may give nothing.")] = "2m",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long brokers may give nothing.")] = "30s",
     as_json: Json = False,
 ) -> None:
     """Gaps and repeats in the sequences of each producer and partition, over the raw log; and of an id of your own.
@@ -89,11 +102,12 @@ def audit_topic(
                 spark=session,
                 on_progress=on_progress,
             )
-    except NoSuchTopicError as error:
-        print(f"kafkasafe: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_FAILED) from None
+    except NoSuchTopicError:
+        raise
     except ConfigError as error:
-        raise typer.BadParameter(str(error.args[0]), param_hint="--topic") from None
+        raise typer.BadParameter(_own_words(error), param_hint="--topic") from None
+    except KafkaError as error:
+        raise KafkaSafeError(_own_words(error)) from error
     finally:
         if session is not None:
             session.stop()
@@ -105,6 +119,16 @@ def audit_topic(
         _print(found)
     if not found.whole:
         raise typer.Exit(EXIT_BROKEN)
+
+
+def _own_words(error: KafkaError) -> str:
+    """Of the Spark source, which reads the log here: its advice is about options that this command does not have."""
+    text = str(error.args[0]) if error.args else type(error).__name__
+    tagged = _TAG.match(text)
+    if tagged is None:
+        return in_words(error)
+    advice, ours = _ADVICE.get(tagged[1], ("$", ""))
+    return f"{re.split(advice, text[tagged.end() :])[0].rstrip()} {ours}".rstrip()
 
 
 def _spark(master: str) -> Any:

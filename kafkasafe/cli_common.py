@@ -45,7 +45,6 @@ __all__ = [
     "print_rejected",
     "print_unreadable",
     "progress",
-    "refuse_unknown_hosts",
 ]
 
 EXIT_BROKEN: Final = 1
@@ -86,7 +85,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
     """Options for a connection, checked; servers may be in the file.
 
     Raises:
-        BadParameter: A file that is none, an option that is unknown or cannot work.
+        BadParameter: A file that is none, an option that is unknown or cannot work, brokers without an address.
     """
     options: dict[str, Any] = {}
     if config is not None:
@@ -114,11 +113,12 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
     except ConfigError as error:
         hint = "--bootstrap-servers" if config is None else "--config"
         raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
+    _refuse_unknown_hosts(options)
     return options
 
 
-def refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
-    """Brokers whose names nobody knows are not waited for. A name server that does not answer is.
+def _refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
+    """No command waits for brokers whose names have no address. It waits for a name server that does not answer.
 
     Raises:
         BadParameter: None of the names has an address.

@@ -37,8 +37,8 @@ from kafkasafe.cli_common import (
     print_rejected,
     print_unreadable,
     progress,
-    refuse_unknown_hosts,
 )
+from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 
 __all__ = ["DOCTOR_CODES", "ask", "doctor"]
@@ -92,8 +92,6 @@ def doctor(
     outage_ms = int(duration_s(outage, "--outage") * 1000)
     timeout_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
-    if options is not None:
-        refuse_unknown_hosts(options)
     lanes = open_directory(directory)
     troubles: list[tuple[str, str]] = []
     contents = _read(lanes, troubles)
@@ -192,7 +190,7 @@ def _settings(
             by_topic, broker, replicas = settings_of(admin, topics)
     except KafkaError as error:
         # A user may be allowed to produce, and not to read settings.
-        why = f"they cannot be read: {type(error).__name__}: {error}"
+        why = f"they cannot be read: {in_words(error)}"
         return [("", Concern("note", "settings", "", why, "the right DESCRIBE_CONFIGS"))]
     found = []
     for name in topics:

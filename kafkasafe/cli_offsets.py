@@ -27,11 +27,14 @@ from kafkasafe.cli_common import (
     connection,
     duration_s,
 )
+from kafkasafe.cluster.api import in_words
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.events import OffsetHeld, OffsetLowered
 
 __all__ = ["OFFSETS_CODES", "offsets"]
 
+_MISSING_S: Final = 5.0
+"""For so long brokers may not know a topic that is only new, or say that they have none when they just came up."""
 OFFSETS_CODES: Final = CODES.format(broken="an end offset went back: records are gone")
 
 
@@ -179,11 +182,16 @@ def _resolve(
 ) -> tuple[list[TopicPartition], Mapping[str, str]]:
     places: dict[TopicPartition, None] = {}
     problems: dict[str, str] = {}
+    missing_since = float("inf")
 
     def partitions_of(topic: str) -> set[int]:
+        nonlocal missing_since
         ask: Any = consumer.partitions_for_topic
         found: set[int] | None = ask(topic)
         if not found:
+            missing_since = min(missing_since, time.monotonic())
+            if time.monotonic() - missing_since > _MISSING_S:
+                raise LookupError(topic)
             raise UnknownTopicOrPartitionError(topic)
         return found
 
@@ -192,11 +200,11 @@ def _resolve(
         policy = RetryPolicy(deadline_s=max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata")
         try:
             found = policy.call(partitions_of, topic)
-        except UnknownTopicOrPartitionError:
-            problems[topic] = "the cluster does not have it"
+        except (LookupError, UnknownTopicOrPartitionError):
+            problems[topic] = "the cluster does not have it, or does not show it to this user"
             continue
         except KafkaError as error:
-            problems[topic] = f"{type(error).__name__}: {error}"
+            problems[topic] = in_words(error)
             continue
         if partition is not None and partition not in found:
             problems[topic] = f"it has no partition {partition}"
