@@ -518,6 +518,14 @@ def spool_repair(
             plans.append((path.name, Plan(str(error)), None))
         finally:
             lock.release(drained=False)
+    unreadable = {
+        lanes.lane_path(number).name: found.rejected_unreadable
+        for lanes, number, found in _inspected(directory, [])
+    }
+    plans = [
+        (name, dataclasses.replace(plan, left=(*plan.left, *map(_restore, unreadable.get(name, ())))), kept)
+        for name, plan, kept in plans
+    ]
     if as_json:
         rows = [
             {
@@ -540,6 +548,10 @@ def spool_repair(
         raise typer.Exit(EXIT_FAILED)
     if any(plan.left for _, plan, _ in plans):
         raise typer.Exit(EXIT_BROKEN)
+
+
+def _restore(unreadable: str) -> str:
+    return f"{unreadable}; restore it from a copy"
 
 
 def _print_plan(name: str, plan: Plan, kept: Path | None) -> None:
@@ -670,9 +682,13 @@ def _deliver(
     on_undecidable: str,
     on_corrupt: str | None = None,
 ) -> _Delivery:
-    before, _, _ = _left(lanes, set())
-    refused_before = _rejected(lanes)
     began = time.monotonic()
+    there = _left(lanes, set())
+    before = there.records
+    if not there.work:
+        # No broker is asked: whichever cluster this would be, nothing waits for it.
+        return _Delivery(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
+    refused_before = _rejected(lanes)
     deadline = began + limit_s
     trouble, unreachable, lost = "", False, ""
     drain: SafeDrain | None = None
@@ -700,11 +716,11 @@ def _deliver(
                 waiting = producer.unfinished_records
                 told(max(0, before - waiting), before)
                 if flushed and not waiting:
-                    left, damaged, _ = _left(lanes, producer.lanes)
-                    if damaged and options.get("on_corrupt") != "quarantine":
-                        trouble = damaged
+                    there = _left(lanes, producer.lanes)
+                    if there.damaged and options.get("on_corrupt") != "quarantine":
+                        trouble = there.damaged
                         break
-                    if not (left or damaged):
+                    if not (there.records or there.damaged):
                         break
                 if time.monotonic() >= deadline:
                     network = producer.last_network_error
@@ -717,16 +733,29 @@ def _deliver(
         trouble = str(error)
     except DataLossError as error:
         lost = lost or str(error)
-    left, damaged, foreign = _left(lanes, set())
-    rejected = [
-        found for _, _, found in _inspected(lanes.path, []) if found.rejected or found.rejected_unreadable
-    ]
+    there = _left(lanes, set())
+    left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
     dropped = 0 if drain is None else drain.dropped_records
     delivered = max(0, before - left - refused - dropped)
-    seconds = time.monotonic() - began
-    trouble = trouble or damaged
-    return _Delivery(delivered, left, rejected, foreign, trouble, seconds, unreachable, lost, dropped)
+    return _Delivery(
+        delivered,
+        left,
+        _all_rejected(lanes),
+        there.foreign,
+        trouble or there.damaged,
+        time.monotonic() - began,
+        unreachable,
+        lost,
+        dropped,
+    )
+
+
+def _all_rejected(lanes: SpoolDirectory) -> list[Inspected]:
+    """Lanes in which something is kept that was rejected."""
+    return [
+        found for _, _, found in _inspected(lanes.path, []) if found.rejected or found.rejected_unreadable
+    ]
 
 
 def _rejected(lanes: SpoolDirectory) -> int:
@@ -914,9 +943,26 @@ def spool_set_aside(
         print(RESEND_HINT)
 
 
-def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:
-    """(records that wait, what is damaged, lanes of living processes) of the lanes that nobody has, and of `mine`."""
-    records, damaged, foreign = 0, "", []
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Left:
+    """What is in the lanes that no process owns, and in some that this one does.
+
+    Attributes:
+        records: That are not delivered.
+        damaged: What is damaged, empty where nothing is.
+        foreign: Names of the lanes of other processes.
+        work: A producer that had these lanes would do anything.
+    """
+
+    records: int
+    damaged: str
+    foreign: list[str]
+    work: bool
+
+
+def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
+    """Also of the lanes `mine`, which this process has."""
+    records, damaged, foreign, work = 0, "", [], False
     for number in lanes.lanes():
         path = lanes.lane_path(number)
         # What this process has locked and not opened yet is its own as well.
@@ -927,11 +973,13 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> tuple[int, str, list[str]]:
             found = inspect(path, files=lanes.files)
         except SpoolError as error:
             damaged = str(error)
+            work = True
             continue
+        work = work or bool(found.unfinished or found.doubted or found.damage)
         records += sum(waiting.records for waiting in found.waiting)
         if found.untold and path.name not in mine:
             damaged = f"{path.name} is damaged: {found.untold[0]}; see kafkasafe spool repair"
-    return records, damaged, foreign
+    return _Left(records, damaged, foreign, work)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

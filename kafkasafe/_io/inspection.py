@@ -55,6 +55,8 @@ class Inspected:
         untold: Those of them that nobody gave up yet: `quarantine/` has no copy of the bytes.
         torn_bytes: Bytes a recovery would cut off; nothing in them was promised.
         closed: The last owner closed it in order.
+        unfinished: Number of batches, and of atomic batches, without a fate.
+        doubted: Number of partitions where acknowledged records may be gone: the next producer asks the cluster.
         waiting: What is not delivered yet.
         rejected: What is kept in `rejected/`.
         rejected_bytes: Size of its files.
@@ -72,6 +74,8 @@ class Inspected:
     untold: tuple[str, ...]
     torn_bytes: int
     closed: bool
+    unfinished: int
+    doubted: int
     waiting: tuple[Waiting, ...]
     rejected: tuple[RejectedRecords, ...]
     rejected_bytes: int
@@ -183,6 +187,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         untold=untold,
         torn_bytes=torn,
         closed=found.closed,
+        unfinished=journal.unfinished,
+        doubted=len(journal.doubted),
         waiting=_waiting(journal),
         rejected=summed_up(kept, journal),
         rejected_bytes=sum(file.size_bytes for file in kept),
