@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.metadata
+import io
 import itertools
 import json
 import logging
@@ -606,6 +607,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # What the libraries would say of an outage is said by the commands.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files need not be text, and not every terminal has every character.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
     try:
         # The code with which a command ends that has printed its result.

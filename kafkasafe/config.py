@@ -670,7 +670,7 @@ def _path(options: Mapping[str, Any], name: str) -> Path | None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise ConfigError(f"{name} must be the path of a file, not {value!r}")
-    return Path(value).expanduser().absolute()
+    return _nameable(name, Path(value).expanduser().absolute())
 
 
 def _lane(value: Any) -> int | None:
@@ -714,7 +714,7 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
     if chosen is not None:
         if not isinstance(chosen, (str, os.PathLike)):
             raise ConfigError(f"spool_dir must be a path, not {chosen!r}")
-        return Path(chosen).expanduser().absolute(), False
+        return _nameable("spool_dir", Path(chosen).expanduser().absolute()), False
     names = [servers] if isinstance(servers, str) else list(servers)
     address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))
     digest = hashlib.sha256(address.encode()).hexdigest()[:8]
@@ -728,7 +728,23 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
         raise ConfigError(
             f"There is no default place for records to wait: {unknown}. Set spool_dir= or KAFKASAFE_SPOOL_DIR"
         )
-    return state / f"{safe}-{digest}", True
+    return _nameable("client_id", state / f"{safe}-{digest}"), True
+
+
+def _nameable(option: str, path: Path) -> Path:
+    """The path, if files can have it in this process.
+
+    Raises:
+        ConfigError: They cannot: the process has the locale C, or another one without UTF-8.
+    """
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{option}: {str(path)!a} cannot be the name of a file in this process, whose encoding for names is"
+            f" {error.encoding}: start it with PYTHONUTF8=1, or in a locale with UTF-8 (LC_ALL=C.UTF-8)"
+        ) from None
+    return path
 
 
 def _resolved(path: Path) -> Path:

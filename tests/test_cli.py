@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -202,6 +203,21 @@ def unknown(resolve):
         return resolve(host, *rest, **options)
 
     return resolved
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_directory_whose_name_is_no_text(tmp_path, locale):
+    name = os.fsencode(tmp_path) + b"/\xff\xc3\xa4"
+    SpoolDirectory.open(Path(os.fsdecode(name)), files=OsFiles())
+    done = subprocess.run(
+        [os.fsencode(sys.executable), b"-m", b"kafkasafe", b"spool", b"ls", name],
+        env={"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(b" has no lanes\n")
 
 
 def test_where_records_go_to_standard_output_an_error_goes_beside_them(capsys, tmp_path):

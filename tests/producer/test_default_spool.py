@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -216,6 +218,36 @@ def test_where_the_file_of_the_cluster_is_damaged_nothing_is_sent(some_broker, l
     with lives() as producer:
         producer.flush(60)
     assert some_broker.end_offset(topic) == 21
+
+
+def test_where_the_locale_has_no_name_for_a_directory_the_error_says_so(tmp_path):
+    """It was a bare UnicodeEncodeError."""
+    code = """if True:
+        from kafkasafe import SafeConsumer, SafeProducer
+        for kind, option, value in (
+            (SafeProducer, "spool_dir", "/tmp/d\\u00e4ta"),
+            (SafeProducer, "client_id", "caf\\u00e9"),
+            (SafeConsumer, "lineage_path", "/tmp/d\\u00e4ta"),
+        ):
+            try:
+                kind(bootstrap_servers="127.0.0.1:1", **{option: value})
+            except Exception as error:
+                print(type(error).__name__, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    said = done.stdout.splitlines()
+    assert [line.split(": '/")[0] for line in said] == [
+        f"ConfigError {name}" for name in ("spool_dir", "client_id", "lineage_path")
+    ]
+    assert all("PYTHONUTF8=1" in line for line in said)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_home_that_cannot_be_determined_is_named(monkeypatch, mocker):
