@@ -17,8 +17,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kafkasafe._core import marks as m
 from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import inspect
+from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory, format_lost
 from kafkasafe._io.rejected import RejectedRecords
 from kafkasafe.config import validate
@@ -41,6 +42,8 @@ __all__ = [
     "connection",
     "counted",
     "duration_s",
+    "inspected",
+    "lanes_of",
     "open_directory",
     "print_rejected",
     "print_unreadable",
@@ -198,6 +201,47 @@ def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
     except SpoolError as error:
         return [("CLUSTER", str(error))]
     return []
+
+
+def lanes_of(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDirectory, int]]:
+    """The lanes of a directory that is there."""
+    lanes = open_directory(directory)
+    numbers = lanes.lanes()
+    if wanted is not None:
+        numbers = [n for n in numbers if wanted in {str(n), lanes.lane_path(n).name}]
+        if not numbers:
+            raise typer.BadParameter(f"{directory} has no lane {wanted}", param_hint="--lane")
+    with progress("reading", "lanes") as told:
+        for done, number in enumerate(numbers):
+            told(done, len(numbers))
+            yield lanes, number
+
+
+def inspected(
+    directory: Path, troubles: list[tuple[str, str]]
+) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
+    """Each lane. What one of them names as resent, another one's rejected/ has no more.
+
+    Args:
+        directory: The spool directory.
+        troubles: Gets the name of each lane that cannot be read, and why.
+    """
+    resent: list[m.Resent] = []
+    whole = []
+    for lanes, number in lanes_of(directory):
+        path = lanes.lane_path(number)
+        try:
+            resent += resent_in(read_lane(path, files=lanes.files))
+            whole.append(number)
+        except SpoolError as error:
+            troubles.append((path.name, str(error)))
+    for lanes, number in lanes_of(directory):
+        path = lanes.lane_path(number)
+        try:
+            if number in whole:
+                yield lanes, number, inspect(path, files=lanes.files, resent=resent)
+        except SpoolError as error:
+            troubles.append((path.name, str(error)))
 
 
 def duration_s(text: str, hint: str) -> float:

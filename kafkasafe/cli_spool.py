@@ -20,12 +20,11 @@ import typer
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
 from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.engine.parcels import given_partitions
 from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content, steps
-from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
+from kafkasafe._io.inspection import Inspected, inspect, resent_in
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
@@ -43,6 +42,8 @@ from kafkasafe.cli_common import (
     connection,
     counted,
     duration_s,
+    inspected,
+    lanes_of,
     one_line,
     open_directory,
     print_rejected,
@@ -92,7 +93,7 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
     """Lanes of a spool directory: whose they are, how large, what waits in them, and what was rejected."""
     rows: list[dict[str, Any]] = []
     troubles = cluster_trouble(open_directory(directory))
-    for lanes, number, found in _inspected(directory, troubles):
+    for lanes, number, found in inspected(directory, troubles):
         units = unit_rows(read_content(lanes.lane_path(number), files=lanes.files))
         rows.append(
             {
@@ -160,7 +161,7 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     """
     rows = []
     troubles = cluster_trouble(open_directory(directory))
-    for lanes, number, found in _inspected(directory, troubles):
+    for lanes, number, found in inspected(directory, troubles):
         row = dataclasses.asdict(found)
         del row["waiting"]
         rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
@@ -493,7 +494,7 @@ def spool_repair(
     copied to repair-TIME/ in the lane. A lane that a process owns is left alone.
     """
     plans: list[tuple[str, Plan, Path | None]] = []
-    for lanes, number in _lanes(directory, lane):
+    for lanes, number in lanes_of(directory, lane):
         path = lanes.lane_path(number)
         if not apply:
             owner = lanes.seems_owned(number)
@@ -520,7 +521,7 @@ def spool_repair(
             lock.release(drained=False)
     unreadable = {
         lanes.lane_path(number).name: found.rejected_unreadable
-        for lanes, number, found in _inspected(directory, [])
+        for lanes, number, found in inspected(directory, [])
     }
     plans = [
         (name, dataclasses.replace(plan, left=(*plan.left, *map(_restore, unreadable.get(name, ())))), kept)
@@ -753,14 +754,12 @@ def _deliver(
 
 def _all_rejected(lanes: SpoolDirectory) -> list[Inspected]:
     """Lanes in which something is kept that was rejected."""
-    return [
-        found for _, _, found in _inspected(lanes.path, []) if found.rejected or found.rejected_unreadable
-    ]
+    return [found for _, _, found in inspected(lanes.path, []) if found.rejected or found.rejected_unreadable]
 
 
 def _rejected(lanes: SpoolDirectory) -> int:
     """Records in rejected/ of all lanes."""
-    return sum(each.records for _, _, found in _inspected(lanes.path, []) for each in found.rejected)
+    return sum(each.records for _, _, found in inspected(lanes.path, []) for each in found.rejected)
 
 
 class SafeDrain(SafeProducer):
@@ -910,7 +909,7 @@ def spool_set_aside(
     timeout_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
     directory = directory.resolve()
-    ((lanes, number),) = _lanes(directory, lane)
+    ((lanes, number),) = lanes_of(directory, lane)
 
     def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
         if options is None:
@@ -995,50 +994,9 @@ def _unread(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"lane": name, "error": reason} for name, reason in troubles]
 
 
-def _inspected(
-    directory: Path, troubles: list[tuple[str, str]]
-) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
-    """Each lane. What one of them names as resent, another one's rejected/ has no more.
-
-    Args:
-        directory: The spool directory.
-        troubles: Gets the name of each lane that cannot be read, and why.
-    """
-    resent: list[m.Resent] = []
-    whole = []
-    for lanes, number in _lanes(directory):
-        path = lanes.lane_path(number)
-        try:
-            resent += resent_in(read_lane(path, files=lanes.files))
-            whole.append(number)
-        except SpoolError as error:
-            troubles.append((path.name, str(error)))
-    for lanes, number in _lanes(directory):
-        path = lanes.lane_path(number)
-        try:
-            if number in whole:
-                yield lanes, number, inspect(path, files=lanes.files, resent=resent)
-        except SpoolError as error:
-            troubles.append((path.name, str(error)))
-
-
-def _lanes(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDirectory, int]]:
-    """The lanes of a directory that is there."""
-    lanes = open_directory(directory)
-    numbers = lanes.lanes()
-    if wanted is not None:
-        numbers = [n for n in numbers if wanted in {str(n), lanes.lane_path(n).name}]
-        if not numbers:
-            raise typer.BadParameter(f"{directory} has no lane {wanted}", param_hint="--lane")
-    with progress("reading", "lanes") as told:
-        for done, number in enumerate(numbers):
-            told(done, len(numbers))
-            yield lanes, number
-
-
 def _contents(directory: Path, lane: str | None, troubles: list[tuple[str, str]]) -> Iterator[LaneContent]:
     contents = []
-    for lanes, number in _lanes(directory, lane):
+    for lanes, number in lanes_of(directory, lane):
         path = lanes.lane_path(number)
         try:
             contents.append(read_content(path, files=lanes.files))
