@@ -51,6 +51,7 @@ from kafkasafe.cli_common import (
     progress,
 )
 from kafkasafe.cli_doctor import ask
+from kafkasafe.cli_tidy import DISCARD_CODES, spool_discard
 from kafkasafe.cli_units import EPILOG, print_unit, spool_abort, spool_commit, times_row, unit_rows
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate
@@ -71,12 +72,13 @@ _pa: Any = pa  # it ships no types
 spool_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into spool directories, and bring them in order. Only repair, drain, commit, abort, resend and set-aside"
-    " change anything.",
+    help="Look into spool directories, and bring them in order. Only repair, drain, commit, abort, resend,"
+    " set-aside, discard and prune change anything.",
 )
 
 spool_app.command("commit", epilog=EPILOG)(spool_commit)
 spool_app.command("abort", epilog=EPILOG)(spool_abort)
+spool_app.command("discard", epilog=DISCARD_CODES)(spool_discard)
 
 _REASONS: Final = 3
 _UNITS: Final = 20
@@ -112,6 +114,8 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
                 "rejected_bytes": found.rejected_bytes,
                 "rejected": [dataclasses.asdict(rejected) for rejected in found.rejected],
                 "rejected_unreadable": list(found.rejected_unreadable),
+                "rejected_missing": list(found.rejected_missing),
+                "rejected_discarded_records": found.rejected_discarded,
                 "extent": found.extent,
             }
         )
@@ -125,7 +129,8 @@ def spool_ls(directory: Directory, as_json: Json = False) -> None:
         print_unreadable(troubles)
         if any(row["rejected_records"] for row in rows):
             print(RESEND_HINT)
-    _end(rows, "damaged_ranges", "rejected_records", "rejected_unreadable", troubles=troubles)
+    bad = ("damaged_ranges", "rejected_records", "rejected_unreadable", "rejected_missing")
+    _end(rows, *bad, troubles=troubles)
 
 
 def _print_lane(row: dict[str, Any], found: Inspected) -> None:
@@ -150,6 +155,16 @@ def _print_lane(row: dict[str, Any], found: Inspected) -> None:
     if found.extent:
         print(f"  note: {found.extent}")
     print_rejected(found.rejected, found.rejected_unreadable)
+    _print_missing(found.rejected_missing)
+    if found.rejected_discarded:
+        print(f"  {counted(found.rejected_discarded, 'rejected record')} discarded")
+
+
+def _print_missing(missing: Sequence[str]) -> None:
+    for text in missing:
+        print(f"  MISSING {text}")
+    if missing:
+        print("  kafkasafe spool discard notes that they are not wanted")
 
 
 @spool_app.command("verify", epilog=_DAMAGED)
@@ -181,11 +196,12 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
             print(f"  {damage}")
         for unreadable in row["rejected_unreadable"]:
             print(f"  UNREADABLE {unreadable}")
+        _print_missing(row["rejected_missing"])
         if row["extent"]:
             print(f"  note: {row['extent']}")
     if not as_json:
         print_unreadable(troubles)
-    _end(rows, "damage", "rejected_unreadable", troubles=troubles)
+    _end(rows, "damage", "rejected_unreadable", "rejected_missing", troubles=troubles)
 
 
 # -- show, export ------------------------------------------------------------------------------------------------------
@@ -552,7 +568,7 @@ def spool_repair(
 
 
 def _restore(unreadable: str) -> str:
-    return f"{unreadable}; restore it from a copy"
+    return f"{unreadable}; restore it from a copy, or give it up with kafkasafe spool discard --unreadable"
 
 
 def _print_plan(name: str, plan: Plan, kept: Path | None) -> None:

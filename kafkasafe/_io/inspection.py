@@ -12,11 +12,19 @@ from kafkasafe._core.extent import extent_trouble
 from kafkasafe._core.journal import Journal
 from kafkasafe._io.files import Files, read_whole, size_of
 from kafkasafe._io.recovery import EXTENT_NAME, BatchEntry, Damage, Log, MarksEntry, replay, scan
-from kafkasafe._io.rejected import KeptFile, RejectedRecords, read_rejected, summed_up, waits_of
+from kafkasafe._io.refusals import counted
+from kafkasafe._io.rejected import (
+    KeptFile,
+    RejectedRecords,
+    read_rejected,
+    summed_up,
+    waits_of,
+)
+from kafkasafe._io.rejected_notes import Notes, read_notes
 from kafkasafe._io.spool import was_told
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "read_lane", "resent_in"]
+__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in"]
 
 _TRIES: Final = 5
 
@@ -61,6 +69,8 @@ class Inspected:
         rejected: What is kept in `rejected/`.
         rejected_bytes: Size of its files.
         rejected_unreadable: One sentence per file there that is not whole.
+        rejected_missing: One sentence per file that was deleted, and neither resent nor discarded.
+        rejected_discarded: Records that `kafkasafe spool discard` gave up.
         extent: What is wrong with the lane's `extent`, empty if nothing is: see `extent_of`.
     """
 
@@ -80,6 +90,8 @@ class Inspected:
     rejected: tuple[RejectedRecords, ...]
     rejected_bytes: int
     rejected_unreadable: tuple[str, ...]
+    rejected_missing: tuple[str, ...]
+    rejected_discarded: int
     extent: str
 
 
@@ -117,6 +129,28 @@ def resent_in(log: Log) -> list[m.Resent]:
 def unreadable(kept: Sequence[KeptFile]) -> tuple[str, ...]:
     """One sentence for each file that is not whole."""
     return tuple(f"rejected/{file.path.name}: {file.error}" for file in kept if file.error)
+
+
+def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]) -> tuple[str, ...]:
+    """Names of the files of `rejected/` that were deleted, and neither resent nor discarded.
+
+    Args:
+        files: The disk.
+        lane: The lane's directory.
+        notes: Read before the files were.
+        resent: Marks of files that were resent, of all lanes.
+    """
+    try:
+        there = {*files.list(lane / "rejected"), *(mark.file for mark in resent if mark.lane == lane.name)}
+    except FileNotFoundError:
+        there = {mark.file for mark in resent if mark.lane == lane.name}
+    except OSError:
+        return ()  # said by `read_rejected`
+    gone = [name for name in sorted(notes.kept) if name not in there]
+    if gone:
+        # What was resent since has no note any more.
+        notes = read_notes(files, lane)
+    return tuple(name for name in gone if name in notes.kept)
 
 
 def read_lane(lane: Path, *, files: Files) -> Log:
@@ -173,9 +207,13 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal = Journal()
     replay(found.entries, journal)
     journal.recovered(0.0)
-    kept = read_rejected(
-        files, lane, lane_id=found.lane_id, waits=waits_of(journal), resent=(*resent, *resent_in(found))
-    )
+    resent = (*resent, *resent_in(found))
+    try:
+        # Before the files: one that is resent meanwhile loses its note first.
+        notes = read_notes(files, lane)
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    kept = read_rejected(files, lane, lane_id=found.lane_id, waits=waits_of(journal), resent=resent)
     return Inspected(
         segments=len(found.segments) + len(found.doomed),
         groups=found.groups,
@@ -193,6 +231,11 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         rejected=summed_up(kept, journal),
         rejected_bytes=sum(file.size_bytes for file in kept),
         rejected_unreadable=unreadable(kept),
+        rejected_missing=tuple(
+            f"rejected/{name}: {counted(notes.kept[name], 'record')} deleted, neither resent nor discarded"
+            for name in missing(files, lane, notes, resent)
+        ),
+        rejected_discarded=sum(notes.discarded.values()),
         extent=extent_of(files, lane, found),
     )
 

@@ -18,6 +18,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import rejected as pure
 from kafkasafe._core.journal import Journal
 from kafkasafe._io.files import Files, read_file, write_all
+from kafkasafe._io.rejected_notes import forget, note, read_notes
 
 __all__ = [
     "KeptFile",
@@ -206,12 +207,15 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     Raises:
         OSError: It may be there still.
     """
-    path = directory / mark.lane / _FOLDER / mark.file
+    lane = directory / mark.lane
+    path = lane / _FOLDER / mark.file
+    forget(files, lane, mark.file)
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
     # Also where it is gone: the process that deleted it may have died before that was durable.
     with contextlib.suppress(FileNotFoundError):
         files.sync_directory(path.parent)
+    forget(files, lane, mark.file)
 
 
 @dataclass(slots=True)
@@ -279,12 +283,23 @@ class RejectedStore:
             for name in void:
                 with contextlib.suppress(FileNotFoundError):
                     self.files.unlink(folder / name)
+                forget(self.files, self.lane, name)
             if void:
                 self.files.sync_directory(folder)
         except OSError as error:
             self._undeleted += void
             troubles.append(f"{folder}: what counts for nothing cannot be deleted: {error}")
+        self._take_notes()
         return troubles
+
+    def _take_notes(self) -> None:
+        """Of files that a crash, or an earlier version, left without one."""
+        with contextlib.suppress(OSError):
+            notes = read_notes(self.files, self.lane)
+            for name in self._known.keys() - notes.kept.keys() - notes.discarded.keys():
+                note(self.files, self.lane, name, self._known[name][0])
+                if name not in self.files.list(self.lane / _FOLDER):
+                    forget(self.files, self.lane, name)  # it was resent meanwhile
 
     def keep(
         self, batches: Sequence[pure.Refused], destination: m.Destination, *, cluster_id: str, now_ms: int
@@ -326,6 +341,7 @@ class RejectedStore:
         self._number = 0
         records = sum(codec.read_header(batch.data).count for batch in batches)
         self._known[path.name] = (records, sum(map(len, pieces)))
+        note(self.files, self.lane, path.name, records)
         return path
 
     def stands_at(self, lane: Path) -> None:

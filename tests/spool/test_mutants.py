@@ -13,14 +13,15 @@ import pytest
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
-from kafkasafe._io import recovery, spool
+from kafkasafe._io import discard as discarding
+from kafkasafe._io import recovery, resend, spool
 from kafkasafe._io.files import DirectoryFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import KafkaSafeError
 from kafkasafe.testing.disk import Disk
 
-from . import test_crash, test_damage, test_place, test_spool
+from . import test_crash, test_damage, test_discard, test_place, test_spool
 from .model import Group, Owner, encode
 from .test_crash import live, live_os
 
@@ -105,6 +106,10 @@ def flips_at_the_end() -> None:
         test_damage.test_a_flipped_bit_in_the_last_group_is_damage_and_its_neighbours_are_kept(
             compression, "zeros"
         )
+
+
+def discards() -> None:
+    test_discard.test_a_crash_at_any_moment_of_a_discard_leaves_a_record_rejected_or_discarded()
 
 
 MUTANTS = {
@@ -212,6 +217,13 @@ MUTANTS = {
         spool, "scan", "if writer not in {None, lane_id}", "if False", strays),
     "a segment of another lane is no damage": (
         spool, "scan", "log.damage.extend(", "list(", strays),
+    "a discard is not noted": (
+        discarding, "discard", "mark_discarded(files, each.lane, each.name, each.records)", "pass", discards),
+    "a discard deletes before it is noted for good": (
+        discarding, "mark_discarded", "files.sync_directory(lane / FOLDER)", "pass", discards),
+    "what was resent keeps its note": (
+        resend, "retire", "forget(files, lane, mark.file)", "pass",
+        test_discard.test_what_is_resent_is_not_missing_before_anything_else_is_done),
 }  # fmt: skip
 
 

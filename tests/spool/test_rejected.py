@@ -12,9 +12,10 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.journal import Batch, Journal
 from kafkasafe._core.rejected import Refused, encode, most_bytes
 from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import read_lane
+from kafkasafe._io.inspection import missing, read_lane
 from kafkasafe._io.recovery import replay
 from kafkasafe._io.rejected import RejectedStore, data_of, read_rejected, waits_of
+from kafkasafe._io.rejected_notes import read_notes
 from kafkasafe._io.spool import Spool
 from kafkasafe.testing.disk import Disk
 
@@ -77,6 +78,7 @@ def places(disk: Disk) -> tuple[list[bytes], list[bytes]]:
             assert (entry.code, entry.reason) == (87, f"no key at {entry.position}")
             rejected.append(codec.decode(data_of(owner.files, file.path, entry.position)).values[0])
     assert owner.store.records == len(rejected)
+    assert missing(owner.files, LANE, read_notes(owner.files, LANE), ()) == ()
     assert not [p for p in disk.files() if p.suffix == ".new"]
     return waiting, rejected
 

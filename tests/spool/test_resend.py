@@ -10,8 +10,10 @@ import pytest
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._core.rejected import Refused
+from kafkasafe._io.inspection import missing
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.rejected import data_of, read_rejected, retire
+from kafkasafe._io.rejected_notes import read_notes
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
 from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError, UsageError
 from kafkasafe.testing.disk import Disk, ProcessKilled
@@ -61,6 +63,10 @@ def life(disk: Disk) -> tuple[list[bytes], list[bytes]]:
         for position in sorted(owner.waits):
             waiting += codec.decode(owner.spool.read(position)).values
     for owner in owners:
+        lane = owner.spool._lane
+        assert missing(files, lane, read_notes(files, lane), ()) == (), (
+            "what was resent is not called deleted"
+        )
         for kept in read_rejected(files, owner.spool._lane, lane_id=owner.spool.lane_id, waits=owner.waits):
             assert not kept.error
             rejected += [codec.decode(data_of(files, kept.path, e.position)).values[0] for e in kept.entries]

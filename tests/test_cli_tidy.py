@@ -1,0 +1,128 @@
+"""`kafkasafe spool discard | prune | ls --tree`, without a broker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kafkasafe import cli
+from kafkasafe._core import batch, marks
+from kafkasafe._core.rejected import Refused
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.rejected import RejectedStore
+from kafkasafe._io.spool import Spool
+
+
+def run(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def encoded(*values):
+    return batch.encode([None] * len(values), list(values), timestamps=1000)
+
+
+def fill(path, *, waiting=0, rejected=(), lanes=1, cluster=None):
+    """A spool directory: in each lane so many records that wait, and for each list of values a rejected file."""
+    directory = SpoolDirectory.open(path, files=OsFiles())
+    if cluster is not None:
+        directory.bind_cluster(cluster, drained=lambda: True)
+    locks = [directory.take_lane(number) for number in range(lanes)]
+    for lock in locks:
+        spool, _ = Spool.open(
+            lock.path,
+            files=OsFiles(),
+            segment_bytes=1 << 20,
+            sync="group",
+            snapshot=list,
+            clock_ms=lambda: 0,
+        )
+        values = [b"%d" % number for number in range(waiting)]
+        spool.write_group([marks.Destination(1, "orders", 2)], [(1, encoded(value)) for value in values])
+        spool.sync()
+        store = RejectedStore(OsFiles(), lock.path, spool.lane_id)
+        for number, values in enumerate(rejected):
+            refused = [Refused(900 + number, encoded(*values), 10, "too large")]
+            to = marks.Destination(3 + number, f"secret-{number}", 0)
+            store.keep(refused, to, cluster_id="c", now_ms=1000)
+        spool.close(closed_mark=True)
+        lock.release()
+    return directory
+
+
+# -- discard -----------------------------------------------------------------------------------------------------------
+
+
+def test_discarded_records_are_told_from_those_that_something_deleted(capsys, tmp_path):
+    fill(tmp_path / "spool", waiting=1, rejected=[[b"1", b"2"], [b"3"]])
+    lane = tmp_path / "spool" / "lane-000"
+    files = sorted((lane / "rejected").iterdir())
+    code, out, _ = run(capsys, "spool", "discard", tmp_path / "spool", "--topic", "secret-0")
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            f"lane-000: {files[0].name}: 2 records of secret-0-0",
+            "2 records would be discarded",
+            "Nothing was changed: --apply does it",
+        ],
+    )
+    assert sorted((lane / "rejected").iterdir()) == files
+    code, out, _ = run(
+        capsys, "spool", "discard", tmp_path / "spool", "--topic", "secret-0", "--apply", "--json"
+    )
+    told = json.loads(out)
+    assert (code, told["applied"], told["discarded_records"]) == (0, True, 2)
+    assert [(row["file"], row["topic"], row["discarded"]) for row in told["files"]] == [
+        (files[0].name, "secret-0", True)
+    ]
+    assert sorted((lane / "rejected").iterdir()) == files[1:]
+    code, out, _ = run(capsys, "spool", "ls", tmp_path / "spool")
+    assert (code, "2 rejected records discarded" in out, "1 record REJECTED" in out) == (1, True, True)
+
+    files[1].unlink()
+    for command in ("ls", "verify"):
+        code, out, _ = run(capsys, "spool", command, tmp_path / "spool")
+        assert code == 1
+        said = f"MISSING rejected/{files[1].name}: 1 record deleted, neither resent nor discarded"
+        assert said in out
+    (row,) = json.loads(run(capsys, "spool", "ls", tmp_path / "spool", "--json")[1])
+    assert (len(row["rejected_missing"]), row["rejected_discarded_records"]) == (1, 2)
+
+    assert run(capsys, "spool", "discard", tmp_path / "spool", "--apply")[0] == 0
+    for command in ("ls", "verify"):
+        code, out, _ = run(capsys, "spool", command, tmp_path / "spool")
+        assert (code, "MISSING" in out) == (0, False)
+    assert "3 rejected records discarded" in run(capsys, "spool", "ls", tmp_path / "spool")[1]
+
+
+def test_a_file_that_cannot_be_read_is_discarded_only_when_that_is_said(capsys, tmp_path):
+    fill(tmp_path, rejected=[[b"1"]])
+    broken = tmp_path / "lane-000" / "rejected" / "00000000000000000500.log"
+    broken.write_bytes(b"\0" * 100)
+    code, out, _ = run(capsys, "spool", "discard", tmp_path, "--apply")
+    assert (code, broken.exists()) == (1, True)
+    assert f"{broken.name}: LEFT, it cannot be read: " in out
+    assert "1 record discarded" in out
+    code, out, _ = run(capsys, "spool", "discard", tmp_path, "--unreadable", "--apply")
+    assert (code, broken.exists()) == (0, False)
+    assert run(capsys, "spool", "verify", tmp_path)[0] == 0
+
+
+def test_only_one_lane_is_discarded(capsys, tmp_path):
+    fill(tmp_path, rejected=[[b"1"]], lanes=2)
+    assert run(capsys, "spool", "discard", tmp_path, "--lane", "1", "--apply")[0] == 0
+    rows = json.loads(run(capsys, "spool", "ls", tmp_path, "--json")[1])
+    assert [row["rejected_records"] for row in rows] == [1, 0]
+
+
+def test_while_records_are_resent_nothing_is_discarded(capsys, tmp_path):
+    directory = fill(tmp_path, rejected=[[b"1"]])
+    with directory.resending():
+        code, _, err = run(capsys, "spool", "discard", tmp_path, "--apply")
+    assert (code, "Another process resends" in err) == (3, True)
+    assert run(capsys, "spool", "ls", tmp_path)[0] == 1
