@@ -203,9 +203,11 @@ def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
     return []
 
 
-def lanes_of(directory: Path, wanted: str | None = None) -> Iterator[tuple[SpoolDirectory, int]]:
+def lanes_of(
+    directory: Path | SpoolDirectory, wanted: str | None = None
+) -> Iterator[tuple[SpoolDirectory, int]]:
     """The lanes of a directory that is there."""
-    lanes = open_directory(directory)
+    lanes = open_directory(directory) if isinstance(directory, Path) else directory
     numbers = lanes.lanes()
     if wanted is not None:
         numbers = [n for n in numbers if wanted in {str(n), lanes.lane_path(n).name}]
@@ -218,7 +220,7 @@ def lanes_of(directory: Path, wanted: str | None = None) -> Iterator[tuple[Spool
 
 
 def inspected(
-    directory: Path, troubles: list[tuple[str, str]]
+    directory: Path | SpoolDirectory, troubles: list[tuple[str, str]]
 ) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
     """Each lane. What one of them names as resent, another one's rejected/ has no more.
 

@@ -52,6 +52,7 @@ from kafkasafe.cli_common import (
 )
 from kafkasafe.cli_doctor import ask
 from kafkasafe.cli_tidy import DISCARD_CODES, spool_discard
+from kafkasafe.cli_tree import print_tree, root_of
 from kafkasafe.cli_units import EPILOG, print_unit, spool_abort, spool_commit, times_row, unit_rows
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate
@@ -91,8 +92,27 @@ LaneName = Annotated[
 
 
 @spool_app.command("ls", epilog=_DAMAGED_OR_REJECTED)
-def spool_ls(directory: Directory, as_json: Json = False) -> None:
+def spool_ls(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="A spool directory; with --tree a directory above some."),
+    ] = None,
+    tree: Annotated[
+        bool,
+        typer.Option(
+            "--tree",
+            help="All spool directories at and below DIR, a line for each, and their sums. Without DIR: the default"
+            " ones of this user.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Lanes of a spool directory: whose they are, how large, what waits in them, and what was rejected."""
+    if tree:
+        print_tree(root_of(directory), as_json=as_json)
+        return
+    if directory is None:
+        raise typer.BadParameter("name a spool directory, or say --tree", param_hint="DIR")
     rows: list[dict[str, Any]] = []
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):

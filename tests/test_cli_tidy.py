@@ -126,3 +126,68 @@ def test_while_records_are_resent_nothing_is_discarded(capsys, tmp_path):
         code, _, err = run(capsys, "spool", "discard", tmp_path, "--apply")
     assert (code, "Another process resends" in err) == (3, True)
     assert run(capsys, "spool", "ls", tmp_path)[0] == 1
+
+
+# -- ls --tree ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_directories_of_a_user_are_summed_up(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    root = tmp_path / "kafkasafe"
+    assert run(capsys, "spool", "ls", "--tree")[:2] == (0, f"No spool directory below {root}\n")
+    fill(root / "a-1", waiting=2, lanes=2, cluster="c1")
+    fill(root / "b-2", cluster="c2")
+    code, out, _ = run(capsys, "spool", "ls", "--tree")
+    lines = out.splitlines()
+    assert code == 0, "records that wait are no trouble"
+    assert lines[0].startswith(f"{root}/a-1: 2 lanes, ")
+    assert lines[0].endswith("; 4 records waiting")
+    assert lines[1].endswith("; 0 records waiting")
+    assert lines[2].startswith("2 directories, 3 lanes, ")
+    assert lines[2].endswith(": 4 records waiting in 1 directory, 0 rejected, 0 damaged ranges")
+    told = json.loads(run(capsys, "spool", "ls", "--tree", root, "--json")[1])
+    assert [(row["directory"], row["cluster_id"], row["waiting_records"]) for row in told["directories"]] == [
+        (f"{root}/a-1", "c1", 4),
+        (f"{root}/b-2", "c2", 0),
+    ]
+    totals = told["totals"]
+    assert (totals["directories"], totals["lanes"], totals["waiting_records"]) == (2, 3, 4)
+    # A directory by itself is a tree of one.
+    assert json.loads(run(capsys, "spool", "ls", root / "b-2", "--tree", "--json")[1])["totals"]["lanes"] == 1
+
+
+def test_in_a_tree_each_trouble_is_named_and_the_rest_is_shown(capsys, tmp_path):
+    fill(tmp_path / "deep" / "er" / "good", waiting=1)
+    fill(tmp_path / "damaged", waiting=3, cluster="c")
+    (segment,) = (tmp_path / "damaged" / "lane-000").glob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"orders") + 1] ^= 1
+    segment.write_bytes(content)
+    fill(tmp_path / "lost", waiting=5)
+    (tmp_path / "lost" / "FORMAT").unlink()
+    fill(tmp_path / "newer")
+    (tmp_path / "newer" / "FORMAT").write_text("kafkasafe-spool 7\n")
+    fill(tmp_path / "rejected", rejected=[[b"1"]])
+    fill(tmp_path / "unknown", cluster="c")
+    (tmp_path / "unknown" / "CLUSTER").write_bytes(b"\0")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "FORMAT").write_text("of something else\n")
+    code, out, _ = run(capsys, "spool", "ls", "--tree", tmp_path)
+    assert code == 1
+    assert "DAMAGED RANGE" in out
+    assert "1 record REJECTED" in out
+    assert "but no file FORMAT" in out
+    assert "upgrade kafkasafe" in out
+    assert "CLUSTER is damaged" in out
+    assert "foreign" not in out
+    assert out.splitlines()[-1].startswith("6 directories, 5 lanes, ")
+    told = json.loads(run(capsys, "spool", "ls", "--tree", tmp_path, "--json")[1])
+    waiting = {row["directory"].rpartition("/")[2]: row["waiting_records"] for row in told["directories"]}
+    assert (waiting["lost"], waiting["good"]) == (5, 1), "what lost its FORMAT is not absent"
+    assert len(told["totals"]["troubles"]) == 3
+
+
+def test_a_tree_that_is_not_there_is_a_usage_error(capsys, tmp_path):
+    for arguments in ((), ("--tree", tmp_path / "nothing")):
+        code, out, _ = run(capsys, "spool", "ls", *arguments)
+        assert (code, out) == (2, "")

@@ -1,0 +1,184 @@
+"""`kafkasafe spool ls --tree`: all spool directories below one, as the default ones of a user are, with sums."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import typer
+
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory, format_lost
+from kafkasafe.cli_common import EXIT_BROKEN, cluster_trouble, counted, inspected
+from kafkasafe.errors import SpoolError
+
+__all__ = ["print_tree", "root_of", "spools_below"]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one directory, or of all.
+
+    Attributes:
+        lanes: How many.
+        bytes: In their logs and rejected/.
+        waiting_records: That are not delivered.
+        rejected_records: In rejected/.
+        damaged_ranges: Of their logs.
+        troubles: What cannot be read, what is missing: one sentence each.
+        owner_pids: Of the processes that have lanes.
+    """
+
+    lanes: int = 0
+    bytes: int = 0
+    waiting_records: int = 0
+    rejected_records: int = 0
+    damaged_ranges: int = 0
+    troubles: list[str] = field(default_factory=list)
+    owner_pids: list[int] = field(default_factory=list)
+
+    def add(self, other: _Sums) -> None:
+        """Those of one more directory."""
+        self.lanes += other.lanes
+        self.bytes += other.bytes
+        self.waiting_records += other.waiting_records
+        self.rejected_records += other.rejected_records
+        self.damaged_ranges += other.damaged_ranges
+        self.troubles += other.troubles
+        self.owner_pids += other.owner_pids
+
+    @property
+    def broken(self) -> bool:
+        """Whether anything needs an operator. Records that wait do not."""
+        return bool(self.rejected_records or self.damaged_ranges or self.troubles)
+
+
+def root_of(directory: Path | None) -> Path:
+    """Where a tree begins: by default where the default directories of this user are.
+
+    Raises:
+        BadParameter: It is no directory.
+    """
+    if directory is None:
+        return platformdirs.user_state_path("kafkasafe")
+    if not directory.is_dir():
+        what = "it is a file" if directory.exists() else "it does not exist"
+        raise typer.BadParameter(f"{directory} is not a directory: {what}", param_hint="DIR")
+    return directory
+
+
+def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
+    """Spool directories at and below a directory, by path; also those that lost their file FORMAT. Follows no links.
+
+    Args:
+        root: Where to begin.
+        troubles: Gets a sentence for each directory that cannot be listed.
+    """
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+            troubles.append(f"{error.filename} cannot be read: {error.strerror}")
+
+    for path, folders, files in os.walk(root, onerror=failed):
+        folders.sort()
+        if _is_spool(Path(path), files, folders):
+            folders.clear()
+            yield Path(path)
+
+
+def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
+    if "FORMAT" not in files:
+        return format_lost(path, folders) is not None
+    try:
+        return (path / "FORMAT").read_bytes().startswith(b"kafkasafe-spool ")
+    except OSError:
+        return True  # the reason is told where it is looked into
+
+
+def _sums(path: Path) -> tuple[_Sums, str | None]:
+    """(sums, id of the cluster) of a spool directory."""
+    sums = _Sums()
+    files = OsFiles()
+    if lost := format_lost(path, files.list(path)):
+        sums.troubles.append(". ".join(lost))
+    try:
+        lanes = SpoolDirectory(path, files) if lost else SpoolDirectory.look(path, files=files)
+    except SpoolError as error:
+        sums.troubles.append(str(error))
+        return sums, None
+    unread = cluster_trouble(lanes)
+    for _, number, found in inspected(lanes, unread):
+        sums.lanes += 1
+        sums.bytes += found.size_bytes + found.rejected_bytes
+        sums.waiting_records += sum(each.records for each in found.waiting)
+        sums.rejected_records += sum(each.records for each in found.rejected)
+        sums.damaged_ranges += len(found.damage)
+        name = lanes.lane_path(number).name
+        sums.troubles += [f"{name}: {text}" for text in (*found.rejected_unreadable, *found.rejected_missing)]
+        if pid := lanes.seems_owned(number):
+            sums.owner_pids.append(pid)
+    sums.troubles += [f"{name}: {reason}" for name, reason in unread]
+    return sums, None if any(name == "CLUSTER" for name, _ in unread) else lanes.cluster_id()
+
+
+def print_tree(root: Path, *, as_json: bool) -> None:
+    """Each spool directory in a line, and the sums of all.
+
+    Raises:
+        Exit: 1: something is damaged, was rejected or cannot be read.
+    """
+    unread: list[str] = []
+    rows: list[dict[str, Any]] = []
+    total = _Sums()
+    for path in spools_below(root, unread):
+        sums, cluster_id = _sums(path)
+        rows.append({"directory": str(path), "cluster_id": cluster_id, **dataclasses.asdict(sums)})
+        total.add(sums)
+        if not as_json:
+            _print(path, sums)
+    total.troubles += unread
+    if as_json:
+        sums_of_all = {"directories": len(rows), **dataclasses.asdict(total)}
+        print(json.dumps({"directories": rows, "totals": sums_of_all}, indent=1))
+    else:
+        for text in unread:
+            print(text)
+        _print_total(root, rows, total)
+    if total.broken:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _print(path: Path, sums: _Sums) -> None:
+    owners = sorted(set(sums.owner_pids))
+    print(
+        f"{path}: {counted(sums.lanes, 'lane')}, {counted(sums.bytes, 'byte')};"
+        f" {counted(sums.waiting_records, 'record')} waiting"
+        + (f"; {counted(sums.rejected_records, 'record')} REJECTED" if sums.rejected_records else "")
+        + (
+            f"; {counted(sums.damaged_ranges, 'DAMAGED RANGE', 'DAMAGED RANGES')}"
+            if sums.damaged_ranges
+            else ""
+        )
+        + (f"; in use by {', '.join(f'process {pid}' for pid in owners)}" if owners else "")
+    )
+    for text in sums.troubles:
+        print(f"  {text}")
+
+
+def _print_total(root: Path, rows: Sequence[dict[str, Any]], total: _Sums) -> None:
+    if not rows:
+        print(f"No spool directory below {root}")
+        return
+    holding = sum(bool(row["waiting_records"]) for row in rows)
+    print(
+        f"{counted(len(rows), 'directory', 'directories')}, {counted(total.lanes, 'lane')},"
+        f" {counted(total.bytes, 'byte')}: {counted(total.waiting_records, 'record')} waiting in"
+        f" {counted(holding, 'directory', 'directories')}, {total.rejected_records:,} rejected,"
+        f" {counted(total.damaged_ranges, 'damaged range')}"
+    )
