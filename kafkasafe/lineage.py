@@ -35,6 +35,7 @@ from kafkasafe._core.epochs import (
     Strategy,
     Unknown,
     compare,
+    decode_topic_id,
     first_difference,
 )
 
@@ -57,5 +58,6 @@ __all__ = [
     "Strategy",
     "Unknown",
     "compare",
+    "decode_topic_id",
     "first_difference",
 ]

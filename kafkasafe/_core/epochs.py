@@ -50,6 +50,7 @@ __all__ = [
     "Strategy",
     "Unknown",
     "compare",
+    "decode_topic_id",
     "first_difference",
 ]
 
@@ -290,19 +291,23 @@ class Lineage:
 
     # --- as text ---
 
-    def encode(self, max_bytes: int = METADATA_BYTES) -> str:
+    def encode(self, max_bytes: int = METADATA_BYTES, *, topic_id: bytes | None = None) -> str:
         """The history as ASCII text for the metadata of a committed offset.
 
         Args:
             max_bytes: Upper bound of its length, at least 64. The oldest epochs that do not fit are left out.
+            topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: it is not known.
 
         Raises:
-            LineageError: `max_bytes` is too small for a single epoch.
+            LineageError: `max_bytes` is too small for a single epoch, or the id is none.
         """
         if max_bytes < MIN_METADATA_BYTES:
             raise LineageError(f"max_bytes is {max_bytes}; it must be {MIN_METADATA_BYTES} or more")
-        room = (max_bytes - len(_PREFIX)) * 3 // 4 - _CRC_BYTES
-        body = bytearray()
+        if topic_id is not None and len(topic_id) != _ID_BYTES:
+            raise LineageError(f"a topic id has {_ID_BYTES} bytes, not {len(topic_id)}")
+        prefix = _PREFIX if topic_id is None else _PREFIX_WITH_ID
+        room = (max_bytes - len(prefix)) * 3 // 4 - _CRC_BYTES
+        body = bytearray(topic_id or b"")
         _put(body, self._end)
         behind, above = self._end, MAX_EPOCH + 1
         # Newest first: what is cut off is the oldest.
@@ -314,8 +319,8 @@ class Lineage:
                 break
             body += entry
             behind, above = start, above if epoch == UNDEFINED else epoch
-        sealed = bytes(body) + zlib.crc32(body).to_bytes(_CRC_BYTES, "big")
-        return _PREFIX + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode("ascii")
+        sealed = bytes(body) + _checksum(prefix, body)
+        return prefix + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode("ascii")
 
     @classmethod
     def decode(cls, text: str) -> Lineage:
@@ -324,18 +329,7 @@ class Lineage:
         Raises:
             LineageError: It is something else, was damaged, or is of a newer version.
         """
-        if not text.startswith(_PREFIX):
-            raise LineageError(
-                f"{text[:20]!r} is not a history of epochs: it does not begin with {_PREFIX!r}"
-            )
-        try:
-            coded = text[len(_PREFIX) :].encode("ascii")
-            sealed = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True)
-        except (UnicodeEncodeError, binascii.Error) as error:
-            raise LineageError(f"the history of epochs was damaged: {error}") from None
-        body, crc = sealed[:-_CRC_BYTES], sealed[-_CRC_BYTES:]
-        if zlib.crc32(body).to_bytes(_CRC_BYTES, "big") != crc:
-            raise LineageError("the history of epochs was damaged: its checksum does not match")
+        _, body = _unsealed(text)
         numbers = _numbers(body)
         if not len(numbers) % 2:
             raise LineageError("the history of epochs was damaged: it ends within an entry")
@@ -348,8 +342,49 @@ class Lineage:
         return cls(reversed(entries), end, limit=max(DEFAULT_LIMIT, len(entries)))
 
 
+def decode_topic_id(text: str) -> bytes | None:
+    """The topic id in what `Lineage.encode` wrote, 16 bytes; None where it has none.
+
+    Raises:
+        LineageError: It is something else, was damaged, or is of a newer version.
+    """
+    return _unsealed(text)[0]
+
+
 _PREFIX: Final = "ks1."
+_PREFIX_WITH_ID: Final = "ks2."
+"""The topic id comes before the numbers. Versions of kafkasafe that only know `ks1.` take such a text for metadata of
+the application: they go by the committed leader epoch alone."""
+_ID_BYTES: Final = 16
 _CRC_BYTES: Final = 4
+
+
+def _checksum(prefix: str, body: bytes | bytearray) -> bytes:
+    # `ks1.` came before there was another one, so its checksum leaves it out.
+    start = b"" if prefix == _PREFIX else prefix.encode("ascii")
+    return zlib.crc32(start + body).to_bytes(_CRC_BYTES, "big")
+
+
+def _unsealed(text: str) -> tuple[bytes | None, bytes]:
+    """The topic id, if it has one, and the numbers."""
+    prefix = text[: len(_PREFIX)]
+    if prefix not in {_PREFIX, _PREFIX_WITH_ID}:
+        raise LineageError(
+            f"{text[:20]!r} is not a history of epochs: it does not begin with {_PREFIX!r} or {_PREFIX_WITH_ID!r}"
+        )
+    try:
+        coded = text[len(prefix) :].encode("ascii")
+        sealed = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+    except (UnicodeEncodeError, binascii.Error) as error:
+        raise LineageError(f"the history of epochs was damaged: {error}") from None
+    body, crc = sealed[:-_CRC_BYTES], sealed[-_CRC_BYTES:]
+    if _checksum(prefix, body) != crc:
+        raise LineageError("the history of epochs was damaged: its checksum does not match")
+    if prefix == _PREFIX:
+        return None, body
+    if len(body) < _ID_BYTES:
+        raise LineageError("the history of epochs was damaged: it ends within the topic id")
+    return body[:_ID_BYTES], body[_ID_BYTES:]
 
 
 def _check(what: str, number: int, least: int, most: int) -> None:

@@ -24,6 +24,7 @@ from kafkasafe._core.epochs import (
     Strategy,
     Unknown,
     compare,
+    decode_topic_id,
     first_difference,
 )
 
@@ -464,20 +465,25 @@ histories = st.builds(
 )
 
 
+topic_ids = st.one_of(st.none(), st.binary(min_size=16, max_size=16))
+
+
 @settings(deadline=None)
-@given(histories)
-def test_a_history_survives_its_text(ours):
-    text = ours.encode()
+@given(histories, topic_ids)
+def test_a_history_survives_its_text(ours, topic_id):
+    text = ours.encode(topic_id=topic_id)
     assert text.isascii()
     assert len(text) <= e.METADATA_BYTES
     assert Lineage.decode(text) == ours
+    assert decode_topic_id(text) == topic_id
 
 
 @settings(deadline=None)
-@given(histories, st.integers(64, 300))
-def test_the_text_is_bounded_and_keeps_the_newest(ours, most):
-    text = ours.encode(most)
+@given(histories, st.integers(64, 300), topic_ids)
+def test_the_text_is_bounded_and_keeps_the_newest(ours, most, topic_id):
+    text = ours.encode(most, topic_id=topic_id)
     assert len(text) <= most
+    assert decode_topic_id(text) == topic_id
     kept = Lineage.decode(text)
     assert kept.end_offset == ours.end_offset
     assert kept.entries == ours.entries[len(ours.entries) - len(kept.entries) :]
@@ -487,6 +493,7 @@ def test_the_text_is_bounded_and_keeps_the_newest(ours, most):
 def test_the_largest_numbers_fit_into_the_smallest_text():
     ours = Lineage([(2**31 - 1, 0)], 2**63 - 1)
     assert Lineage.decode(ours.encode(64)) == ours
+    assert Lineage.decode(ours.encode(64, topic_id=b"\xff" * 16)) == ours
     with pytest.raises(LineageError, match="64 or more"):
         ours.encode(63)
 
@@ -501,23 +508,41 @@ def test_hundreds_of_epochs_fit_into_metadata():
 
 
 @settings(deadline=None)
-@given(histories, st.randoms(use_true_random=False))
-def test_damaged_text_is_noticed(ours, chance):
-    text = ours.encode()
+@given(histories, topic_ids, st.randoms(use_true_random=False))
+def test_damaged_text_is_noticed(ours, topic_id, chance):
+    text = ours.encode(topic_id=topic_id)
     at = chance.randrange(len(text))
-    damaged = text[:at] + chance.choice("Aé !") + text[at + 1 :]
+    damaged = text[:at] + chance.choice("A12é !") + text[at + 1 :]
     assume(damaged != text)
     try:
         again = Lineage.decode(damaged)
     except LineageError:
         return
     assert again == ours  # the unused bits of the last character mean nothing
+    assert decode_topic_id(damaged) == topic_id
 
 
-@pytest.mark.parametrize("text", ["", "ks1.", "my own metadata", "ks2.AAAA", "ks1.!", "ks1.AAAAA"])
+@pytest.mark.parametrize(
+    "text", ["", "ks1.", "my own metadata", "ks2.AAAA", "ks3.AAAA", "ks1.!", "ks1.AAAAA"]
+)
 def test_other_text_is_refused(text):
     with pytest.raises(LineageError):
         Lineage.decode(text)
+    with pytest.raises(LineageError):
+        decode_topic_id(text)
+
+
+def test_texts_of_former_versions_are_read():
+    """Committed offsets have them; what has no topic id is written in this form today, too."""
+    ours = log("0:0,4:5,8:7", 9)
+    assert ours.encode() == "ks1.Cfj___8HAgQCBAURRhLz"
+    assert Lineage.decode("ks1.Cfj___8HAgQCBAURRhLz") == ours
+    assert decode_topic_id("ks1.Cfj___8HAgQCBAURRhLz") is None
+
+
+def test_what_is_no_topic_id_is_refused():
+    with pytest.raises(LineageError, match="16 bytes, not 3"):
+        log("0:0", 5).encode(topic_id=b"abc")
 
 
 @pytest.mark.parametrize("body", [b"\x05\x01", b"\x85", b"", b"\x05\x01\x09"])
