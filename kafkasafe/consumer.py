@@ -199,6 +199,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         self._fetcher.owner = self
         self._coordinator.__class__ = Coordinator
         self._coordinator.owner = self
+        self._subscription.all_consumed_offsets = self._committable
         self._lookups = LookUps(
             self._network,
             self._tracker,
@@ -445,13 +446,19 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """As KafkaConsumer's.
+        """As KafkaConsumer's. Without `offsets` it leaves out the positions that automatic commits leave out.
+
+        Those are positions in a recreated topic that the application has not decided about, and in a log that was cut
+        where no leader epoch tells the former log from the new one: committed, such an offset would be one of the new
+        log.
 
         Raises:
+            LogDivergedError: An offset is given for such a partition, and it is above `event.at`. Nothing was
+                committed; `seek` first.
             ValueError: An offset is not one. KafkaConsumer repeats it until the time is over, or has a negative one
                 committed, which later counts as none.
         """
-        _check_offsets(offsets)
+        self._check_offsets(offsets)
         parent: Any = super()
         parent.commit(offsets, timeout_ms)
 
@@ -460,15 +467,25 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         callback: Callable[..., object] | None = None,
     ) -> Future:
-        """As KafkaConsumer's.
+        """As KafkaConsumer's; see `commit`.
 
         Raises:
+            LogDivergedError: As of `commit`.
             ValueError: An offset is not one.
         """
-        _check_offsets(offsets)
+        self._check_offsets(offsets)
         parent: Any = super()
         future: Future = parent.commit_async(offsets, callback)
         return future
+
+    def _check_offsets(self, given: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
+        # What else may be wrong kafka-python says.
+        for tp, each in given.items() if isinstance(given, Mapping) else ():
+            if not isinstance(each, OffsetAndMetadata):
+                continue
+            check_offset(each.offset)
+            if self._is_withheld(tp, each.offset) and (undecided := self._undecided(tp)):
+                raise self._told(undecided)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """As KafkaConsumer's."""
@@ -531,13 +548,6 @@ def check_offset(given: Any) -> None:
     """
     if not isinstance(given, int) or not 0 <= given <= _LAST_OFFSET:
         raise ValueError(f"Not an offset: {given!r}. It is an int from 0 to 2**63-1")
-
-
-def _check_offsets(given: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
-    # What else may be wrong kafka-python says.
-    for each in given.values() if isinstance(given, Mapping) else ():
-        if isinstance(each, OffsetAndMetadata):
-            check_offset(each.offset)
 
 
 def _partitions_of(given: Iterable[Any]) -> list[TopicPartition]:

@@ -491,8 +491,10 @@ class PositionReset:
         topic: Topic name.
         partition: Partition number.
         reason: "no_position": nothing was committed (or there is no group). "retention": the log begins behind the
-            position. "beyond_end": the log ends before it, and nothing that was read is known to be gone.
-        strategy: What `auto_offset_reset` says: "earliest" or "latest".
+            position. "beyond_end": the log ends before it, and nothing that was read is known to be gone. "recreated":
+            the topic was deleted and created again, and nothing before the position was read.
+        strategy: What `auto_offset_reset` says: "earliest" or "latest". Always "earliest" for "recreated": all records
+            of the new topic are later than the position was.
         previous: Position before; None when there was none.
         position: Position now.
         skipped: First and last offset (inclusive) that this consumer will not read because of it; None: none.
@@ -500,7 +502,7 @@ class PositionReset:
 
     topic: str
     partition: int
-    reason: Literal["no_position", "retention", "beyond_end"]
+    reason: Literal["no_position", "retention", "beyond_end", "recreated"]
     strategy: Literal["earliest", "latest"]
     previous: int | None
     position: int

@@ -134,6 +134,7 @@ TESTS = {
     "What is forgotten is forgotten by one method": "test_what_was_forgotten_stays_forgotten",
     "All answers of a walk": "test_a_walk_begins_anew_where_the_leader_changed",
     "After a divergence was": "test_the_seek_after_a_divergence_is_the_last_word",
+    "Until that seek": "test_the_file_keeps_the_topic_that_was_read_until_it_is_decided",
     "What is taken is gone": "test_nothing_waits_between_taking_and_returning",
     "A life waits only for what was written before": "test_no_two_lives_ever_wait_for_each_other",
     "What a life waits for is a mark": "test_what_a_life_held_back_is_held_back_after_its_end_too",

@@ -11,7 +11,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe._consuming.fetched import Fetched
-from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Walked
+from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Undecided, Walked
 from kafkasafe._core.epochs import UNDEFINED, Diverged, Unknown
 from kafkasafe._io.inquiry import Inquiry, pause_s
 from kafkasafe._io.lookups import OUT_OF_RANGE
@@ -41,23 +41,24 @@ class Applying(Fetched):
             if part.inquiry is not None and part.inquiry.done:
                 inquiry, part.inquiry = part.inquiry, None
                 self._apply(tp, part, inquiry)
-        undecided = self._undecided()
-        if only is not None:
-            undecided = [part for part in undecided if part is self._parts.get(only)]
-        elif undecided := [part for part in undecided if not part.told]:
+        undecided = self._undecided(only)
+        if only is None and (undecided := [part for part in undecided if not part.told]):
             self._log.debug("%s partitions wait for a decision", len(undecided), event="undecided")
         if undecided:
             raise self._told(undecided)
 
-    def _undecided(self) -> list[Part]:
-        """Partitions with an error that only the application can end."""
+    def _undecided(self, only: TopicPartition | None = None) -> list[Part]:
+        """Partitions with an error that only the application can end; `only` this one if it is such."""
         found = []
         for tp, part in list(self._parts.items()):
+            if only is not None and tp != only:
+                continue
             if part.error is None or self._subscription.assignment.get(tp) is not part.state:
                 continue
             position = part.state.position
             if position is None or position.offset != part.position:
-                part.error = None
+                # Moved, but not by a decision: the new position is examined as well.
+                part.error = part.undecided = part.checked = None
                 continue
             found.append(part)
         return found
@@ -183,11 +184,10 @@ class Applying(Fetched):
         # Another leader since then will be newer than this.
         seen = walked.leadership
         part.checked = None if seen is None else (seen[0], seen[1], walked.epoch)
-        if part.topic_id is not None and walked.topic_id not in {None, part.topic_id}:
-            part.former_ids.add(part.topic_id)
+        if part.topic_id is not None and walked.topic_id != part.topic_id:
             self._manager.cluster.request_update()
-        part.topic_id = walked.topic_id
         if not isinstance(outcome, Diverged):
+            part.adopt(walked.topic_id)
             if part.suspected:
                 # Up to the position all is well, so it is what was read behind it before that is gone.
                 part.suspected = False
@@ -228,7 +228,7 @@ class Applying(Fetched):
             cause="recreated" if walked.recreated else "truncated",
             round_trips=walked.round_trips,
         )
-        part.diverged = event
+        part.undecided = Undecided(event, walked.topic_id)
         # Until it is decided about, nothing is fetched.
         part.state._awaiting_validation = True
         part.error, part.told = _diverged_error(event), 0.0

@@ -19,6 +19,7 @@ __all__ = ["Keeping"]
 # The file of `lineage_path` is written at most so often, and after a failure not sooner than this.
 _SAVE_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
+_NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 
 
 class Keeping(Reporting):
@@ -90,14 +91,52 @@ class Keeping(Reporting):
         if part is None:
             return offset
         with self._lock:
-            lineage = part.lineage.copy()
-        if not 0 <= offset.offset <= lineage.end_offset or not lineage.entries:
-            return offset
+            lineage, topic_id = part.lineage.copy(), part.topic_id
         lineage.truncate(offset.offset)
-        if not lineage.entries:
+        if offset.offset < 0 or not (lineage.entries or topic_id):
             return offset
         epoch = offset.leader_epoch
         if epoch is None or epoch < 0:
             known = lineage.epoch_at(offset.offset - 1)
             epoch = UNDEFINED if known is None else known
-        return OffsetAndMetadata(offset.offset, offset.metadata or lineage.encode(), epoch)
+        metadata = offset.metadata or lineage.encode(topic_id=topic_id)
+        return OffsetAndMetadata(offset.offset, metadata, epoch)
+
+    def _committable(
+        self, unhanded: Mapping[TopicPartition, int] = _NOTHING_UNHANDED
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions, for commits that name no offsets; on any thread.
+
+        `unhanded` has the first offset that was fetched and not handed to the application, by partition.
+
+        1. The consumer reads offsets 0 to 9. The topic is deleted and created again, with 15 records.
+        2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
+        3. Both logs have leader epoch 0. The next incarnation would find offset 10 good, and skip 0 to 9.
+
+        So the position of a partition is left out while it is undecided and looks like one of the new log; also once
+        the metadata name another topic, until that is examined. A commit that was sent before that carries the id of
+        the topic that was read (`_described`).
+        """
+        found = {}
+        with self._subscription._lock:
+            for tp, state in self._subscription.assignment.items():
+                if not state.has_valid_position:
+                    continue
+                first, position = unhanded.get(tp), state.position
+                if first is not None and first < position.offset:
+                    position = OffsetAndMetadata(first, "", UNDEFINED)
+                if not (self._is_withheld(tp, position.offset) or self._is_another_topic(tp)):
+                    found[tp] = position
+        return found
+
+    def _is_withheld(self, tp: TopicPartition, offset: int) -> bool:
+        part = self._parts.get(tp)
+        undecided = None if part is None else part.undecided
+        return undecided is not None and undecided.forbids(offset)
+
+    def _is_another_topic(self, tp: TopicPartition) -> bool:
+        """Whether the metadata name a topic that is newer than the one that was read."""
+        part, leadership = self._parts.get(tp), self._leadership(tp)
+        if part is None or part.topic_id is None or leadership is None:
+            return False
+        return leadership[0] not in {None, part.topic_id, *part.former_ids}

@@ -8,11 +8,11 @@ from kafkasafe._core.epochs import BatchMemory, Lineage, Outcome
 from kafkasafe._io.inquiry import Inquiry
 from kafkasafe.events import LogDiverged
 
-__all__ = ["Leadership", "Local", "Part", "Ranged", "ResetReason", "ResetTo", "Walked"]
+__all__ = ["Leadership", "Local", "Part", "Ranged", "ResetReason", "ResetTo", "Undecided", "Walked"]
 
 Leadership = tuple[bytes | None, int, int]
 """Topic id, leader, leader epoch; as the metadata have it."""
-ResetReason = tuple[Literal["no_position", "retention", "beyond_end"], int | None]
+ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
 """Why, and the position before."""
 
 
@@ -62,6 +62,34 @@ class ResetTo:
         self.start = start
 
 
+class Undecided:
+    """A divergence that the application has not decided about.
+
+    Attributes:
+        event: What was found.
+        topic_id: Of the topic that has the name now. `Part.topic_id` stays that of the topic that was read.
+    """
+
+    __slots__ = ("event", "topic_id")
+
+    def __init__(self, event: LogDiverged, topic_id: bytes | None) -> None:
+        self.event = event
+        self.topic_id = topic_id
+
+    @property
+    def is_told_by_epochs(self) -> bool:
+        """Whether a committed offset of the former log is recognised as such by its leader epoch.
+
+        A log that was cut goes on under newer epochs. The epochs of a recreated topic begin at 0 again: any offset
+        looks like one of the new log.
+        """
+        return self.event.cause == "truncated" and bool(self.event.epochs)
+
+    def forbids(self, offset: int) -> bool:
+        """Whether this offset must not be committed: it would skip records of the new log that were never read."""
+        return offset > self.event.at and not self.is_told_by_epochs
+
+
 class Part:
     """What is known of an assigned partition.
 
@@ -69,14 +97,14 @@ class Part:
         state: kafka-python's; another one stands for another assignment.
         lineage: What was read. Changed under `SafeConsumer._lock`.
         marks: The newest batches that were read, where leader epochs do not tell enough.
-        topic_id: Of the topic that was read.
+        topic_id: Of the topic that was read; also while it is undecided that another topic has the name.
         former_ids: Of topics of that name that are gone. kafka-python's metadata may still have them.
         doubted: A connection to the leader was lost, and no leader epoch tells who leads since.
         checked: Under whom the position was found good; None: it has to be checked.
         inquiry: The procedure under way, one at a time.
         position: Offset for which it was begun.
         suspected: A batch, or the broker, spoke of another log than the one that was read.
-        diverged: Found, and not decided about yet.
+        undecided: A divergence that was found, and not decided about yet.
         error: What `poll` raises until the position changes.
         told: When it was raised last; 0: not yet.
         reset: Why the position is about to be reset; None: the application asked for it.
@@ -93,7 +121,6 @@ class Part:
     __slots__ = (
         "checked",
         "code",
-        "diverged",
         "doubted",
         "error",
         "failing_code",
@@ -113,6 +140,7 @@ class Part:
         "suspected",
         "told",
         "topic_id",
+        "undecided",
     )
 
     def __init__(self, state: Any) -> None:
@@ -126,7 +154,7 @@ class Part:
         self.inquiry: Inquiry[Any] | None = None
         self.position = -1
         self.suspected = False
-        self.diverged: LogDiverged | None = None
+        self.undecided: Undecided | None = None
         self.error: Exception | None = None
         self.told = 0.0
         self.reset: ResetReason | None = None
@@ -137,6 +165,14 @@ class Part:
         self.failing_since = self.overdue_since = 0.0
         self.code = 0
         self.remote: bool | None = None
+
+    def adopt(self, topic_id: bytes | None) -> None:
+        """This topic has the name from here on; None: the brokers do not say which."""
+        if topic_id is None:
+            return
+        if self.topic_id is not None and self.topic_id != topic_id:
+            self.former_ids.add(self.topic_id)
+        self.topic_id = topic_id
 
     def cancel(self) -> None:
         if self.inquiry is not None:

@@ -11,10 +11,10 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafkasafe._consuming.ground import ignore
 from kafkasafe._consuming.partition import Leadership, Part, ResetReason, ResetTo
 from kafkasafe._consuming.walking import Walking
-from kafkasafe._core.epochs import UNDEFINED, BatchMemory, Lineage, LineageError
+from kafkasafe._core.epochs import UNDEFINED, BatchMemory, Lineage, LineageError, decode_topic_id
 from kafkasafe._io.at_once import at_once
 from kafkasafe._io.inquiry import Pause, Procedure
-from kafkasafe.cluster.api import EARLIEST
+from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.events import OffsetLowered
 
 __all__ = ["Positions"]
@@ -34,12 +34,15 @@ class Positions(Walking):
         part.cancel()
         part.reset = part.error = part.checked = part.remote = None
         part.suspected = False
-        if part.diverged is not None:
+        undecided, part.undecided = part.undecided, None
+        if undecided is not None:
             # It knows what is gone. Whatever it chose, this is not to be told again.
             with self._lock:
-                part.lineage.truncate(part.diverged.at)
-                part.marks.truncate(part.diverged.at)
-            part.diverged = None
+                part.lineage.truncate(undecided.event.at)
+                part.marks.truncate(undecided.event.at)
+                part.adopt(undecided.topic_id)
+        elif not part.lineage.entries:
+            part.topic_id = None  # the position is of the topic that has the name now, whichever that is
 
     def _part(self, tp: TopicPartition) -> Part | None:
         state = self._subscription.assignment.get(tp)
@@ -77,10 +80,10 @@ class Positions(Walking):
                 epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
                 self._subscription.seek(tp, OffsetAndMetadata(offset.offset, "", epoch))
                 with self._lock:
-                    lineage = _restored(offset.metadata, epoch, offset.offset, part.lineage)
+                    lineage, topic_id = _restored(offset.metadata, epoch, offset.offset, part.lineage)
                     if lineage is not part.lineage:
                         # Whoever committed it may have read another topic of the name, or another log.
-                        part.lineage, part.topic_id, part.marks = lineage, None, BatchMemory()
+                        part.lineage, part.topic_id, part.marks = lineage, topic_id, BatchMemory()
         for tp in self._subscription.missing_fetch_positions():
             part = self._part(tp)
             if part is not None:
@@ -158,10 +161,12 @@ class Positions(Walking):
                 with self._lock:
                     part.lineage = Lineage((), position)
                 part.suspected = False
-            if part.topic_id is not None and part.topic_id != leadership[0]:
-                part.former_ids.add(part.topic_id)
-            part.checked, part.topic_id = leadership, leadership[0]
+            is_another = None not in {part.topic_id, leadership[0]} and part.topic_id != leadership[0]
+            part.adopt(leadership[0])
+            part.checked = leadership
             part.state._awaiting_validation = False
+            if is_another and position > 0:
+                self._begin_at_its_start(tp, part)
             return
         part.position = position
         part.state._awaiting_validation = True
@@ -171,22 +176,46 @@ class Positions(Walking):
             )
         )
 
+    def _begin_at_its_start(self, tp: TopicPartition, part: Part) -> None:
+        """The position is one of a topic that was deleted, of which nothing was read.
 
-def _restored(metadata: str | None, epoch: int, offset: int, remembered: Lineage) -> Lineage:
-    """What a committed offset tells of what was read before it; `remembered` itself where that is what counts."""
+        1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
+        2. The new topic gets 15 records. All of them are later than the position was.
+        3. Offset 10 is in the new log as well. Reading on there would skip the records 0 to 9.
+        """
+        position = part.state.position.offset
+        strategy = self._subscription._default_offset_reset_strategy
+        if strategy not in {EARLIEST, LATEST}:
+            part.position = position
+            part.state._awaiting_validation = True
+            part.error, part.told = kafka_errors.OffsetOutOfRangeError({tp: position}), 0.0
+            return
+        with self._lock:
+            part.lineage, part.marks = Lineage(), BatchMemory()
+        part.reset = ("recreated", position)
+        self._subscription.request_offset_reset(tp, EARLIEST)
+
+
+def _restored(
+    metadata: str | None, epoch: int, offset: int, remembered: Lineage
+) -> tuple[Lineage, bytes | None]:
+    """What a committed offset tells of what was read before it, and of which topic (None: it does not say).
+
+    `remembered` itself where that is what counts.
+    """
     try:
-        lineage = Lineage.decode(metadata or "")
+        lineage, topic_id = Lineage.decode(metadata or ""), decode_topic_id(metadata or "")
     except LineageError:
         pass  # the application's own, or none
     else:
         lineage.truncate(offset)
-        return lineage
+        return lineage, topic_id
     if remembered.entries and (
         remembered.epoch_at(offset - 1) == epoch or (epoch == UNDEFINED and offset <= remembered.end_offset)
     ):
-        return remembered
+        return remembered, None
     # Read by others since.
-    return Lineage.resumed(epoch, offset)
+    return Lineage.resumed(epoch, offset), None
 
 
 def _is_newer(now: Leadership, then: Leadership) -> bool:

@@ -24,6 +24,7 @@ from kafkasafe.aio.fetched import (
     as_partition,
     as_partitions,
     fetch_again,
+    handed_out,
     has_joined,
     has_settled,
     not_in_children,
@@ -132,7 +133,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 return
             consumer = await call_in_thread("kafkasafe-aio-start", self._made, undo=lambda made: made.close())
             # Not what was fetched: what was handed out. Commits of all kinds ask here.
-            consumer._subscription.all_consumed_offsets = Handed(self, consumer._subscription)
+            consumer._subscription.all_consumed_offsets = Handed(self, consumer)
             self._consumer = consumer
             not_in_children(self)
             self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
@@ -465,10 +466,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 "This consumer is in no group (group_id): there are no offsets to be committed for it"
             )
         self._in_hand = {}
-        handed, group = await self._do(
-            lambda: (consumer._subscription.all_consumed_offsets(), consumer.group_metadata())
-        )
-        return handed, group
+        return await self._do(lambda: handed_out(consumer))
 
     def __repr__(self) -> str:
         return f"<aio.SafeConsumer {self._consumer or 'not started'}>"

@@ -24,6 +24,7 @@ __all__ = [
     "as_partition",
     "as_partitions",
     "fetch_again",
+    "handed_out",
     "has_joined",
     "has_settled",
     "not_in_children",
@@ -56,31 +57,19 @@ class Fetched:
 class Handed:
     """In place of `all_consumed_offsets`. It knows the consumer weakly, or a dropped one would never be collected."""
 
-    __slots__ = ("_owner", "_subscription")
+    __slots__ = ("_consumer", "_owner")
 
-    def __init__(self, owner: SafeConsumer, subscription: Any) -> None:
+    def __init__(self, owner: SafeConsumer, consumer: Any) -> None:
         self._owner = weakref.ref(owner)
-        self._subscription = subscription
+        self._consumer = consumer
 
     def __call__(self) -> dict[TopicPartition, Any]:
-        """What may be committed; nothing once the consumer is gone."""
+        """What may be committed, up to what was not handed out; nothing once the owner is gone.
+
+        On the consumer's thread or the network thread.
+        """
         owner = self._owner()
-        return {} if owner is None else _consumed(owner, self._subscription)
-
-
-def _consumed(owner: SafeConsumer, subscription: Any) -> dict[TopicPartition, Any]:
-    """On the thread or the network thread: what may be committed, up to what was not handed out."""
-    with subscription._lock:
-        consumed = {}
-        for tp, state in subscription.assignment.items():
-            if not state.has_valid_position:
-                continue
-            first = owner._unhanded.get(tp)
-            fetched = state.position
-            if first is not None and first < fetched.offset:
-                fetched = OffsetAndMetadata(first, "", -1)
-            consumed[tp] = fetched
-        return consumed
+        return {} if owner is None else self._consumer._committable(owner._unhanded)
 
 
 def as_offset(given: Any) -> Any:
@@ -154,6 +143,17 @@ def fetch_again(
         found = [first[tp] for first in firsts if tp in first]
         if found and tp in consumer._subscription.assignment:
             KafkaConsumer.seek(consumer, tp, found[0])
+
+
+def handed_out(consumer: Any) -> tuple[dict[TopicPartition, Any], Any]:
+    """On the consumer's thread: what was handed out, by partition, and the member of the group that it is.
+
+    Raises:
+        LogDivergedError: A partition is undecided (see `on_divergence`).
+    """
+    if undecided := consumer._undecided():
+        raise consumer._told(undecided)
+    return consumer._subscription.all_consumed_offsets(), consumer.group_metadata()
 
 
 def has_joined(consumer: Any) -> bool:

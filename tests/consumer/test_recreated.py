@@ -1,0 +1,367 @@
+"""A topic that was deleted and created again under a consumer that has not decided about it yet.
+
+1. Incarnation 1 reads offsets 0 to 9 and commits 10. The topic is deleted, created again, and gets 15 records.
+2. `poll` raises LogDivergedError(recreated). The program ends without a seek: close(), or kill -9.
+3. Both logs have leader epoch 0. So offset 10, committed in the meantime, would look good to incarnation 2, which would
+   begin there: the new topic's records 0 to 9 would be skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import consuming
+import pytest
+from consuming import Consumers, collect, kafka_errors, new_topic, until
+from kafka import KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from kafkasafe._io.inquiry import Pause
+from kafkasafe.errors import LogDivergedError
+from kafkasafe.events import LogDiverged, PositionReset
+from kafkasafe.testing import FakeCluster
+
+OLD = [b"old%d" % number for number in range(10)]
+NEW = [b"new%d" % number for number in range(15)]
+
+
+@pytest.fixture
+def cluster():
+    # A consumer that asks for the topic between its deletion and its creation must not create it.
+    with FakeCluster(brokers=3, config={"auto.create.topics.enable": False}) as running:
+        yield running
+
+
+def options(topic, **more):
+    return {
+        "group_id": topic,
+        "auto_offset_reset": "earliest",
+        # `poll_for_commits` says when one is due.
+        "auto_commit_interval_ms": 3_600_000,
+        "metadata_max_age_ms": 1000,
+        **more,
+    }
+
+
+def recreate(cluster, topic, values=NEW):
+    cluster.delete_topic(topic)
+    cluster.create_topic(topic, 1)
+    consuming.produce(cluster, topic, values)
+
+
+def told(consumer):
+    """The event of the LogDivergedError that `poll` raises."""
+    found = []
+
+    def raised():
+        try:
+            assert not consumer.poll(200)
+        except LogDivergedError as error:
+            found.append(error.event)
+        return found
+
+    until(raised, 60)
+    return found[0]
+
+
+def undecided(cluster, consumers, **more):
+    """A consumer that has read the old topic's records, and has raised that they are gone."""
+    topic = new_topic(cluster, 1)
+    consuming.produce(cluster, topic, OLD)
+    consumer = consumers(topic, **options(topic, **more))
+    collect(consumer, len(OLD))
+    consumer.commit()
+    recreate(cluster, topic)
+    event = told(consumer)
+    assert (event.cause, event.at, event.rolled_back) == ("recreated", 0, (0, 9))
+    return TopicPartition(topic, 0), consumer
+
+
+def committed(cluster, tp):
+    """As any client sees it."""
+    with contextlib.closing(
+        KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, group_id=tp.topic)
+    ) as plain:
+        return plain.committed(tp)
+
+
+def poll_for_commits(consumer):
+    """Polls until an automatic commit was due and has been answered."""
+    answered, done = [], consumer._coordinator._commit_offsets_async_on_complete
+    consumer._coordinator._commit_offsets_async_on_complete = lambda *of: (answered.append(of), done(*of))
+    consumer._coordinator.next_auto_commit_deadline = 0.0
+
+    def polled():
+        with contextlib.suppress(LogDivergedError):
+            consumer.poll(20)
+        return answered
+
+    until(polled)
+
+
+def wait_for(consumer, future):
+    until(lambda: future.is_done)
+    assert future.succeeded(), future.exception
+
+
+ENDS = {
+    "close": lambda consumer: consumer.close(),
+    "commit": lambda consumer: consumer.commit(),
+    "commit_async": lambda consumer: wait_for(consumer, consumer.commit_async()),
+    "interval": poll_for_commits,
+    "unsubscribe": lambda consumer: consumer.unsubscribe(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_undecided_position_is_in_no_commit_of_all_positions(cluster, end):
+    with Consumers(cluster) as consumers:
+        tp, consumer = undecided(cluster, consumers)
+        assert committed(cluster, tp) is None, "the broker forgets it with the topic"
+        ENDS[end](consumer)
+        assert committed(cluster, tp) is None
+        consumer.close(autocommit=False)
+        consumers.events.clear()
+        again = consumers(tp.topic, **options(tp.topic))
+        assert [record.value for record in collect(again, len(NEW))] == NEW
+        (reset,) = consumers.of(PositionReset)
+        assert (reset.reason, reset.position) == ("no_position", 0)
+
+
+def test_the_positions_of_other_partitions_are_committed_meanwhile(cluster):
+    with Consumers(cluster) as consumers:
+        tp, consumer = undecided(cluster, consumers)
+        other = TopicPartition(new_topic(cluster, 1), 0)
+        consuming.produce(cluster, other.topic, OLD)
+        consumer.subscribe([tp.topic, other.topic])
+
+        def read_all():
+            with contextlib.suppress(LogDivergedError):
+                consumer.poll(100)
+            return consumer._subscription.assignment.get(other) and consumer._committable().get(other)
+
+        until(lambda: (found := read_all()) and found.offset == len(OLD))
+        until(lambda: diverged(consumer))
+        consumer.commit()
+        assert consumer.committed(other) == len(OLD)
+        assert consumer.committed(tp) is None
+
+
+def test_what_was_handed_out_of_an_undecided_partition_is_not_committed_either(cluster):
+    """A consumer of asyncio commits up to what it has handed out, which may be less than was fetched."""
+    with Consumers(cluster) as consumers:
+        tp, consumer = undecided(cluster, consumers)
+        assert consumer._committable({tp: 4}) == {}
+
+
+def test_a_position_that_moves_without_a_decision_is_examined_again(cluster):
+    """As one of a consumer of asyncio does, whose `seek` failed: it goes back to what was not handed out."""
+    with Consumers(cluster) as consumers:
+        tp, consumer = undecided(cluster, consumers)
+        KafkaConsumer.seek(consumer, tp, 4)
+        assert told(consumer).rolled_back == (0, 3)
+        consumer.close()
+        assert committed(cluster, tp) is None
+
+
+def diverged(consumer):
+    try:
+        consumer.poll(100)
+    except LogDivergedError:
+        return True
+    return False
+
+
+def test_an_offset_committed_before_the_consumer_knew_says_which_topic_was_read(cluster):
+    """The next incarnation finds out."""
+    topic = new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        first = consumers(topic, **options(topic, metadata_max_age_ms=3_600_000))
+        collect(first, len(OLD))
+        recreate(cluster, topic)
+        first.commit({tp: OffsetAndMetadata(len(OLD), "", -1)})
+        assert committed(cluster, tp) == len(OLD)
+        first.close(autocommit=False)
+        second = consumers(topic, **options(topic))
+        event = told(second)
+        assert (event.cause, event.at, event.rolled_back) == ("recreated", 0, (0, 9))
+        second.close()  # it has not decided either
+        third = consumers(topic, **options(topic))
+        assert told(third).rolled_back == (0, 9)
+        third.seek(tp, 0)
+        assert [record.value for record in collect(third, len(NEW))] == NEW
+        third.close()
+        fourth = consumers(topic, **options(topic))
+        consuming.produce(cluster, topic, [b"more"])
+        assert [record.value for record in collect(fourth, 1)] == [b"more"]
+
+
+def test_a_commit_that_comes_while_the_topic_is_examined_leaves_it_out(cluster, monkeypatch):
+    """The metadata name another topic, and whether it is one has been asked, but not answered."""
+    with Consumers(cluster) as consumers:
+        topic = new_topic(cluster, 1)
+        tp = TopicPartition(topic, 0)
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers(topic, **options(topic))
+        collect(consumer, len(OLD))
+        before = consumer._cluster.topic_id(topic)
+        monkeypatch.setattr(consumer, "_walk", lambda *_: unanswered())
+        recreate(cluster, topic)
+
+        def known():
+            consumer.poll(50)
+            return consumer._cluster.topic_id(topic) not in {None, before} and tp in consumer.assignment()
+
+        until(known)
+        consumer.commit()
+        assert consumer.committed(tp) is None
+
+
+def unanswered():
+    while True:
+        yield Pause(3600)
+
+
+@pytest.mark.parametrize("commit", ["commit", "commit_async"])
+def test_an_offset_of_an_undecided_partition_is_refused(cluster, commit):
+    with Consumers(cluster) as consumers:
+        tp, consumer = undecided(cluster, consumers)
+        other = TopicPartition("other", 0)
+        with pytest.raises(LogDivergedError, match="then seek to 0"):
+            getattr(consumer, commit)(
+                {other: OffsetAndMetadata(3, "", -1), tp: OffsetAndMetadata(10, "mine", -1)}
+            )
+        assert consumer.committed(tp) is None
+        assert consumer.committed(other) is None
+        # Where the two logs part nothing is skipped.
+        consumer.commit({tp: OffsetAndMetadata(0, "", -1)})
+        assert committed(cluster, tp) == 0
+        # Decided: any offset is the application's right.
+        consumer.seek(tp, 12)
+        consumer.commit({tp: OffsetAndMetadata(10, "", -1)})
+        consumer.close()
+        assert committed(cluster, tp) == 12
+        again = consumers(tp.topic, **options(tp.topic))
+        assert [record.value for record in collect(again, 3)] == NEW[12:]
+
+
+def test_what_a_policy_decides_is_committed(cluster):
+    with Consumers(cluster) as consumers:
+        topic = new_topic(cluster, 1)
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers(topic, **options(topic, on_divergence="seek"))
+        collect(consumer, len(OLD))
+        recreate(cluster, topic)
+        assert [record.value for record in collect(consumer, len(NEW))] == NEW
+        consumer.close()
+        assert committed(cluster, TopicPartition(topic, 0)) == len(NEW)
+        assert len(consumers.of(LogDiverged)) == 1
+
+
+def test_the_file_keeps_the_topic_that_was_read_until_it_is_decided(cluster, tmp_path):
+    """For positions that the application keeps itself."""
+    path, topic = tmp_path / "lineage.json", new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    keeps = {"lineage_path": path, "auto_offset_reset": "earliest", "metadata_max_age_ms": 1000}
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        first = consumers.assigned(topic, **keeps)
+        collect(first, len(OLD))
+        recreate(cluster, topic)
+        told(first)
+        first.close()
+        for _ in range(2):
+            again = consumers.assigned(topic, **keeps)
+            again.seek(tp, len(OLD))
+            assert told(again).rolled_back == (0, 9)
+            again.close()
+        deciding = consumers.assigned(topic, **keeps)
+        deciding.seek(tp, len(OLD))
+        told(deciding)
+        deciding.seek(tp, 0)
+        assert [record.value for record in collect(deciding, len(NEW))] == NEW
+        deciding.close()
+        last = consumers.assigned(topic, **keeps)
+        last.seek(tp, 12)
+        assert [record.value for record in collect(last, 3)] == NEW[12:]
+
+
+def test_a_log_that_was_cut_is_told_again_after_a_restart(cluster):
+    """Its epochs tell it, so this position is committed: else the next incarnation would not know what was read."""
+    topic = new_topic(cluster, 1, config={"min.insync.replicas": 1})
+    with Consumers(cluster) as consumers, consuming.Writer(cluster) as writer:
+        writer.write(topic, 5)
+        first = consumers(topic, **options(topic))
+        collect(first, 5)
+        cluster.unclean_failover(topic, during=lambda: (writer.write(topic, 5, acks=1), collect(first, 5)))
+        writer.write(topic, 15)
+        assert told(first).rolled_back == (5, 9)
+        first.close()
+        second = consumers(topic, **options(topic))
+        event = told(second)
+        assert (event.cause, event.at, event.rolled_back) == ("truncated", 5, (5, 9))
+        second.commit({TopicPartition(topic, 0): OffsetAndMetadata(9, "", -1)})
+        second.close(autocommit=False)
+        third = consumers(topic, **options(topic))
+        assert told(third).rolled_back == (5, 8)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("count", [15, 5], ids=["longer", "shorter"])
+def test_where_nothing_was_read_the_new_topic_is_read_from_its_start(cluster, reset, count):
+    """The consumer began at the end of the former one: offset 10 of the new one is another place."""
+    topic = new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(topic, auto_offset_reset=reset, metadata_max_age_ms=1000)
+        consumer.seek_to_end(tp)
+        # From here on a fetch waits at the broker.
+        until(lambda: consumer.poll(10) is not None and consumer._parts[tp].checked)
+        recreate(cluster, topic, NEW[:count])
+        assert [record.value for record in collect(consumer, count)] == NEW[:count]
+        last = consumers.of(PositionReset)[-1]
+        assert (last.reason, last.strategy, last.position, last.skipped) == ("recreated", "earliest", 0, None)
+
+
+def test_where_nothing_was_read_and_nothing_may_be_reset_it_is_raised(cluster):
+    topic = new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(topic, auto_offset_reset="none", metadata_max_age_ms=1000)
+        consumer.seek(tp, 10)
+        until(lambda: consumer.poll(10) is not None and consumer._parts[tp].checked)
+        recreate(cluster, topic)
+
+        def refused():
+            try:
+                assert not consumer.poll(100)
+            except kafka_errors.OffsetOutOfRangeError:
+                return True
+            return False
+
+        until(refused)
+        consumer.seek(tp, 12)
+        assert [record.value for record in collect(consumer, 3)] == NEW[12:]
+
+
+def test_what_was_committed_where_nothing_was_read_says_which_topic_it_is_of(cluster):
+    topic = new_topic(cluster, 1)
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        first = consumers(topic, **options(topic, auto_offset_reset="latest", metadata_max_age_ms=3_600_000))
+        consuming.join(first)
+        until(lambda: first.poll(10) is not None and first._committable())
+        recreate(cluster, topic)
+        tp = TopicPartition(topic, 0)
+        first.commit({tp: OffsetAndMetadata(10, "", -1)})
+        first.close(autocommit=False)
+        assert committed(cluster, tp) == 10
+        consumers.events.clear()
+        again = consumers(topic, **options(topic, auto_offset_reset="latest"))
+        assert [record.value for record in collect(again, len(NEW))] == NEW
+        (reset,) = consumers.of(PositionReset)
+        assert (reset.reason, reset.previous, reset.position) == ("recreated", 10, 0)
