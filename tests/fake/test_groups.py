@@ -10,7 +10,7 @@ from kafkasafe.testing.fake.settings import profile_of
 
 @pytest.fixture
 def groups():
-    return Groups(Centre(1, profile_of("4.3.0"), {}, cluster_id="c", now_ms=0))
+    return Groups(Centre(1, profile_of("4.3.0"), {}, {}, cluster_id="c", now_ms=0))
 
 
 def join(groups, member_id="", now_ms=0, **more):
@@ -107,6 +107,7 @@ def waiting_for_others(delay_ms):
             1,
             profile_of("4.3.0"),
             {"group.initial.rebalance.delay.ms": delay_ms},
+            {},
             cluster_id="c",
             now_ms=0,
         )

@@ -67,7 +67,7 @@ class Ask:
     def endpoint(self, node: int, number: str = "node_id") -> Fields:
         """A broker's fields in an answer."""
         host, port = self.addresses[node]
-        return {number: node, "host": host, "port": port}
+        return {number: node, "host": host, "port": port, "rack": self.centre.brokers[node].rack}
 
 
 Handler: TypeAlias = Callable[[Ask], "Fields | Later | None"]

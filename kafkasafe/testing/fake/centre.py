@@ -19,6 +19,7 @@ from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.log import ReplicaLog
 from kafkasafe.testing.fake.partition import Appended, Partition
 from kafkasafe.testing.fake.settings import (
+    RACK_AWARE,
     Profile,
     broker_settings,
     effective,
@@ -59,6 +60,7 @@ class Broker:
 
     Attributes:
         node: Its id.
+        rack: Where it stands, None: it does not say.
         up: Its process runs.
         paused: It runs, and does nothing.
         fenced: The controller takes it for dead.
@@ -66,6 +68,7 @@ class Broker:
     """
 
     node: int
+    rack: str | None = None
     up: bool = True
     paused: bool = False
     fenced: bool = False
@@ -94,6 +97,7 @@ class Centre:
         brokers: How many.
         profile: The version of Kafka.
         settings: The brokers' settings by Kafka's names.
+        racks: `broker.rack` by node, of those that have one.
         cluster_id: Its id.
         now_ms: What time it is.
 
@@ -110,6 +114,7 @@ class Centre:
         brokers: int,
         profile: Profile,
         settings: Mapping[str, object],
+        racks: Mapping[int, str],
         *,
         cluster_id: str,
         now_ms: int,
@@ -117,7 +122,7 @@ class Centre:
         self.profile = profile
         self.settings = broker_settings(profile, settings)
         self.cluster_id = cluster_id
-        self.brokers = {node: Broker(node) for node in range(1, brokers + 1)}
+        self.brokers = {node: Broker(node, racks.get(node)) for node in range(1, brokers + 1)}
         self.topics: dict[str, Topic] = {}
         self.denied: set[tuple[str, str, str]] = set()
         self.replication_factor = min(3, brokers)
@@ -484,6 +489,20 @@ class Centre:
         )
         partition.replicate(self.serves)
         return answer
+
+    def preferred_replica(self, node: int, partition: Partition, offset: int, rack: str) -> int | None:
+        """The follower that a leader sends a consumer of this rack to (KIP-392); None: it serves the consumer itself.
+
+        That is an in-sync replica of the rack that has the offset, unless the leader is of the rack.
+        """
+        if not rack or node != partition.leader or self.settings["replica.selector.class"] != RACK_AWARE:
+            return None
+        able = {other for other in partition.in_sync if self.able(other)}
+        near = [other for other in partition.replicas if other in able and self.brokers[other].rack == rack]
+        near = [other for other in near if partition.logs[other].has(offset)]
+        if not near or node in near:
+            return None
+        return max(near, key=lambda other: partition.logs[other].end_offset)
 
     def check_allowed(self, operation: str, kind: str, name: str) -> None:
         """Whether clients may do this.

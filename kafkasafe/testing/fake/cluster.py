@@ -51,6 +51,7 @@ class FakeCluster(Control):
         brokers: How many, 1 or more; their node ids are 1 … `brokers`.
         version: Which Kafka it is: "4.3.0" or "2.8.2".
         config: Broker settings by Kafka's names.
+        broker_config: `{node: settings}`: what differs from that for single brokers, which is `broker.rack` only.
         cluster_id: The id that brokers answer; random by default.
 
     Raises:
@@ -63,6 +64,7 @@ class FakeCluster(Control):
         version: str = "4.3.0",
         config: Mapping[str, object] | None = None,
         *,
+        broker_config: Mapping[int, Mapping[str, object]] | None = None,
         cluster_id: str | None = None,
     ) -> None:
         self._lock = threading.RLock()
@@ -71,7 +73,7 @@ class FakeCluster(Control):
         self._ahead_ms = 0
         self._wire: Wire | None = None
         self._closed = False
-        super().__init__(brokers, version, config, cluster_id or random_id())
+        super().__init__(brokers, version, config, cluster_id or random_id(), broker_config)
 
     # --- life -------------------------------------------------------------------------------------------------------
 

@@ -155,7 +155,8 @@ def _find_coordinator(ask: Ask) -> Fields:
         if node < 0:
             code = {"error_code": COORDINATOR_NOT_AVAILABLE, "error_message": "No broker is available"}
             return code | {"node_id": -1, "host": "", "port": -1}
-        return {"error_code": 0} | ask.endpoint(node)
+        host, port = ask.addresses[node]
+        return {"error_code": 0, "node_id": node, "host": host, "port": port}
 
     if ask.version < 4:
         return row(message.key)

@@ -17,7 +17,7 @@ from kafkasafe.testing.broker import ClusterError, LostRecords, PartitionState
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.desk import Desk
 from kafkasafe.testing.fake.partition import Partition
-from kafkasafe.testing.fake.settings import profile_of
+from kafkasafe.testing.fake.settings import profile_of, racks_of
 from kafkasafe.testing.fake.weather import Network
 
 __all__ = ["Control", "random_id"]
@@ -29,7 +29,12 @@ class Control(Network):
     """Brokers, topics, leaders and disasters, under the names that they have on `KafkaCluster`."""
 
     def __init__(
-        self, brokers: int, version: str, config: Mapping[str, object] | None, cluster_id: str
+        self,
+        brokers: int,
+        version: str,
+        config: Mapping[str, object] | None,
+        cluster_id: str,
+        broker_config: Mapping[int, Mapping[str, object]] | None = None,
     ) -> None:
         count: object = brokers
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= brokers <= _MAX_BROKERS:
@@ -37,10 +42,13 @@ class Control(Network):
         self.version = version
         self.brokers = tuple(range(1, brokers + 1))
         """Node ids of the brokers."""
+        for node in broker_config or {}:
+            self._check_node(node)
         self._desk = Desk(
             brokers,
             profile_of(version),
             {"min.insync.replicas": 2 if brokers >= 3 else 1} | dict(config or {}),
+            racks_of(broker_config or {}),
             cluster_id=cluster_id,
             now_ms=self.now_ms(),
         )

@@ -7,7 +7,13 @@ from typing import Any, Final
 
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, Later, NotModelledError
 from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.partition import FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, Appended, Partition
+from kafkasafe.testing.fake.partition import (
+    FENCED_LEADER_EPOCH,
+    NOT_LEADER_OR_FOLLOWER,
+    Appended,
+    Fetched,
+    Partition,
+)
 
 __all__ = ["HANDLERS"]
 
@@ -18,6 +24,7 @@ CLUSTER_AUTHORIZATION_FAILED: Final = 31
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 
 _PRODUCE_BY_ID: Final = 13
+_FETCH_ANY: Final = 11  # from here on followers serve consumers (KIP-392)
 _FETCH_BY_ID: Final = 13
 _FETCH_STATE: Final = 15
 
@@ -168,6 +175,7 @@ class _Fetch:
                 row = self._row(name, part, left - size, size == 0, hinted)
                 size += len(row["records"])
                 urgent = urgent or bool(row["error_code"]) or "diverging_epoch" in row
+                urgent = urgent or row["preferred_read_replica"] >= 0
                 rows.append(row)
         if size < message.min_bytes and not urgent and now_ms < self.deadline_ms:
             return None
@@ -186,7 +194,18 @@ class _Fetch:
             if name is None:
                 raise RefusedError(100)
             ask.centre.check_allowed("read", "topic", name)
-            found = ask.centre.partition(name, part.partition).fetch(
+            partition, any_replica = ask.centre.partition(name, part.partition), ask.version >= _FETCH_ANY
+            preferred = (
+                ask.centre.preferred_replica(ask.node, partition, part.fetch_offset, ask.message.rack_id)
+                if any_replica
+                else None
+            )
+            if preferred is not None:
+                log = partition.check_leader(ask.node, part.current_leader_epoch)
+                found = Fetched(log.high_watermark, log.last_stable_offset, log.start_offset)
+                row["preferred_read_replica"] = preferred
+                return row | _answered(found, committed=committed)
+            found = partition.fetch(
                 ask.node,
                 part.fetch_offset,
                 max_bytes=max(0, min(part.partition_max_bytes, left)),
@@ -194,6 +213,7 @@ class _Fetch:
                 current_leader_epoch=part.current_leader_epoch,
                 last_fetched_epoch=part.last_fetched_epoch,
                 at_least_one=first,
+                any_replica=any_replica,
             )
         except RefusedError as refused:
             row |= {
@@ -207,21 +227,25 @@ class _Fetch:
             if refused.code in {NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH} and name is not None:
                 row |= _hint(ask.centre.partition(name, part.partition), hinted)
             return row
-        row |= {
-            "error_code": 0,
-            "high_watermark": found.high_watermark,
-            "last_stable_offset": found.last_stable_offset,
-            "log_start_offset": found.log_start_offset,
-            "aborted_transactions": [
-                {"producer_id": one.producer_id, "first_offset": one.first_offset} for one in found.aborted
-            ]
-            if committed
-            else None,
-            "records": found.data,
-        }
+        row |= _answered(found, committed=committed)
         if found.diverging is not None:
             row["diverging_epoch"] = dict(zip(("epoch", "end_offset"), found.diverging, strict=True))
         return row
+
+
+def _answered(found: Fetched, *, committed: bool) -> Fields:
+    return {
+        "error_code": 0,
+        "high_watermark": found.high_watermark,
+        "last_stable_offset": found.last_stable_offset,
+        "log_start_offset": found.log_start_offset,
+        "aborted_transactions": [
+            {"producer_id": one.producer_id, "first_offset": one.first_offset} for one in found.aborted
+        ]
+        if committed
+        else None,
+        "records": found.data,
+    }
 
 
 # -- Look-ups ----------------------------------------------------------------------------------------------------------

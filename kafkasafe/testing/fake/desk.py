@@ -75,9 +75,16 @@ class Desk:
     """
 
     def __init__(
-        self, brokers: int, profile: Profile, settings: Mapping[str, object], *, cluster_id: str, now_ms: int
+        self,
+        brokers: int,
+        profile: Profile,
+        settings: Mapping[str, object],
+        racks: Mapping[int, str],
+        *,
+        cluster_id: str,
+        now_ms: int,
     ) -> None:
-        self._made = brokers, profile, settings
+        self._made = brokers, profile, settings, racks
         self.addresses: dict[int, tuple[str, int]] = {}
         self.counts: Counter[str] = Counter()
         self.errors: list[BaseException] = []
@@ -86,8 +93,7 @@ class Desk:
 
     def reset(self, cluster_id: str, now_ms: int) -> None:
         """Another cluster, empty, takes the place of this one behind the same addresses."""
-        brokers, profile, settings = self._made
-        self.centre = Centre(brokers, profile, settings, cluster_id=cluster_id, now_ms=now_ms)
+        self.centre = Centre(*self._made, cluster_id=cluster_id, now_ms=now_ms)
         self.groups = Groups(self.centre)
         self.transactions = Transactions(self.centre, self.groups)
 

@@ -73,6 +73,10 @@ class ReplicaLog:
         ]
         return min([self.high_watermark, *undecided])
 
+    def has(self, offset: int) -> bool:
+        """Whether it can be read from there on, be it at its end."""
+        return self.start_offset <= offset <= self._end_offset
+
     def segments(self, most_bytes: int) -> list[list[StoredBatch]]:
         """The batches by segment, as a broker files them: a new one begins where the next batch has no room."""
         found: list[list[StoredBatch]] = []

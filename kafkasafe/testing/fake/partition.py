@@ -201,14 +201,29 @@ class Partition:
         Raises:
             RefusedError: 6, 74 or 75.
         """
-        if current_leader_epoch >= 0:
-            if current_leader_epoch < self.leader_epoch:
-                raise RefusedError(FENCED_LEADER_EPOCH)
-            if current_leader_epoch > self.leader_epoch:
-                raise RefusedError(UNKNOWN_LEADER_EPOCH)
+        self._check_epoch(current_leader_epoch)
         if node != self.leader:
             raise RefusedError(NOT_LEADER_OR_FOLLOWER)
         return self.log
+
+    def _check_epoch(self, current_leader_epoch: int) -> None:
+        if current_leader_epoch < 0:
+            return
+        if current_leader_epoch < self.leader_epoch:
+            raise RefusedError(FENCED_LEADER_EPOCH)
+        if current_leader_epoch > self.leader_epoch:
+            raise RefusedError(UNKNOWN_LEADER_EPOCH)
+
+    def check_replica(self, node: int, current_leader_epoch: int = -1) -> ReplicaLog:
+        """The log of this node, leader or follower, if the epoch that a client knows is right.
+
+        Raises:
+            RefusedError: 6, 74 or 75.
+        """
+        self._check_epoch(current_leader_epoch)
+        if node not in self.logs:
+            raise RefusedError(NOT_LEADER_OR_FOLLOWER)
+        return self.logs[node]
 
     # -- Requests ----------------------------------------------------------------------------------------------------
 
@@ -268,6 +283,7 @@ class Partition:
         current_leader_epoch: int = -1,
         last_fetched_epoch: int = -1,
         at_least_one: bool = True,
+        any_replica: bool = False,
     ) -> Fetched:
         """Fetch, for a consumer.
 
@@ -279,11 +295,13 @@ class Partition:
             current_leader_epoch: As the client knows it, -1 for unknown.
             last_fetched_epoch: Leader epoch of the record before `offset`, -1 for unknown.
             at_least_one: A first batch that is larger comes whole.
+            any_replica: A follower serves as well.
 
         Raises:
             RefusedError: With the code of the answer.
         """
-        log = self.check_leader(node, current_leader_epoch)
+        check = self.check_replica if any_replica else self.check_leader
+        log = check(node, current_leader_epoch)
         high = log.high_watermark
         known = high, log.last_stable_offset, log.start_offset
         if last_fetched_epoch >= 0:

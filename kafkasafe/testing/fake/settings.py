@@ -15,9 +15,10 @@ from typing import Final
 from kafkasafe.errors import ConfigError
 from kafkasafe.testing.fake.checks import RefusedError
 
-__all__ = ["TOPIC_SETTINGS", "Profile", "profile_of", "topic_settings"]
+__all__ = ["RACK_AWARE", "TOPIC_SETTINGS", "Profile", "profile_of", "racks_of", "topic_settings"]
 
 INVALID_CONFIG: Final = 40
+RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 _NO_LIMIT: Final = str(2**63 - 1)
 
 
@@ -63,6 +64,7 @@ _SETTINGS: Final = {
     "num.partitions": "1",
     "offsets.topic.num.partitions": "3",
     "producer.id.expiration.check.interval.ms": "1000",
+    "replica.selector.class": "",
     "transaction.max.timeout.ms": "900000",
     "transaction.state.log.num.partitions": "3",
     "unclean.leader.election.enable": "false",
@@ -221,6 +223,7 @@ _WORDS: Final = {
     "message.timestamp.type": {"CreateTime", "LogAppendTime"},
     "cleanup.policy": {"delete", "compact", "compact,delete", "delete,compact"},
 }
+_SELECTORS: Final = {"", RACK_AWARE}
 _SWITCHES: Final = frozenset(
     {"message.downconversion.enable", "preallocate", "unclean.leader.election.enable"}
 )
@@ -287,12 +290,26 @@ def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, 
     return settings
 
 
+def racks_of(given: Mapping[int, Mapping[str, object]]) -> dict[int, str]:
+    """The racks in settings of single brokers, by node.
+
+    Raises:
+        ConfigError: There is another setting.
+    """
+    for settings in given.values():
+        if others := sorted(set(settings) - {"broker.rack"}):
+            raise ConfigError(f"The fake has of single brokers the setting broker.rack only, not {others[0]}")
+    return {node: str(settings["broker.rack"]) for node, settings in given.items() if settings}
+
+
 def _broker_may_have(profile: Profile, name: str, value: str) -> bool:
     own = next((own for own, broker in TOPIC_SETTINGS.items() if broker == name), None)
     if own is not None:
         return _may_be(profile, own, value)
     if name.endswith(".enable"):
         return value.lower() in {"true", "false"}
+    if name == "replica.selector.class":
+        return value in _SELECTORS
     return value.isdecimal() and int(value) > (0 if name.endswith(".partitions") else -1)
 
 

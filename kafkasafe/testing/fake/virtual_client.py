@@ -475,6 +475,7 @@ class VirtualClient(Coordinated, Metadata):
         )
         message = Message(
             replica_id=-1,
+            rack_id="",
             max_wait_ms=max_wait_ms,
             min_bytes=1 if max_wait_ms else 0,
             max_bytes=max_bytes,
