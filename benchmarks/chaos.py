@@ -1,23 +1,33 @@
-"""A producer under everything at once, for minutes, and a count of what is left.
+"""Everything at once, for minutes, and a count of what is left.
 
-    python benchmarks/chaos.py [--minutes 10] [--seed N] [--json FILE]
+    python benchmarks/chaos.py [--minutes 10] [--seed N] [--keep DIR] [--json FILE]
 
-Three brokers behind a proxy that reads Kafka's protocol, and one process after the other that sends numbered
-records to four topics from one spool directory. Meanwhile, drawn by the seed:
+Five programs, each in a process of its own, each started again whenever it ends (benchmarks/chaos_clients.py):
 
-- the process ends by kill -9, by SIGTERM with a handler that calls `close()`, by SIGINT with a handler that calls
-  `flush()`, both in the middle of `send()`, or without `close()`; each life sends with callbacks, calls
-  `flush_spool()` and notes what was promised;
-- brokers are killed with -9, paused, moved away from their leadership, and all killed together;
+- `plain` sends numbered records to four topics, and one of these is deleted and created again;
+- `staged` sends with `delivery="staged"`, and atomic batches over two topics;
+- `member-1` and `member-2`, a consumer group, copy the topic `plain` to another one: ten atomic batches under way,
+  the group's offsets in them;
+- `mover` sends to an address that leads to one cluster today and to another one tomorrow.
+
+Meanwhile, drawn by the seed:
+
+- a process ends by SIGKILL, by SIGTERM with a handler that calls `close()`, by SIGINT with a handler that calls
+  `flush()`, both in the middle of any call, or without `close()`; it is stopped (SIGSTOP) for up to ten seconds;
+- its spool's directory is moved away, deleted, or emptied of its segments, while it lives; or the symbolic link that
+  it was opened by leads to another directory, as a deploy does, and the old one is drained by `kafkasafe spool drain`;
+- brokers are killed, paused, relieved of their leadership, and all killed together;
 - answers are lost after the broker appended, connections are cut;
-- the right to write to a topic goes away and comes back (code 29 in answers to Produce and Metadata);
-- one topic is deleted and recreated.
+- the right to write to a topic goes away and comes back (code 29 in answers to Produce and Metadata).
 
-At the end everything is healed, a last life delivers what the spool has, and confluent-kafka reads every topic. For
-each partition: no number twice, numbers ascending, no promised number missing, none that `send()` had refused. Of
-the topic that is recreated what went with its former life is not missed; duplicates and order count there too.
+At the end all is healed, the programs deliver what their spools have, and confluent-kafka reads every topic. For each
+partition: no number twice, numbers ascending, no promised number missing, none that `send()` had refused. A number of
+an atomic batch is in both its topics or in none. The copy has what the original has, in the same order. A record of
+`mover` is in one of the two clusters, once. Of the recreated topic the records of its earlier incarnations are not
+missed; duplicates and order count there too.
 
-The exit code is 0 if all of that holds and no process hung.
+A promise that was made before a fault of the directory counts as well: the process lives until it has said once more
+that all is durable. The exit code is 0 if all of that holds and no process hung.
 """
 
 from __future__ import annotations
@@ -28,107 +38,236 @@ import contextlib
 import itertools
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from chaos_clients import COPY, DERIVED, PARTITIONS, RECORDS, RECREATED, SETTLE_S, SOURCE, TOPICS, number_in
 from kafka.errors import TopicAlreadyExistsError
 
+from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.demo import Ledger
+from kafkasafe.testing.proxy import FaultProxy
+from kafkasafe.testing.tcp_proxy import TcpProxy
 
-STEADY = ("plain", "gzipped", "stamped")
-RECREATED = "recreated"
-TOPICS = (*STEADY, RECREATED)
-PARTITIONS = 3
-RECORDS = 4_000_000
-ENDS = ("kill", "kill", "terminate", "terminate", "interrupt", "interrupt", "leave")
+ENDS = ("kill", "kill", "kill", "terminate", "terminate", "interrupt", "leave")
+OF_DIRECTORIES = ("move", "delete", "empty", "switch")
 HANG_S = 90.0
-"""A process that was told to end and has not ended after so long hung."""
-SETTLE_S = 300.0
+"""A process that was told to end, or to make a directory's content durable again, has hung after so long."""
+STEADY = tuple(topic for topic in TOPICS["plain"] if topic != RECREATED)
+STAGED = (*TOPICS["staged"], COPY)
+CLIENTS = Path(__file__).with_name("chaos_clients.py")
 
 
-# --- one life of the producer, in a process of its own ----------------------------------------------------------------
+class Program(threading.Thread):
+    """One program: starts it, disturbs it, ends it, and starts it again.
 
+    Args:
+        role: Of chaos_clients.py.
+        folder: Its books and its spool.
+        servers: The address that it is given.
+        dice: Its own.
+        until: When it is not started any more, `time.monotonic()`.
+        options: More of the command line.
 
-def live(options: argparse.Namespace) -> None:
-    """Sends until a signal comes, or leaves without `close()` after `--seconds`."""
-    from kafka.errors import KafkaError, KafkaTimeoutError
+    Attributes:
+        lives: How its lives ended, and what was done to them.
+        wrong: What must not have happened.
+    """
 
-    from kafkasafe import SafeProducer
+    def __init__(
+        self,
+        role: str,
+        folder: Path,
+        servers: Sequence[str],
+        dice: random.Random,
+        until: float,
+        *options: str,
+    ) -> None:
+        super().__init__(name=folder.name)
+        self.role, self.folder, self.servers, self.until = role, folder, list(servers), until
+        self.lives: collections.Counter[str] = collections.Counter()
+        self.wrong: list[str] = []
+        self.failure: BaseException | None = None
+        self._dice, self._options = dice, options
+        self._made = itertools.count(1)
+        folder.mkdir()
+        for topic in TOPICS.get(role, ()):
+            Ledger(folder / topic, RECORDS)
+        self._link_new()
 
-    folder = Path(options.folder)
-    books = {topic: Ledger(folder / topic) for topic in TOPICS}
-    dice = random.Random(options.seed)
-    producer = SafeProducer(
-        bootstrap_servers=options.servers.split(","),
-        spool_dir=folder / "spool",
-        spool_max_bytes=256 * 1024 * 1024,
-        spool_segment_bytes=2 * 1024 * 1024,
-        request_timeout_ms=5000,
-        max_block_ms=5000,
-        batch_size=dice.choice((2000, 20_000, 1_000_000)),
-        linger_ms=dice.choice((0, 1, 5)),
-        compression_type=dice.choice((None, "gzip", "snappy", "lz4", "zstd")),
-        on_acked_loss="event",
-    )
+    def run(self) -> None:
+        try:
+            while time.monotonic() < self.until:
+                self._live()
+        except BaseException as error:
+            self.failure = error
 
-    def terminate(*_: object) -> None:
-        producer.close(timeout=10)
-        sys.exit(0)
+    def finish(self) -> None:
+        """A last life delivers what is left."""
+        last = self._start("--drain", "--seconds", "0")
+        if last.wait(SETTLE_S + 60):
+            self._say("the last life did not deliver everything")
 
-    def interrupt(*_: object) -> None:
-        with contextlib.suppress(KafkaTimeoutError):
-            producer.flush(timeout=5)
-        sys.exit(0)
+    # --- one life -----------------------------------------------------------------------------------------------
 
-    signal.signal(signal.SIGTERM, terminate)
-    signal.signal(signal.SIGINT, interrupt)
-    called: collections.Counter[str] = collections.Counter()
-    numbers = {topic: book.next_number() for topic, book in books.items()}
-    promised = dict(numbers)
-    until = time.monotonic() + options.seconds
-    while time.monotonic() < until:
-        for topic, book in books.items():
-            for _ in range(dice.randint(1, 40)):
-                number = numbers[topic]
-                numbers[topic] = number + 1
-                book["attempted"][number] = 1
-                try:
-                    future = producer.send(
-                        topic, b"%012d" % number + b"." * dice.choice((0, 20, 90)), b"k%d" % (number % 31)
-                    )
-                except KafkaError:
-                    book["failed"][number] = 1
-                else:
-                    book["accepted"][number] = 1
-                    future.add_callback(lambda _, topic=topic: called.update((topic,)))
-        if dice.random() < 0.3:
-            producer.flush_spool(60)
-            for topic, book in books.items():
-                mine = slice(promised[topic], numbers[topic])
-                book["durable"][mine] = book["accepted"][mine]
-                promised[topic] = numbers[topic]
-        time.sleep(dice.random() * 0.04)
-    if options.drain:
-        producer.flush(SETTLE_S)
-        producer.close()
+    def _live(self) -> None:
+        how = self._dice.choice(ENDS)
+        seconds = self._dice.uniform(1, 15)
+        child = self._start(*(("--seconds", str(seconds + 5)) if how == "leave" else ()))
+        began = time.monotonic()
+        old = None
+        try:
+            if self._dice.random() < 0.25:
+                time.sleep(self._dice.uniform(1, 5))
+                old = self._disturb(child)
+            if self._dice.random() < 0.2:
+                self.lives["paused"] += 1
+                child.send_signal(signal.SIGSTOP)
+                time.sleep(self._dice.uniform(0, 10))
+                child.send_signal(signal.SIGCONT)
+            if how != "leave":
+                time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+            self._end(child, how)
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        if old is not None:
+            self._drain(old)
+
+    def _start(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(CLIENTS), self.role, "--folder", str(self.folder)]
+        command += ["--servers", ",".join(self.servers), "--seed", str(self._dice.getrandbits(31))]
+        with (self.folder / "lives.log").open("ab") as output:
+            return subprocess.Popen([*command, *self._options, *options], stdout=output, stderr=output)
+
+    def _end(self, child: subprocess.Popen[bytes], how: str) -> None:
+        match how:
+            case "kill":
+                child.kill()
+            case "terminate":
+                child.terminate()
+            case "interrupt":
+                child.send_signal(signal.SIGINT)
+        self.lives[how] += 1
+        try:
+            child.wait(HANG_S)
+        except subprocess.TimeoutExpired:
+            self._say(f"hung after {how}")
+        # A signal before the handlers are there ends the process as such.
+        if child.returncode not in {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}:
+            self._say(f"a life ended with exit code {child.returncode} ({how})")
+
+    # --- its directory ------------------------------------------------------------------------------------------
+
+    def _disturb(self, child: subprocess.Popen[bytes]) -> Path | None:
+        """Disturbs the spool's directory and waits until all is durable again; returns the old one of a switch."""
+        kind = self._dice.choice(OF_DIRECTORIES)
+        spool = (self.folder / "spool").resolve()
+        if child.poll() is not None or not spool.exists():
+            return None
+        self.lives[kind] += 1
+        moved = self.folder / "moved"
+        match kind:
+            case "move":
+                spool.rename(moved)
+            case "delete":
+                shutil.rmtree(spool, ignore_errors=True)
+            case "empty":
+                for segment in spool.glob("lane-*/*.log"):
+                    segment.unlink(missing_ok=True)
+            case "switch":
+                self._link_new()
+                return spool
+        fault = number_in(self.folder / "fault") + 1
+        (self.folder / "fault").write_text(str(fault))
+        deadline = time.monotonic() + HANG_S
+        while number_in(self.folder / "seen") < fault:
+            if child.poll() is not None:
+                # It left before it could say so: what the directory held is gone by the hand of its operator.
+                self._say(f"a life ended before it was durable again ({kind})")
+                break
+            if time.monotonic() > deadline:
+                self._say(f"not durable again within {HANG_S:g} s ({kind})")
+                break
+            time.sleep(0.02)
+        shutil.rmtree(moved, ignore_errors=True)
+        return None
+
+    def _link_new(self) -> None:
+        """`spool` leads to a new directory, in one step."""
+        target, link = self.folder / f"spool-{next(self._made)}", self.folder / "spool"
+        target.mkdir()
+        (self.folder / "link").symlink_to(target)
+        (self.folder / "link").rename(link)
+
+    def _drain(self, spool: Path) -> None:
+        """What the old directory still has goes before what the next life sends."""
+        if not (spool / "FORMAT").exists():
+            return  # no life had begun there
+        command = [str(Path(sys.executable).with_name("kafkasafe")), "spool", "drain", str(spool)]
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            done = subprocess.run(
+                [*command, "-b", ",".join(self.servers)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SETTLE_S,
+            )
+            if done.returncode == 0:
+                return
+            if time.monotonic() > deadline:
+                self._say(f"drain of the old directory: {done.returncode} {done.stdout} {done.stderr}")
+                return
+            time.sleep(1)
+
+    def _say(self, what: str) -> None:
+        self.wrong.append(what)
+        print(f"{self.name}: {what}; see {self.folder}/lives.log", flush=True)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-class Chaos:
-    """Draws a fault, waits, mends it."""
+class Faults(threading.Thread):
+    """Draws a fault of the first cluster, waits, mends it."""
 
-    def __init__(self, cluster: Any, proxy: Any, dice: random.Random) -> None:
-        self.cluster, self.proxy, self.dice = cluster, proxy, dice
+    def __init__(self, cluster: KafkaCluster, proxy: FaultProxy, dice: random.Random, until: float) -> None:
+        super().__init__(name="faults")
+        self.cluster, self.proxy, self.dice, self.until = cluster, proxy, dice, until
         self.done: collections.Counter[str] = collections.Counter()
-        self.recreated_at = 0.0
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        often: tuple[Callable[[], None], ...] = (
+            self.kill_broker,
+            self.pause_broker,
+            self.move_leader,
+            self.lose_answers,
+            self.cut,
+            self.forbid,
+        )
+        kinds = (*often, *often, self.kill_all_brokers, self.recreate)
+        try:
+            while time.monotonic() < self.until:
+                time.sleep(self.dice.uniform(0, 3))
+                kind = self.dice.choice(kinds)
+                try:
+                    kind()
+                finally:
+                    self.proxy.clear()
+                self.done[kind.__name__] += 1
+        except BaseException as error:
+            self.failure = error
 
     def kill_broker(self) -> None:
         node = self.dice.randint(1, 3)
@@ -148,11 +287,13 @@ class Chaos:
         self.cluster.start_all()
 
     def move_leader(self) -> None:
-        topic, partition = self.dice.choice(STEADY), self.dice.randrange(PARTITIONS)
-        self.cluster.move_leader(topic, partition)
+        self.cluster.move_leader(
+            self.dice.choice((*STEADY, *STAGED, DERIVED)), self.dice.randrange(PARTITIONS)
+        )
 
     def lose_answers(self) -> None:
-        rule = self.proxy.on("Produce").drop(times=self.dice.randint(1, 8))
+        api = self.dice.choice(("Produce", "Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId"))
+        rule = self.proxy.on(api).drop(times=self.dice.randint(1, 8))
         time.sleep(self.dice.uniform(0.5, 3))
         rule.remove()
 
@@ -162,8 +303,8 @@ class Chaos:
             time.sleep(self.dice.uniform(0, 0.5))
 
     def forbid(self) -> None:
-        """The right to write flaps, with or without Metadata that says so."""
-        topic = self.dice.choice(STEADY)
+        """The right to write comes and goes, with or without Metadata that say so."""
+        topic = self.dice.choice((*STEADY, "staged"))
         rules = [self.proxy.on("Produce", topic=topic).answer_without_forwarding(29)]
         if self.dice.random() < 0.5:
             rules.append(self.proxy.on("Metadata", topic=topic).answer(29, level="topic"))
@@ -178,34 +319,46 @@ class Chaos:
         # A producer with records for it may have had the broker make it already.
         with contextlib.suppress(TopicAlreadyExistsError):
             self.cluster.create_topic(RECREATED, PARTITIONS, 3)
-        self.recreated_at = time.monotonic()
 
-    def one(self) -> None:
-        kinds = (
-            *(
-                self.kill_broker,
-                self.kill_broker,
-                self.pause_broker,
-                self.move_leader,
-                self.lose_answers,
-                self.lose_answers,
-            ),
-            *(self.cut, self.cut, self.forbid, self.forbid, self.kill_all_brokers, self.recreate),
-        )
-        kind: Callable[[], None] = self.dice.choice(kinds)
+
+class Switch(threading.Thread):
+    """The address of `mover` leads to one of two clusters, and their brokers restart now and then."""
+
+    def __init__(
+        self, address: TcpProxy, clusters: Sequence[KafkaCluster], dice: random.Random, until: float
+    ) -> None:
+        super().__init__(name="switch")
+        self.address, self.clusters, self.dice, self.until = address, clusters, dice, until
+        self.done: collections.Counter[str] = collections.Counter()
+        self.failure: BaseException | None = None
+        self.lead_to(0)
+
+    def lead_to(self, number: int) -> None:
+        """New connections, and there are no others, go there."""
+        self.here = number
+        _, self.address.target_port = self.clusters[number].client_address(1)
+        self.address.cut()
+
+    def run(self) -> None:
         try:
-            kind()
-        finally:
-            self.proxy.clear()
-        self.done[kind.__name__] += 1
+            while time.monotonic() < self.until:
+                time.sleep(self.dice.uniform(2, 25))
+                if self.dice.random() < 0.5:
+                    self.lead_to(1 - self.here)
+                    self.done["switched"] += 1
+                else:
+                    self.clusters[self.dice.randrange(2)].restart(1, hard=self.dice.random() < 0.5)
+                    self.done["restarted"] += 1
+        except BaseException as error:
+            self.failure = error
 
 
 # --- the count --------------------------------------------------------------------------------------------------------
 
 
-def read(servers: list[str], topic: str) -> list[list[int]]:
-    """Numbers by partition, in the log's order, as a plain reader sees them."""
-    from confluent_kafka import Consumer, TopicPartition
+def read(servers: Sequence[str], topic: str, level: str = "read_uncommitted") -> list[list[int]]:
+    """Numbers by partition, in the log's order, as librdkafka's consumer sees them."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     found: list[list[int]] = []
     for partition in range(PARTITIONS):
@@ -214,168 +367,194 @@ def read(servers: list[str], topic: str) -> list[list[int]]:
                 "bootstrap.servers": ",".join(servers),
                 "group.id": "count",
                 "enable.auto.commit": False,
-                "isolation.level": "read_uncommitted",
+                "enable.partition.eof": True,
+                "isolation.level": level,
             }
         )
-        place = TopicPartition(topic, partition, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=30)
-        consumer.assign([place])
+        consumer.assign([TopicPartition(topic, partition, 0)])
         numbers: list[int] = []
         deadline = time.monotonic() + 120
-        while len(numbers) < end:
+        while True:
+            messages = consumer.consume(10_000, 1.0)
+            numbers += [int(message.value()[:12]) for message in messages if not message.error()]
+            errors = [message.error().code() for message in messages if message.error()]
+            if KafkaError._PARTITION_EOF in errors:
+                break
             if time.monotonic() > deadline:
-                sys.exit(f"{topic}-{partition}: only {len(numbers)} of {end} records could be read")
-            numbers += [int(message.value()[:12]) for message in consumer.consume(10_000, 1.0)]
+                sys.exit(f"{topic}-{partition}: its end was not reached, {len(numbers)} records were read")
         consumer.close()
         found.append(numbers)
     return found
 
 
-def judge(servers: list[str], topic: str, book: Ledger) -> dict[str, int]:
-    logs = read(servers, topic)
+def judge(logs: list[list[int]], book: Ledger, *, recreated: bool = False) -> dict[str, int]:
     every = [number for log in logs for number in log]
     there = set(every)
-    durable = {number for number in range(book.next_number()) if book["durable"][number]}
-    refused = {number for number in range(book.next_number()) if book["failed"][number]}
+    numbers = range(book.next_number())
+    durable, refused = book["durable"], book["failed"]
+    promised = {number for number in numbers if durable[number]}
     return {
-        "attempted": book.next_number(),
-        "promised": len(durable),
+        "attempted": len(numbers),
+        "promised": len(promised),
         "in the log": len(every),
-        "lost": 0 if topic == RECREATED else len(durable - there),
-        "duplicated": len(every) - len(there),
+        "lost": 0 if recreated else len(promised - there),
+        "twice": len(every) - len(there),
         "out of order": sum(a > b for log in logs for a, b in itertools.pairwise(log)),
-        "refused, yet there": len(refused & there),
+        "refused, yet there": sum(bool(refused[number]) for number in there),
     }
+
+
+def compare(original: list[list[int]], copy: list[list[int]]) -> dict[str, int]:
+    """The copy has the records of the original, in their order, partition by partition."""
+    counts: collections.Counter[str] = collections.Counter()
+    for source, derived in zip(original, copy, strict=True):
+        there = set(derived)
+        counts["attempted"] += len(source)
+        counts["promised"] += len(source)
+        counts["in the log"] += len(derived)
+        counts["lost"] += len(set(source) - there)
+        counts["twice"] += len(derived) - len(there)
+        counts["out of order"] += sum(a > b for a, b in itertools.pairwise(derived))
+        counts["refused, yet there"] += len(there - set(source))
+    return dict(counts)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def start(
-    folder: Path, servers: list[str], seed: int, seconds: float, *, drain: bool = False
-) -> subprocess.Popen[bytes]:
-    with (folder / "lives.log").open("ab") as output:
-        return subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    __file__,
-                    "--live",
-                    "--folder",
-                    str(folder),
-                    "--servers",
-                    ",".join(servers),
-                ),
-                *("--seed", str(seed), "--seconds", str(seconds), *(["--drain"] if drain else [])),
-            ],
-            stdout=output,
-            stderr=output,
-        )
-
-
-def end(child: subprocess.Popen[bytes], how: str) -> bool:
-    """Ends a life; False if it hung."""
-    match how:
-        case "kill":
-            child.kill()
-        case "terminate":
-            child.terminate()
-        case "interrupt":
-            child.send_signal(signal.SIGINT)
-    try:
-        child.wait(HANG_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-        return False
-    return True
-
-
 def run(options: argparse.Namespace, folder: Path) -> int:
-    import threading
-
-    from kafkasafe.testing.broker import KafkaCluster
-    from kafkasafe.testing.proxy import FaultProxy
-
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As a shell starts jobs in the background. A life would not notice a signal before it has its handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    dice = random.Random(options.seed)
-    for topic in TOPICS:
-        Ledger(folder / topic, RECORDS)
-    lives: collections.Counter[str] = collections.Counter()
-    hung = 0
-    made = {"num.partitions": PARTITIONS, "default.replication.factor": 3}
+    made = {
+        "num.partitions": PARTITIONS,
+        "default.replication.factor": 3,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+    }
     with (
         FaultProxy((1, 2, 3)) as proxy,
+        TcpProxy() as address,
         KafkaCluster(brokers=3, proxy_ports=proxy.ports, config=made) as cluster,
+        KafkaCluster(brokers=1, proxy_ports={1: address.port}) as first,
+        KafkaCluster(brokers=1, proxy_ports={1: address.port}) as second,
     ):
         proxy.connect(cluster)
-        for topic in TOPICS:
-            config = {
-                "gzipped": {"compression.type": "gzip"},
-                "stamped": {"message.timestamp.type": "LogAppendTime"},
-            }
-            cluster.create_topic(topic, PARTITIONS, 3, config.get(topic, {}))
-        chaos = Chaos(cluster, proxy, random.Random(f"{options.seed} faults"))
+        settings = {
+            "gzipped": {"compression.type": "gzip"},
+            "stamped": {"message.timestamp.type": "LogAppendTime"},
+        }
+        for topic in (*TOPICS["plain"], *STAGED, DERIVED):
+            cluster.create_topic(topic, PARTITIONS, 3, settings.get(topic, {}))
+        for each in (first, second):
+            each.create_topic(TOPICS["mover"][0], PARTITIONS, 1)
         until = time.monotonic() + options.minutes * 60
-        failures: list[BaseException] = []
+        servers = proxy.bootstrap_servers
 
-        def faults() -> None:
-            try:
-                while time.monotonic() < until:
-                    time.sleep(chaos.dice.uniform(0, 3))
-                    chaos.one()
-            except BaseException as error:
-                failures.append(error)
+        def program(role: str, name: str, where: Sequence[str], *more: str) -> Program:
+            return Program(role, folder / name, where, random.Random(f"{options.seed} {name}"), until, *more)
 
-        thread = threading.Thread(target=faults)
-        thread.start()
-        while time.monotonic() < until and not failures:
-            how = dice.choice(ENDS)
-            seconds = dice.uniform(1, 15)
-            child = start(
-                folder, proxy.bootstrap_servers, dice.getrandbits(31), seconds if how == "leave" else 600
-            )
-            if how != "leave":
-                time.sleep(seconds)
-            if not end(child, how):
-                hung += 1
-                print(f"hung after {how}", flush=True)
-            # A signal before the handlers are there ends the process as such.
-            if child.returncode not in {0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}:
-                hung += 1
-                print(
-                    f"a life ended with exit code {child.returncode} ({how}): see {folder}/lives.log",
-                    flush=True,
-                )
-            lives[how] += 1
-        thread.join()
-        if failures:
-            raise failures[0]
+        plain = program("plain", "plain", servers, "--burst", "10")
+        staged = program("staged", "staged", servers, "--burst", "10")
+        mover = program("mover", "mover", [f"127.0.0.1:{address.port}"], "--burst", "20")
+        members = [program("member", f"member-{number}", servers) for number in (1, 2)]
+        programs = [plain, staged, mover, *members]
+        faults = Faults(cluster, proxy, random.Random(f"{options.seed} faults"), until)
+        switch = Switch(address, (first, second), random.Random(f"{options.seed} switch"), until)
+        threads = [*programs, faults, switch]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+            if thread.failure is not None:
+                raise thread.failure
         proxy.clear()
         cluster.heal()
-        last = start(folder, proxy.bootstrap_servers, 0, 0.0, drain=True)
-        if last.wait(SETTLE_S + 60):
-            print(f"the last life did not deliver everything: see {folder}/lives.log", flush=True)
-            hung += 1
-        results = {topic: judge(cluster.bootstrap_servers, topic, Ledger(folder / topic)) for topic in TOPICS}
-    print(f"seed {options.seed}, {options.minutes} minutes; lives {dict(lives)}; faults {dict(chaos.done)}")
+        results = settle(cluster, (first, second), switch, plain, staged, mover, members)
+    return report(options, programs, {**faults.done, **switch.done}, results)
+
+
+def settle(
+    cluster: KafkaCluster,
+    others: Sequence[KafkaCluster],
+    switch: Switch,
+    plain: Program,
+    staged: Program,
+    mover: Program,
+    members: Sequence[Program],
+) -> dict[str, dict[str, int]]:
+    """The last lives deliver what is left; then everything is read and counted."""
+    plain.finish()
+    staged.finish()
+    for where in (0, 1):  # what waits is for one of them, or both have it all
+        switch.lead_to(where)
+        last = mover._start("--drain", "--seconds", "0")
+        if last.wait(SETTLE_S) and where:
+            print(
+                f"mover: the last lives did not deliver everything: see {mover.folder}/lives.log", flush=True
+            )
+            mover.wrong.append("not delivered")
+    servers = cluster.bootstrap_servers
+    results = {
+        topic: judge(read(servers, topic), Ledger(plain.folder / topic), recreated=topic == RECREATED)
+        for topic in TOPICS["plain"]
+    }
+    cluster.wait_for_markers()
+    committed = {topic: read(servers, topic, "read_committed") for topic in STAGED}
+    for topic in TOPICS["staged"]:
+        results[topic] = judge(committed[topic], Ledger(staged.folder / topic))
+    results[f"{COPY} beside pair"] = compare(committed["pair"], committed[COPY])
+    results["two clusters"] = judge(
+        [log for each in others for log in read(each.bootstrap_servers, "moved")],
+        Ledger(mover.folder / "moved"),
+    )
+    results[f"{SOURCE}, copied"] = copied(cluster, members)
+    return results
+
+
+def copied(cluster: KafkaCluster, members: Sequence[Program]) -> dict[str, int]:
+    """The members go on until the copy has everything, or nothing more comes."""
+    original = read(cluster.bootstrap_servers, SOURCE)
+    children = [member._start("--seconds", "100000") for member in members]
+    try:
+        deadline = time.monotonic() + SETTLE_S
+        before = -1
+        while True:
+            cluster.wait_for_markers()
+            counts = compare(original, read(cluster.bootstrap_servers, DERIVED, "read_committed"))
+            if not counts["lost"] or (time.monotonic() > deadline and counts["lost"] == before):
+                return counts
+            before = counts["lost"]
+            time.sleep(5)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def report(
+    options: argparse.Namespace,
+    programs: Sequence[Program],
+    faults: dict[str, int],
+    results: dict[str, dict[str, int]],
+) -> int:
+    print(f"seed {options.seed}, {options.minutes:g} minutes; faults {faults}")
+    for each in programs:
+        print(f"  {each.name}: {dict(each.lives)}")
     names = list(next(iter(results.values())))
-    print(f"{'':12}" + "".join(f"{name:>20}" for name in names))
+    print(f"{'':22}" + "".join(f"{name:>20}" for name in names))
     for topic, counts in results.items():
-        print(f"{topic:12}" + "".join(f"{counts[name]:>20,}" for name in names))
-    bad = hung + sum(
+        print(f"{topic:22}" + "".join(f"{counts[name]:>20,}" for name in names))
+    wrong = [f"{each.name}: {what}" for each in programs for what in each.wrong]
+    bad = len(wrong) + sum(
         counts[name]
         for counts in results.values()
-        for name in ("lost", "duplicated", "out of order", "refused, yet there")
+        for name in ("lost", "twice", "out of order", "refused, yet there")
     )
-    print(
-        "0 lost, 0 duplicated, 0 out of order, nothing hung" if not bad else f"{bad} VIOLATIONS", flush=True
-    )
+    print("0 lost, 0 twice, 0 out of order, nothing hung" if not bad else f"{bad} VIOLATIONS", flush=True)
     if options.json:
-        about = {"seed": options.seed, "minutes": options.minutes, "lives": lives, "faults": chaos.done}
-        options.json.write_text(json.dumps({**about, "hung": hung, "topics": results}, indent=1) + "\n")
+        about = {"seed": options.seed, "minutes": options.minutes, "faults": faults, "wrong": wrong}
+        lives: dict[str, Any] = {each.name: each.lives for each in programs}
+        options.json.write_text(json.dumps({**about, "lives": lives, "topics": results}, indent=1) + "\n")
     return int(bool(bad))
 
 
@@ -387,21 +566,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     parser.add_argument("--keep", type=Path, help="work in this directory and leave it there")
     parser.add_argument("--json", type=Path)
-    child = parser.add_argument_group("one life (used by this program itself)")
-    child.add_argument("--live", action="store_true")
-    child.add_argument("--drain", action="store_true")
-    child.add_argument("--folder")
-    child.add_argument("--servers")
-    child.add_argument("--seconds", type=float)
     options = parser.parse_args()
-    if options.live:
-        live(options)
-        return
     if options.keep:
         options.keep.mkdir(parents=True)
-        sys.exit(run(options, options.keep))
+        sys.exit(run(options, options.keep.resolve()))
     with tempfile.TemporaryDirectory() as scratch:
-        sys.exit(run(options, Path(scratch)))
+        sys.exit(run(options, Path(scratch).resolve()))
 
 
 if __name__ == "__main__":
