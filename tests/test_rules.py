@@ -156,6 +156,13 @@ TESTS = {
     ),
     "A transaction that one of its units left": "test_a_transaction_that_one_of_them_left_is_not_committed",
     "What shares a transaction has nothing between it": "test_nothing_that_stands_between_is_passed",
+    "An offset is written when all units before": "test_an_offset_is_written_when_all_before_it_are_committed",
+    "What goes on from a dropped unit": (
+        "test_what_goes_on_from_a_dropped_unit_is_dropped_with_it_whatever_its_generation"
+    ),
+    "A reading that began before another": (
+        "test_a_reading_that_began_before_an_earlier_incarnation_moved_the_group_is_void"
+    ),
     "Whose fault it is shows when each goes alone": "test_what_is_refused_of_one_is_not_the_others_fate",
     "A partition is surveyed while": "test_a_transaction_ends_in_the_topic_that_has_the_name_now",
     "What came back from a packed backlog": "test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet",

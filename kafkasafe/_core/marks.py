@@ -43,6 +43,7 @@ __all__ = [
     "Placed",
     "Position",
     "Quiet",
+    "Read",
     "Rejected",
     "Replaced",
     "Resent",
@@ -446,6 +447,20 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """Which readings of consumers the offsets of a unit come from.
+
+    Attributes:
+        unit_id: The unit's.
+        entries: (number, start) for each position of its UNIT mark, in their order. Units with the same number go on
+            from one another. Start is the group's offset when the reading began, -1 when that is not known.
+    """
+
+    unit_id: bytes
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Begun:
     """A transaction was begun for a unit: what an earlier `Staged` of it says is void.
 
@@ -557,6 +572,7 @@ Mark: TypeAlias = (
     | Quiet
     | After
     | Unit
+    | Read
     | Begun
     | Staged
     | Ended
@@ -589,6 +605,7 @@ class _Type(enum.IntEnum):
     BEGUN = 0x4B17
     STAGED = 0x4B18
     ENDED = 0x4B19
+    READ = 0x4B1A
     MOVED = 0x4B14
 
 
@@ -627,6 +644,7 @@ _UNIT: Final = struct.Struct(">16sii")
 _UNIT_ID: Final = struct.Struct(">16s")
 _MEMBER: Final = struct.Struct(">ib")
 _OFFSET: Final = struct.Struct(">iqi")
+_READING: Final = struct.Struct(">qq")
 _GRANT: Final = struct.Struct(">qhb")
 _PLACED: Final = struct.Struct(">iqiiq")
 _OUTCOME: Final = struct.Struct(">b")
@@ -801,6 +819,10 @@ def _write_mark(mark: Mark) -> tuple[int, bytes]:
         case Unit(unit_id, first, batches, transactional_id, offsets):
             head = _UNIT.pack(unit_id, first, batches) + _str16(transactional_id) + _NUMBER.pack(len(offsets))
             return _Type.UNIT, head + b"".join(map(_group_offsets, offsets))
+        case Read(unit_id, readings):
+            pieces = [_UNIT_ID.pack(unit_id), _NUMBER.pack(len(readings))]
+            pieces += [_READING.pack(number, start) for number, start in readings]
+            return _Type.READ, b"".join(pieces)
         case Begun():
             return _Type.BEGUN, _begun(mark)
         case Staged(begun, places):
@@ -921,6 +943,10 @@ def _read_mark(body: _Body) -> Mark:
             (count,) = body.take(_NUMBER)
             groups = tuple(_read_group_offsets(body) for _ in range(count))
             mark = Unit(unit_id, first, batches, transactional_id, groups)
+        case _Type.READ:
+            (unit_id,) = body.take(_UNIT_ID)
+            (count,) = body.take(_NUMBER)
+            mark = Read(unit_id, tuple(body.take_all(_READING, count)))
         case _Type.BEGUN:
             mark = _read_begun(body)
         case _Type.STAGED:
@@ -1002,6 +1028,9 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
             case Unit(unit_id, first, batches):
                 valid = group.atomic and len(unit_id) == UNIT_ID_BYTES and first >= 0 and batches >= 0
                 valid = valid and first + batches <= len(group.manifest)
+            case Read(unit_id, readings):
+                valid = group.atomic and len(unit_id) == UNIT_ID_BYTES and bool(readings)
+                valid = valid and all(number >= 0 and start >= -1 for number, start in readings)
             case Begun():
                 valid = _valid_begun(mark)
             case Staged(begun, places):

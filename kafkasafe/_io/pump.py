@@ -31,6 +31,7 @@ from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
+from kafkasafe._io.readings import NUMBERS
 from kafkasafe._io.refusals import RefusedDestination
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.config import ProducerConfig
@@ -117,6 +118,7 @@ class Pump:
             sleep=time.sleep,
             dice=random.random,
             beside=self._beside,
+            newest_reading=lambda: NUMBERS.newest,
         )
         self.engine = Engine(self._ground, choose=choose, on_topic=on_topic)
         self.ledger = self.engine.ledger

@@ -275,6 +275,21 @@ def test_a_marker_in_a_group_counts_when_it_is_committed(door, commit):
     )
 
 
+def test_of_two_offsets_the_one_that_was_written_last_counts_whichever_was_committed_last(door):
+    topic, group = door.topic(), f"g-{uuid.uuid4().hex[:8]}"
+    where, first, second = (group, topic, 0), door.init(), door.init()
+    for identity, offset in ((first, 10), (second, 20), (first, 10)):
+        if door.protocol == 1:
+            assert door.ask(door.client.add_offsets_to_transaction, identity, group).error_code == 0
+        offsets = {(topic, 0): OffsetToCommit(offset)}
+        assert door.ask(door.client.commit_offsets_in_transaction, identity, group, offsets).error_code == 0
+    for identity in (first, second):
+        assert door.end(identity).error_code == 0
+    read = door.client.committed_offset
+    door.until(lambda: door.ask(read, *where).error_code == 0)
+    assert door.ask(read, *where).offset == 10
+
+
 def test_a_group_refuses_offsets_of_others_than_its_members(door):
     topic, stale = door.topic(), door.init()
     identity = door.init(stale.transactional_id)

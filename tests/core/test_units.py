@@ -78,7 +78,8 @@ class Script:
     """Answers what it is asked in the order it is told to."""
 
     def __init__(self, protocol: int, most: int = 1) -> None:
-        self.units = u.Units(lambda _: True, pool=2, most=most)
+        self.newest_reading = 0
+        self.units = u.Units(lambda _: True, pool=2, most=most, newest_reading=lambda: self.newest_reading)
         self.units.name("lane")
         self.protocol = protocol
         self.epoch = 0
@@ -86,13 +87,16 @@ class Script:
         self.offsets: dict[int, int] = {}
         self.handles = 0
 
-    def seal(self, number: int, *destinations: int, name: str = "") -> u.Unit:
-        unit = self.units.seal(bytes([number]) * 16, name, ())
+    def seal(
+        self, number: int, *destinations: int, name: str = "", offsets=(), readings=(), durable: bool = True
+    ) -> u.Unit:
+        unit = self.units.seal(bytes([number]) * 16, name, tuple(offsets), dict(readings))
         for destination in destinations:
             self.handles += 1
             unit.batches.append(Batch(self.handles, destination, 3, self.handles * 10))
         self.units.closed(unit)
-        self.units.written(unit, number)
+        if durable:
+            self.units.written(unit, number)
         return unit
 
     def turn(self) -> list[m.Mark]:

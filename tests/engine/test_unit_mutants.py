@@ -10,15 +10,18 @@ import pytest
 import test_unit_crashes
 from unit_mutants import MUTANTS, SEEDS, Mutant
 from unit_storm import weather
+from unit_storm_groups import group_weather
 from unit_storm_recreated import RecreatingStorm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 import test_units
+import test_units_groups
 import test_units_together
 
 
 def _run(name: str) -> None:
-    tests = next(each for each in (test_units, test_units_together, test_unit_crashes) if hasattr(each, name))
+    places = (test_units, test_units_groups, test_units_together, test_unit_crashes)
+    tests = next(each for each in places if hasattr(each, name))
     test = getattr(tests, name)
     for case in _cases(test):
         test(**case)
@@ -39,7 +42,9 @@ def _judge(mutant: Mutant) -> None:
         _run(mutant.test)
     else:
         for seed in range(mutant.first, mutant.first + SEEDS):
-            if mutant.recreated:
+            if mutant.groups:
+                group_weather(seed)
+            elif mutant.recreated:
                 weather(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
             else:
                 assert not weather(seed).alarms
@@ -56,6 +61,11 @@ def test_a_mutant_is_found(name, monkeypatch):
 @pytest.mark.parametrize("seed", sorted({mutant.first for mutant in MUTANTS.values() if mutant.recreated}))
 def test_without_a_mutant_the_storm_is_weathered(seed):
     weather(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
+
+
+@pytest.mark.parametrize("seed", sorted({mutant.first for mutant in MUTANTS.values() if mutant.groups}))
+def test_without_a_mutant_the_storm_of_a_group_is_weathered(seed):
+    group_weather(seed)
 
 
 @pytest.mark.parametrize("name", sorted({mutant.test for mutant in MUTANTS.values() if mutant.test}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from unit_storm import weather
+from unit_storm_groups import group_weather
 from unit_storm_recreated import any_weather
 
 from kafkasafe._io import lanes
@@ -21,6 +22,12 @@ def test_units_in_topics_that_are_deleted_and_created_again(turn):
     storms = [any_weather(4 * turn + variant) for variant in range(4)]
     assert all(sum(storm.times.values()) for storm in storms)
     assert any(any(storm.gone.values()) for storm in storms)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_record_that_a_group_is_past_is_in_the_output_once(seed):
+    """Whatever becomes of its members, their processes and the group while their batches wait."""
+    group_weather(seed)
 
 
 def test_a_late_request_with_what_was_never_durable_is_behind_nothing():

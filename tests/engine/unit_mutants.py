@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from unit_storm_groups import GroupStorm
+
 from kafkasafe._core import journal as j
 from kafkasafe._core import units as u
+from kafkasafe._core.readings import Readings
 from kafkasafe._core.units import together
 from kafkasafe._io.engine.transactor import Transactor
 from tests.simulation.mutants import source
@@ -27,15 +30,18 @@ class Mutant:
 
     Attributes:
         change: Makes it, with pytest's `monkeypatch`.
-        test: A test of tests/core/test_units.py, test_units_together.py or test_unit_crashes.py; empty: storms do.
+        test: A test of tests/core/test_units.py, test_units_groups.py, test_units_together.py or of test_unit_crashes.py;
+            empty: storms do.
         first: The first seed of those.
         recreated: In the storms topics are deleted and created again.
+        groups: In the storms units have the offsets of consumers of a group.
     """
 
     change: Callable[[Any], None]
     test: str = ""
     first: int = 0
     recreated: bool = False
+    groups: bool = False
 
 
 def _no_marker(patch: Any) -> None:
@@ -109,7 +115,7 @@ MUTANTS = {
         source(
             u.Units,
             "_may_end",
-            "return all(self._lines[destination][0] is unit for destination in unit.destinations)",
+            "return self._is_first(unit, unit.lines)",
             "return True",
         ),
         "test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side",
@@ -194,8 +200,8 @@ MUTANTS = {
         source(
             u.Units,
             "_gather",
-            "and all(heads.get(at, self._lines[at][0]) is other for at in other.destinations)",
-            "",
+            "heads[at] is other if at in heads else self._is_right_after(other, at, ahead)",
+            "True",
         ),
         "test_nothing_that_stands_between_is_passed",
     ),
@@ -296,6 +302,78 @@ MUTANTS = {
     "what an earlier life staged out of order is prepared again unasked": Mutant(
         source(u.Units, "recover_staged", "slot.fresh = True", "pass"),
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
+    ),
+    "offsets of a group have no order": Mutant(
+        lambda patch: patch.setattr(u.Unit, "lines", u.Unit.destinations),
+        "test_units_that_move_the_same_offset_are_committed_in_order",
+    ),
+    "an offset is written before those before it are committed": Mutant(
+        source(u.Units, "_write_offsets", "if not self._is_first(unit, unit.group_lines):", "if False:"),
+        groups=True,
+    ),
+    "an offset that was not answered is written again with protocol 1": Mutant(
+        source(u.Units, "failed", "and _is_first_protocol(unit)", "and False"),
+        "test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late",
+    ),
+    "offsets of two members share a transaction": Mutant(
+        source(together._Members, "admit", "return all(", "return True or all("),
+        "test_offsets_in_another_name_have_their_own_transaction",
+    ),
+    "the oldest offsets of a transaction are committed": Mutant(
+        source(
+            together,
+            "_newest_offsets",
+            "of_group.update({(at.topic, at.partition): at for at in offsets.positions})",
+            "[of_group.setdefault((at.topic, at.partition), at) for at in offsets.positions]",
+        ),
+        groups=True,
+    ),
+    "what shares the transaction of a refused consumer is dropped with it": Mutant(
+        source(
+            u.Units, "_leave_group", "if any(offsets.group == group for offsets in each.offsets):", "if True:"
+        ),
+        "test_a_group_that_refuses_a_consumer_leaves_the_others_of_the_transaction_their_turn",
+    ),
+    "what goes on from a dropped unit stays": Mutant(
+        source(u.Units, "_follow_drops", "if unit.phase is Phase.REFUSED:", "if True:"),
+        first=12,
+        groups=True,
+    ),
+    "what is accepted later of a dropped reading stays": Mutant(
+        source(u.Units, "closed", "if self._is_broken(unit):", "if False:"),
+        "test_what_is_accepted_later_of_the_same_reading_is_dropped_and_of_the_next_one_is_not",
+    ),
+    "the next reading is dropped with the last": Mutant(
+        source(u.Units, "_is_broken", "unit.reading(line).number <= self._broken[line]", "True"),
+        "test_what_is_accepted_later_of_the_same_reading_is_dropped_and_of_the_next_one_is_not",
+    ),
+    "what was dropped before it was written is written": Mutant(
+        lambda patch: patch.setattr(j.Persist, "leave_out_void", lambda *_: None),
+        "test_the_journal_does_not_write_a_unit_that_is_dropped_before",
+    ),
+    "the same records are committed by two readings": Mutant(
+        lambda patch: patch.setattr(u.Units, "_is_superseded", lambda *_: False), groups=True
+    ),
+    "readings of earlier incarnations are one": Mutant(
+        lambda patch: patch.setattr(u.Units, "recover_readings", lambda *_: None), groups=True
+    ),
+    "an earlier version's order of offsets is believed": Mutant(
+        source(
+            u.Units,
+            "recovered",
+            "unit.code or not self._is_first(whole := unit.within or unit, whole.group_lines)",
+            "unit.code",
+        ),
+        "test_offsets_that_an_earlier_version_wrote_out_of_order_are_asked_about",
+    ),
+    "a position is believed after a rebalance": Mutant(
+        lambda patch: patch.setattr(Readings, "suspect", lambda *_: None), first=12, groups=True
+    ),
+    "a reading goes on after a drop": Mutant(
+        source(Readings, "goes_on", "if run.broken or ", "if "), groups=True
+    ),
+    "an offset is believed while a transaction may change it": Mutant(
+        source(GroupStorm, "_stable", "if any(", "if False and any("), groups=True
     ),
     "units of an earlier life go in the order of the log": Mutant(
         source(u.Units, "recovered", "key=lambda unit: unit.accepted_at", "key=lambda unit: unit.position"),

@@ -7,6 +7,7 @@ transactions that time out, coordinators and leaders that go, disks that fail, c
 from __future__ import annotations
 
 import random
+from typing import Any
 from unittest import mock
 
 from weather import Weather
@@ -128,11 +129,11 @@ VARIANTS = [
 """Where each transaction has its own epoch; where epochs stay from one to the next."""
 
 
-def weather(seed: int, steps: int = 40, kind: type[Storm] = Storm, **options) -> Storm:
+def weather(seed: int, steps: int = 40, kind: Any = Storm, variants: Any = VARIANTS, **options) -> Any:
     """One schedule from its beginning to its end, of the variant that is due; raises AssertionError."""
     # The lane's id, and by it the coordinators of its transactional ids, are the same at each run.
     with mock.patch("os.urandom", random.Random(seed).randbytes):
-        storm = kind(seed, **VARIANTS[seed % len(VARIANTS)], **options)
+        storm = kind(seed, **variants[seed % len(variants)], **options)
         try:
             storm.blow(steps)
             storm.check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from unit_storm import PARTITIONS, PLACES, VARIANTS, Storm, weather
+from unit_storm_groups import group_weather
 
 from kafkasafe import events
 from kafkasafe._core import batch as codec
@@ -182,8 +183,14 @@ class RecreatingStorm(Storm):
 
 
 def any_weather(seed: int) -> Storm:
-    """One schedule from its beginning to its end; in one of five topics are recreated. Raises AssertionError."""
+    """One schedule from its beginning to its end. Raises AssertionError.
+
+    In one of five topics are recreated, in one of five consumers of a group have their offsets in the units.
+    """
     turn = seed // len(VARIANTS)
-    if turn % 5 < 4:
-        return weather(seed)
-    return weather(seed, kind=RecreatingStorm, heals=bool(turn // 5 % 2))
+    match turn % 5:
+        case 4:
+            return weather(seed, kind=RecreatingStorm, heals=bool(turn // 5 % 2))
+        case 3:
+            return group_weather(seed)
+    return weather(seed)

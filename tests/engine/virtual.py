@@ -8,6 +8,7 @@ Nothing here waits: `World.run` lets time jump to whatever is due next. All that
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import re
 from collections import deque
@@ -18,6 +19,7 @@ import numpy as np
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._core.readings import Numbers
 from kafkasafe._io.engine import messages as msg
 from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
@@ -199,6 +201,7 @@ class Life:
         **options,
     ) -> None:
         self._world = world
+        self.numbers = Numbers(1000 * next(world.incarnations))
         self.files = world.disk.process()
         self.inbox: deque = deque()
         self.config = validate(
@@ -215,7 +218,7 @@ class Life:
         )
         # Smaller than users may have them: what happens every few megabytes happens every few kilobytes.
         self.config = dataclasses.replace(self.config, **(sizes or {}))
-        directory = SpoolDirectory.open(SPOOL, files=self.files)
+        directory = SpoolDirectory.open(Path(options.get("spool_dir", SPOOL)), files=self.files)
         lock = directory.take_lane(
             self.config.spool_lane, client=self.config.client_id, wait=world.run if hand_back else None
         )
@@ -231,6 +234,7 @@ class Life:
             sleep=world.time.run_for,
             dice=random.Random(1).random,
             beside=lambda job: job(),
+            newest_reading=lambda: self.numbers.newest,
         )
         self.engine = _TracedEngine(self.ground, choose=_choose, on_topic=lambda *_: None)
         self.engine.world = world
@@ -249,11 +253,19 @@ class Life:
         return parcel
 
     def unit(
-        self, *parts, unit_id: bytes | None = None, transactional_id: str = "", offsets=(), joins: str = ""
+        self,
+        *parts,
+        unit_id: bytes | None = None,
+        transactional_id: str = "",
+        offsets=(),
+        readings=(),
+        joins: str = "",
     ) -> list[Parcel]:
         """Batches, each (topic, partition, values), that are delivered together; the first parcel stands for all."""
         self._world.units += 1
-        slip = Slip(unit_id or self._world.units.to_bytes(16), transactional_id, tuple(offsets), joins)
+        slip = Slip(
+            unit_id or self._world.units.to_bytes(16), transactional_id, tuple(offsets), dict(readings), joins
+        )
         now_ms = self._world.time.wall_ms()
         parcels = [Parcel("", -1, None, 0, 0, 0, slip=slip)]
         for topic, partition, values in parts:
@@ -293,6 +305,7 @@ class World:
         self.lines: list[str] = []
         self.lives: list[Life] = []
         self.units = 0
+        self.incarnations = itertools.count(1)
         self.disk = Disk()
         config = {name.replace("_", "."): value for name, value in settings.items()}
         self.cluster = self.cluster_type(self.say, brokers, version, config)

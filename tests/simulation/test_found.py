@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unit_storm import weather
 from unit_storm_recreated import any_weather
 
 from .plan import Event, Plan, Settings
@@ -304,4 +305,4 @@ def test_what_an_earlier_life_released_says_nothing_of_what_was_acknowledged_sin
 def test_the_false_alarm_that_is_known():
     """docs/promises.md. It is one of 20,000 storms: whoever mends it takes this away, and the exception in the storm."""
     with pinned():
-        assert any_weather(9015495).alarms
+        assert weather(9015495).alarms

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal.groups import Ended, Persist
+from kafkasafe._core.journal.groups import Ended, Persist, unit_marks
 from kafkasafe._core.journal.sealing import Sealing
 from kafkasafe._core.journal.states import Batch, Fate, State
 
@@ -74,10 +74,7 @@ class Dividing(Sealing):
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
                 # The segment with the first one may be gone before these are.
-                unit = batch.unit
-                persist.marks.append(
-                    m.Unit(unit.unit_id, first, len(made), unit.transactional_id, unit.offsets)
-                )
+                persist.marks += unit_marks(batch.unit, first, len(made))
         batch.move(State.REPLACED)
         partition.queue.remove(batch)
         persist.after.append(Ended(batch, Fate.REPLACED, kept=refused or batch.heirs > 0))

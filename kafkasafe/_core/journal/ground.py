@@ -5,7 +5,7 @@ Nothing is decided in here that another room could decide: only what nearly all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
@@ -37,6 +37,7 @@ class Ground:
         heal_recreated: Also into a topic that was deleted and created again.
         aside_batches: How many batches are put aside at a time, at most.
         gather_bytes: Small batches that wait become one of this size at most; 0: never.
+        newest_reading: See `units.Units`.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Ground:
         heal_recreated: bool = False,
         aside_batches: int = 256,
         gather_bytes: int = 0,
+        newest_reading: Callable[[], int] = lambda: 0,
     ) -> None:
         self._durable_first = durable_first
         self._gather_bytes = gather_bytes
@@ -87,7 +89,7 @@ class Ground:
         self._halted = False
         self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self._units_read: list[tuple[u.Unit, range]] = []
-        self.units = u.Units(self._in_front)
+        self.units = u.Units(self._in_front, newest_reading=newest_reading)
         self.missing = Missing()
         self._vacating: dict[int, None] = {}
         """Partitions that are surveyed as soon as nothing of a unit is on its way into them."""

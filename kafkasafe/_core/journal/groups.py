@@ -19,6 +19,7 @@ __all__ = [
     "UnitEnded",
     "UnitGroup",
     "UnitStaged",
+    "unit_marks",
 ]
 
 
@@ -84,6 +85,20 @@ class SilenceBroken:
 Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
 
 
+def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
+    """What a group says of a unit, some batches of which are in it.
+
+    Args:
+        unit: The unit.
+        first: Index of the first of these batches in the group's manifest.
+        batches: How many there are.
+    """
+    marks: list[m.Mark] = [m.Unit(unit.unit_id, first, batches, unit.transactional_id, unit.offsets)]
+    if unit.recorded:
+        marks.append(m.Read(unit.unit_id, unit.recorded))
+    return marks
+
+
 @dataclass(frozen=True, slots=True)
 class UnitGroup:
     """One atomic group: a unit with all its batches, which may be none."""
@@ -94,10 +109,9 @@ class UnitGroup:
     """Batches with a lower one were accepted before it."""
 
     @property
-    def mark(self) -> m.Unit:
+    def marks(self) -> list[m.Mark]:
         """What makes them a unit."""
-        unit = self.unit
-        return m.Unit(unit.unit_id, 0, len(self.batches), unit.transactional_id, unit.offsets)
+        return unit_marks(self.unit, 0, len(self.batches))
 
 
 @dataclass(slots=True)
@@ -139,6 +153,11 @@ class Persist:
         if at < len(batches):
             runs.append((None, batches[at:]))
         return runs
+
+    def leave_out_void(self) -> None:
+        """Units that ended before they were written are not written any more."""
+        if any(group.unit.void for group in self.units):
+            self.units = [group for group in self.units if not group.unit.void]
 
     @property
     def everything(self) -> list[Batch]:

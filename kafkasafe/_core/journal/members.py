@@ -49,6 +49,7 @@ class Members(Answers):
             fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
             persist.after.append(UnitEnded(unit, fate))
         units.staging, units.ending = [], []
+        persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
         """Before their ENDED marks: of which topics partitions are whose baseline is not known yet."""

@@ -205,6 +205,8 @@ class Recovery(Members):
                             next((at for at, children in self._origins if children.start == first), position),
                         )
                         self._units_read.append((read, range(first, first + batches)))
+                case m.Read():
+                    self.units.recover_readings(mark)
                 case m.Begun():
                     self.units.recover_begun(mark)
                 case m.Staged():

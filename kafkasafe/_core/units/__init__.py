@@ -17,14 +17,20 @@ late. After it only the outcome decides, and it is asked for, never assumed: Ini
 the marker says.
 
 Order. On each partition units are appended in the order in which they were accepted, and one is committed only when all
-before it are, and stand before it in the log. So several may be under way at once.
+before it are, and stand before it in the log. So several may be under way at once. A group's offset of a partition is a
+line like any: units that move it are committed in order, and each writes it only after all before it are committed.
+
+Readings. Units with a consumer's offsets go on from one another, so one that is dropped takes along the later ones of
+the same reading (`Moves._follow_drops`).
 """
 
 from kafkasafe._core.units.machine import Units
 from kafkasafe._core.units.outcome import outcome_of
 from kafkasafe._core.units.terms import (
     GIVEN_UP,
+    NO_READING,
     POOL,
+    SUPERSEDED,
     TRANSITIONS,
     Action,
     Again,
@@ -33,12 +39,15 @@ from kafkasafe._core.units.terms import (
     End,
     Fence,
     Grant,
+    GroupPartition,
     IllegalStepError,
     Join,
+    Line,
     Look,
     Member,
     Note,
     Phase,
+    Reading,
     Refuse,
     Request,
     Rest,
@@ -48,7 +57,9 @@ from kafkasafe._core.units.terms import (
 
 __all__ = [
     "GIVEN_UP",
+    "NO_READING",
     "POOL",
+    "SUPERSEDED",
     "TRANSITIONS",
     "Action",
     "Again",
@@ -57,12 +68,15 @@ __all__ = [
     "End",
     "Fence",
     "Grant",
+    "GroupPartition",
     "IllegalStepError",
     "Join",
+    "Line",
     "Look",
     "Member",
     "Note",
     "Phase",
+    "Reading",
     "Refuse",
     "Request",
     "Rest",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from kafkasafe._core import marks as m
@@ -12,6 +13,7 @@ from kafkasafe._core.identity import add_sequence
 from kafkasafe._core.units.moves import EPOCH_REFUSED, FENCED
 from kafkasafe._core.units.recovery import Recovery
 from kafkasafe._core.units.terms import (
+    SUPERSEDED,
     Action,
     Again,
     Append,
@@ -19,11 +21,14 @@ from kafkasafe._core.units.terms import (
     End,
     Fence,
     Grant,
+    GroupPartition,
     Join,
+    Line,
     Look,
     Member,
     Note,
     Phase,
+    Reading,
     Refuse,
     Request,
     Rest,
@@ -41,22 +46,41 @@ _LOST: Final = frozenset({47, 48, 49, 90})
 _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 _NO_OFFSETS: Final = frozenset({12, 24, 28})
 """What is to be noted will never be: a group without a name, metadata that are too long."""
+BROKEN: Final = "it goes on from an atomic batch of the same consumer that was dropped"
+MOVED_ON: Final = (
+    "the group's offset was moved past where its consumer began: the same records were processed before"
+)
 
 
 class Units(Recovery):
     """The units of one lane, from the spool to their ends. See the package."""
 
-    def seal(self, unit_id: bytes, transactional_id: str, offsets: tuple[m.GroupOffsets, ...]) -> Unit:
-        """A new unit, behind all earlier ones; `closed` says that its batches are there."""
-        return self._make(unit_id, transactional_id, offsets)
+    def seal(
+        self,
+        unit_id: bytes,
+        transactional_id: str,
+        offsets: tuple[m.GroupOffsets, ...],
+        readings: Mapping[GroupPartition, Reading] = MappingProxyType({}),
+    ) -> Unit:
+        """A new unit, after all earlier ones; `closed` says that its batches are there.
+
+        Args:
+            unit_id: 16 bytes.
+            transactional_id: Given by the user; empty: one of the lane's own.
+            offsets: Of consumer groups.
+            readings: Of which readings of consumers they are.
+        """
+        unit = self._make(unit_id, transactional_id, offsets, readings)
+        if readings:
+            mine = map(unit.reading, unit.group_lines)
+            unit.recorded = tuple((each.number, each.start) for each in mine)
+        return unit
 
     def closed(self, unit: Unit) -> None:
         """All its batches are in the queues of their partitions."""
-        for destination in unit.destinations:
-            self._line(destination).append(unit)
-        if not unit.batches:
-            self._bare.append(unit)
-            self._batchless[unit.unit_id] = unit
+        self._line_up(unit)
+        if self._is_broken(unit):
+            self._drop(unit, SUPERSEDED, BROKEN)
 
     def written(self, unit: Unit, position: int) -> None:
         """It is durable."""
@@ -91,14 +115,14 @@ class Units(Recovery):
         whole = unit.within
         if self.paused and whole is not None and not self._is_decided_here(whole):
             return True
-        held: set[int] = set()
+        held: set[Line] = set()
         for other in self.unfinished if self.paused else ():
             if other is unit:
                 break
             left = other.phase is Phase.STAGED and not self._is_decided_here(other.within or other)
-            if left or other.phase is Phase.WAITING or not held.isdisjoint(other.destinations):
-                held.update(other.destinations)
-        return not held.isdisjoint(unit.destinations)
+            if left or other.phase is Phase.WAITING or not held.isdisjoint(other.lines):
+                held.update(other.lines)
+        return not held.isdisjoint(unit.lines)
 
     def moved(self) -> None:
         """Another cluster is spoken to from now on: what this one granted means nothing there."""
@@ -189,9 +213,9 @@ class Units(Recovery):
         unit = action.unit
         action.slot.opened = True
         unit.notes_left -= 1
-        following = action.index + 1
-        if following < len(unit.offsets):
-            self._actions.append(Note(action.slot, action.turn, unit, following))
+        if action.index + 1 < len(unit.offsets):
+            unit.next_note = action.index + 1
+            self._dirty = True
         self._whole(unit)
 
     def staged(self, unit: Unit) -> None:
@@ -279,29 +303,6 @@ class Units(Recovery):
             return
         self._end(unit, m.UnitOutcome.DROPPED, unit.reason)
 
-    def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
-        unit.code, unit.reason = code, reason
-        whole = unit.within or unit
-        match unit.phase:
-            case Phase.WAITING:
-                self._refuse(unit)
-            case Phase.BEGUN | Phase.APPENDING:
-                self._break(whole)
-                if whole.together:
-                    self._to_line(whole)
-                    self._set_back_behind(whole)
-                self._refuse(unit)
-            case Phase.STAGING | Phase.STAGED | Phase.ENDING:
-                if unit.phase is Phase.STAGING:
-                    whole.move(Phase.STAGED)
-                self._doubt(whole)
-            case Phase.ASKING:
-                pass
-            case _:
-                return False
-        return True
-
     def failed(
         self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
     ) -> None:
@@ -346,10 +347,17 @@ class Units(Recovery):
                 Again(action, attempt, code, reason, slow=code is not None and code not in {14, 15, 16, 51})
             )
             return
-        if isinstance(action, Note) and action.index >= 0 and code in _NOT_A_MEMBER:
-            unit.code, unit.dropped = code or 0, True
-            self._break(unit)
-            self._refuse(unit)
+        if isinstance(action, Note) and action.index >= 0 and code is not None and code in _NOT_A_MEMBER:
+            self._leave_group(unit, unit.offsets[action.index].group, code, reason)
+            return
+        if (
+            isinstance(action, Note)
+            and action.index >= 0
+            and code is None
+            and sent
+            and _is_first_protocol(unit)
+        ):
+            self._redo(unit, code, reason)
             return
         lasting = lasting or (isinstance(action, Note) and action.index >= 0 and code in _NO_OFFSETS)
         if isinstance(action, Append) and code is not None:
@@ -399,6 +407,7 @@ class Units(Recovery):
         """Everything that must be done now; each thing is given once."""
         while self._dirty:
             self._dirty = False
+            self._follow_drops()
             self._begin()
             self._go_on()
         actions, self._actions = self._actions, []
@@ -409,7 +418,10 @@ class Units(Recovery):
             return
         coming = sum(slot.fencing and slot.unit is None for slot in self._slots.values())
         for unit in self._next():
-            if not unit.batches and not any(each.positions for each in unit.offsets):
+            if self._is_superseded(unit):
+                self._drop(unit, SUPERSEDED, MOVED_ON)
+                continue
+            if not (unit.batches or unit.group_lines):
                 # There is nothing to be delivered, and so it is: no transaction is needed for that.
                 unit.phase = Phase.COMMITTED
                 self._end(unit, m.UnitOutcome.COMMITTED, "")
@@ -433,6 +445,7 @@ class Units(Recovery):
             unit.epochs.clear()
             unit.issued = unit.lapsed = False
             unit.notes_left = 1 + len(unit.offsets)
+            unit.next_note = -1
             unit.move(Phase.BEGUN)
             unit.grant = grant
             for each in unit.each:
@@ -469,8 +482,7 @@ class Units(Recovery):
         return [
             unit
             for _, unit in sorted(found.items())
-            if all(self._is_next(unit, destination) for destination in unit.destinations)
-            and self._is_ready(unit)
+            if all(self._is_next(unit, line) for line in unit.lines) and self._is_ready(unit)
         ]
 
     def _choose(self, unit: Unit) -> Slot | None:
@@ -493,6 +505,8 @@ class Units(Recovery):
             if unit.phase is Phase.APPENDING and not unit.issued:
                 if all(self._issued_before(unit, destination) for destination in unit.destinations):
                     self._append(unit, slot)
+            elif unit.phase is Phase.APPENDING and unit.next_note >= 0:
+                self._write_offsets(unit, slot)
             elif unit.phase is Phase.STAGED and self._may_end(unit):
                 if unit.alone or self._in_order(unit):
                     unit.move(Phase.ENDING)
@@ -507,11 +521,37 @@ class Units(Recovery):
     def _may_end(self, unit: Unit) -> bool:
         if not self._is_decided_here(unit):
             return False
-        return all(self._lines[destination][0] is unit for destination in unit.destinations)
+        return self._is_first(unit, unit.lines)
+
+    def _write_offsets(self, unit: Unit, slot: Slot) -> None:
+        """Those of the next group, when no earlier unit moves it any more.
+
+        1. Two units of a consumer are prepared at once, and the answer to the first one's TxnOffsetCommit is lost. 2.
+        The second writes its offset. 3. The first is asked to write its own again. 4. Both are committed, in order, but
+        of two offsets the group keeps the one that was *written* last: it is back where the first unit left it.
+        """
+        if not self._is_first(unit, unit.group_lines):
+            return
+        for each in unit.each:
+            if self._is_superseded(each):
+                self._drop(each, SUPERSEDED, MOVED_ON)
+                return
+        self._actions.append(Note(slot, slot.turn, unit, unit.next_note))
+        unit.next_note = -1
+
+    def _leave_group(self, unit: Unit, group: str, code: int, reason: str) -> None:
+        """The group refuses the consumer: that is so of all that share the transaction and are of this group."""
+        self._break(unit)
+        if unit.together:
+            self._to_line(unit)
+            self._set_back_behind(unit)
+        for each in unit.each:
+            if any(offsets.group == group for offsets in each.offsets):
+                self._drop(each, code, reason)
 
     def _append(self, unit: Unit, slot: Slot) -> None:
         unit.issued = True
-        unit.alone = all(self._lines[destination][0] is unit for destination in unit.destinations)
+        unit.alone = self._is_first(unit, unit.destinations)
         for batch in unit.batches:
             sequence = slot.sequences.get(batch.destination, 0)
             slot.sequences[batch.destination] = add_sequence(sequence, batch.count)
@@ -540,3 +580,11 @@ class Units(Recovery):
             )
             self._marks.append(m.Staged(self._begun(each, slot, grant), places))
         self.staging.append(unit)
+
+
+def _is_first_protocol(unit: Unit) -> bool:
+    """Where an offset that comes late is taken into the next transaction of its producer id, unless that has a newer
+    epoch: so what was not answered is not asked for again, but aborted.
+    """
+    grant = unit.grant
+    return grant is not None and grant.protocol < 2

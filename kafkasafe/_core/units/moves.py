@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kafkasafe._core import marks as m
@@ -14,11 +14,13 @@ from kafkasafe._core.units.terms import (
     Ask,
     Fence,
     Grant,
+    GroupPartition,
     IllegalStepError,
     Look,
     Member,
     Note,
     Phase,
+    Reading,
     Refuse,
     Request,
     Rest,
@@ -46,11 +48,20 @@ class Moves(Together):
         front: Whether nothing but batches of units stands before this one in the queue of its partition.
         pool: How many of the lane's own transactional ids there are.
         most: How many units share a transaction at most.
+        newest_reading: Number of the reading that began last, in this process.
     """
 
-    def __init__(self, front: Callable[[Member], bool], *, pool: int = POOL, most: int = MOST) -> None:
+    def __init__(
+        self,
+        front: Callable[[Member], bool],
+        *,
+        pool: int = POOL,
+        most: int = MOST,
+        newest_reading: Callable[[], int] = lambda: 0,
+    ) -> None:
         super().__init__()
         self._front = front
+        self._newest_reading = newest_reading
         self._pool = [""] * pool
         self._most = most
         self._slots: dict[str, Slot] = {}
@@ -60,6 +71,10 @@ class Moves(Together):
         """Of those: whatever is looked at in each turn is not to take longer with each unit that waits."""
         self._actions: list[Action] = []
         self._dirty = False
+        self._drops: list[Unit] = []
+        """Units with offsets that were dropped since `_follow_drops` looked."""
+        self._former: dict[int, int] = {}
+        """Readings of earlier incarnations: their numbers in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
         """Of each transactional id that a user gave, the unit that earlier lives ended last."""
         self._marks: list[m.Mark] = []
@@ -145,14 +160,10 @@ class Moves(Together):
         It could not be committed, and meanwhile would hold a transactional id that the unit itself, or one that has
         nothing to do with it, needs. Behind it is also what stands behind such a unit on another partition.
         """
-        destinations = set(unit.destinations)
+        lines = set(unit.lines)
         under_way = (slot.unit for slot in self._slots.values() if slot.unit is not None)
         for other in sorted(under_way, key=lambda each: each.number):
-            if (
-                other.number <= unit.number
-                or other.phase not in _UNDER_WAY
-                or destinations.isdisjoint(other.destinations)
-            ):
+            if other.number <= unit.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.slot is not None and other.slot.fresh:
                 # Of an earlier life, which may have sent EndTxn. What is behind it goes back when it does.
@@ -160,12 +171,13 @@ class Moves(Together):
                 continue
             self._break(other)
             self._to_line(other)
-            destinations.update(other.destinations)
+            lines.update(other.lines)
 
     def _break(self, unit: Unit, *, refused: bool = False) -> None:
         """The transaction is to be aborted: InitProducerId does it, and shuts out whatever is late."""
         slot, unit.slot = unit.slot, None
         unit.issued = False
+        unit.next_note = -1
         if slot is not None:
             slot.unit = None
             slot.aborting |= unit.destinations.keys()
@@ -306,19 +318,90 @@ class Moves(Together):
 
     def _commit(self, unit: Unit) -> None:
         self._raise_floors(unit)
+        newest = self._newest_reading() if unit.group_lines else 0
+        for each in unit.offsets:
+            for at in each.positions:
+                line = each.group, at.topic, at.partition
+                self._reached[line] = at.offset, unit.reading(line).number, newest
         unit.move(Phase.COMMITTED)
         self._end(unit, m.UnitOutcome.COMMITTED, "")
 
     def _end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
         self._leave(unit)
         for each in unit.each:
-            self._marks.append(m.Ended(each.unit_id, outcome, reason))
+            each.ended = True
+            if each.durable:
+                self._marks.append(m.Ended(each.unit_id, outcome, reason))
             self.ending.append(each)
         self._dirty = True
+
+    def give_up(self, unit: Unit, code: int, reason: str) -> bool:
+        """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
+        unit.code, unit.reason = code, reason
+        whole = unit.within or unit
+        match unit.phase:
+            case Phase.WAITING:
+                self._refuse(unit)
+            case Phase.BEGUN | Phase.APPENDING:
+                self._break(whole)
+                if whole.together:
+                    self._to_line(whole)
+                    self._set_back_behind(whole)
+                self._refuse(unit)
+            case Phase.STAGING | Phase.STAGED | Phase.ENDING:
+                if unit.phase is Phase.STAGING:
+                    whole.move(Phase.STAGED)
+                self._doubt(whole)
+            case Phase.ASKING:
+                pass
+            case _:
+                return False
+        return True
+
+    def _drop(self, unit: Unit, code: int, reason: str) -> None:
+        """Given up, and its records are not kept: its consumers read what it was made of again."""
+        unit.dropped = True
+        self.give_up(unit, code, reason)
+
+    def _follow_drops(self) -> None:
+        """Drop what goes on from a unit that was dropped, wherever it is.
+
+        1. A unit moves a group from offset 10 to 20, and the next one of the same consumer from 20 to 30. 2. The group
+        is in another generation by now, and refuses the first. 3. The second one was accepted in the new generation, so
+        the group takes it: records 10 to 19 are in no output, and are not read again. So the second one is dropped, and
+        the consumer has to be moved back to 10.
+
+        All their marks are written in one group with that of the first: the next incarnation, which finds units of an
+        earlier one, takes all of them for one reading, and so needs no more than their order. A unit that was not
+        written by then never is (`Unit.void`).
+        """
+        dropped, self._drops = self._drops, []
+        broken: dict[GroupPartition, tuple[int, int]] = {}
+        for unit in dropped:
+            self._break_off(unit, broken)
+        # In the order in which they were accepted: what goes on from one that is dropped here comes after it.
+        for unit in self.unfinished if dropped else ():
+            if unit.phase is Phase.REFUSED:
+                continue
+            for line in unit.group_lines:
+                reading, number = broken.get(line, (0, unit.number))
+                if unit.reading(line).number <= reading and unit.number > number:
+                    self._drop(unit, dropped[0].code, _without(dropped[0].reason))
+                    self._break_off(unit, broken)
+                    break
+        self._drops.clear()
+
+    def _break_off(self, unit: Unit, broken: dict[GroupPartition, tuple[int, int]]) -> None:
+        for line in unit.group_lines:
+            mine = unit.reading(line).number
+            reading, number = broken.get(line, (mine, unit.number))
+            broken[line] = max(reading, mine), min(number, unit.number)
+            self._broken[line] = max(self._broken.get(line, mine), broken[line][0])
 
     def _refuse(self, unit: Unit) -> None:
         unit.move(Phase.REFUSED)
         if unit.dropped:
+            self._drops.append(unit)
             self._end(unit, m.UnitOutcome.DROPPED, unit.reason)
         else:
             self._actions.append(Refuse(unit))
@@ -344,8 +427,26 @@ class Moves(Together):
     def _valid(self, action: Request) -> bool:
         return action.turn == action.slot.turn
 
-    def _make(self, unit_id: bytes, transactional_id: str, offsets: tuple[m.GroupOffsets, ...]) -> Unit:
+    def _make(
+        self,
+        unit_id: bytes,
+        transactional_id: str,
+        offsets: tuple[m.GroupOffsets, ...],
+        readings: Mapping[GroupPartition, Reading],
+    ) -> Unit:
         self._numbers += 1
-        unit = Unit(self._numbers, unit_id, transactional_id, offsets)
+        unit = Unit(self._numbers, unit_id, transactional_id, offsets, dict(readings))
         self._units[unit_id] = unit
         return unit
+
+    def _line_up(self, unit: Unit) -> None:
+        for line in unit.lines:
+            self._line(line).append(unit)
+        if not unit.batches:
+            self._batchless[unit.unit_id] = unit
+            if not unit.group_lines:
+                self._bare.append(unit)
+
+
+def _without(reason: str) -> str:
+    return f"it goes on from an atomic batch of the same consumer that was dropped ({reason})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.units.moves import Moves
-from kafkasafe._core.units.terms import GIVEN_UP, Grant, Phase, Slot, Unit
+from kafkasafe._core.units.terms import GIVEN_UP, OLDEST, Grant, Phase, Reading, Slot, Unit
 
 __all__ = ["Recovery"]
 
@@ -14,9 +14,21 @@ class Recovery(Moves):
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """A UNIT mark; its batches follow."""
-        unit = self._make(mark.unit_id, mark.transactional_id, mark.offsets)
+        unit = self._make(mark.unit_id, mark.transactional_id, mark.offsets, {})
+        unit.readings = dict.fromkeys(unit.group_lines, Reading(OLDEST))
         unit.durable, unit.position, unit.accepted_at = True, position, accepted_at
         return unit
+
+    def recover_readings(self, mark: m.Read) -> None:
+        """A READ mark: its unit is known."""
+        unit = self._units.get(mark.unit_id)
+        if unit is None:
+            return
+        unit.recorded = mark.entries
+        for line, (number, start) in zip(unit.group_lines, mark.entries, strict=False):
+            # Those of this incarnation are newer, whatever the clock says.
+            former = self._former.setdefault(number, OLDEST + 1 + len(self._former))
+            unit.readings[line] = Reading(former, start)
 
     def recover_begun(self, mark: m.Begun) -> None:
         """A BEGUN mark: what an earlier STAGED mark says is void."""
@@ -108,11 +120,7 @@ class Recovery(Moves):
         for number, unit in enumerate(ordered, 1):
             unit.number = number
         for unit in self._units.values():
-            for destination in unit.destinations:
-                self._line(destination).append(unit)
-            if not unit.batches:
-                self._bare.append(unit)
-                self._batchless[unit.unit_id] = unit
+            self._line_up(unit)
         for slot in self._slots.values():
             self._restore(slot)
         # Its BEGUN mark may not be durable: whatever its ids are, a transaction of theirs may be open.
@@ -124,7 +132,10 @@ class Recovery(Moves):
         for unit in list(self._units.values()):
             if unit.code and unit.phase is Phase.WAITING:
                 self._refuse(unit)
-            elif unit.code and unit.phase is Phase.STAGED:
+            elif unit.phase is Phase.STAGED and (
+                unit.code or not self._is_first(whole := unit.within or unit, whole.group_lines)
+            ):
+                # An earlier version wrote its offset before the units before it were committed.
                 self._doubt(unit.within or unit)
         if not self.paused:
             for unit in ordered:

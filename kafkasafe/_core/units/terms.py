@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from kafkasafe._core import marks as m
 
 __all__ = [
     "GIVEN_UP",
+    "NO_READING",
+    "OLDEST",
     "POOL",
+    "SUPERSEDED",
     "TRANSITIONS",
     "Action",
     "Again",
@@ -19,12 +22,15 @@ __all__ = [
     "End",
     "Fence",
     "Grant",
+    "GroupPartition",
     "IllegalStepError",
     "Join",
+    "Line",
     "Look",
     "Member",
     "Note",
     "Phase",
+    "Reading",
     "Refuse",
     "Request",
     "Rest",
@@ -34,6 +40,15 @@ __all__ = [
 
 GIVEN_UP: Final = -4
 """The code of what an operator gave up: none of Kafka's."""
+
+SUPERSEDED: Final = -5
+"""The code of a unit whose consumer did not start from the group's offset: none of Kafka's."""
+
+GroupPartition: TypeAlias = tuple[str, str, int]
+"""(group, topic, partition): where a consumer group's offset of one partition is."""
+
+Line: TypeAlias = int | GroupPartition
+"""What units have an order on: a destination, or a group's offset of a partition."""
 
 POOL: Final = 4
 """Transactional ids of a lane: so many of its units are under way at once."""
@@ -107,6 +122,27 @@ class Grant:
     protocol: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One run of a consumer through a partition: units of one reading go on from one another.
+
+    A consumer that is moved back, or is assigned the partition again, begins another reading.
+
+    Attributes:
+        number: Ascending in the order in which readings began; below 0: in an earlier incarnation.
+        start: The group's offset when it began, -1 when that is not known.
+    """
+
+    number: int
+    start: int = -1
+
+
+NO_READING: Final = Reading(0)
+"""Of a unit whose consumer is not known."""
+OLDEST: Final = -(1 << 62)
+"""The number of readings that earlier versions did not tell apart."""
+
+
 @dataclass(slots=True, eq=False)
 class Unit:
     """What is delivered together.
@@ -116,6 +152,8 @@ class Unit:
         unit_id: 16 bytes.
         transactional_id: Given by the user; empty: one of the lane's own.
         offsets: Of consumer groups.
+        readings: Of which readings of consumers the offsets are.
+        recorded: The same as its READ mark has it; empty: it has none.
         batches: In order; what one is divided into takes its place.
         durable: It is on disk.
         position: Of the group that holds it, or before it.
@@ -129,21 +167,26 @@ class Unit:
         issued: All its batches were given out to be appended, in this try.
         alone: Everything before it was committed when they were.
         notes_left: How many groups' offsets (the marker is one) are not written yet.
+        next_note: Index of the group whose offsets are written as soon as it stands first; -1: none.
         tries: How often it went back to the line.
         resting: It waits for the end of a pause.
         code: Why it was refused, Kafka's error code.
         reason: The same for people.
         lapsed: Its end was refused, in this try, because of its epoch.
-        dropped: Its fate is REFUSED without being kept: the group's offsets are another member's by now.
+        dropped: Its fate is REFUSED without being kept: its consumers read the same records again.
+        ended: Its fate is decided.
         together: The units that share its transaction; it stands for all of them, and has their batches. Empty: it is
             a unit itself.
         within: What stands for it in the lines, while it shares a transaction.
+        group_lines: The offsets of groups that it moves.
     """
 
     number: int
     unit_id: bytes
     transactional_id: str
     offsets: tuple[m.GroupOffsets, ...]
+    readings: dict[GroupPartition, Reading] = field(default_factory=dict)
+    recorded: tuple[tuple[int, int], ...] = ()
     batches: list[Member] = field(default_factory=list)
     durable: bool = False
     position: int = -1
@@ -157,14 +200,22 @@ class Unit:
     issued: bool = False
     alone: bool = False
     notes_left: int = 0
+    next_note: int = -1
     tries: int = 0
     resting: bool = False
     code: int = 0
     reason: str = ""
     lapsed: bool = False
     dropped: bool = False
+    ended: bool = False
     together: tuple[Unit, ...] = ()
     within: Unit | None = None
+    group_lines: tuple[GroupPartition, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.group_lines = tuple(
+            (each.group, at.topic, at.partition) for each in self.offsets for at in each.positions
+        )
 
     def __repr__(self) -> str:
         return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
@@ -186,6 +237,23 @@ class Unit:
     def destinations(self) -> dict[int, None]:
         """Of its batches, each once, in order."""
         return dict.fromkeys(batch.destination for batch in self.batches)
+
+    @property
+    def lines(self) -> dict[Line, None]:
+        """Its destinations, and the offsets of groups that it moves."""
+        lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
+        if self.group_lines:
+            lines.update(dict.fromkeys(self.group_lines))
+        return lines
+
+    def reading(self, line: GroupPartition) -> Reading:
+        """Of which reading its offset is."""
+        return self.readings.get(line, NO_READING)
+
+    @property
+    def void(self) -> bool:
+        """It has ended before it was written, and is not to be written any more."""
+        return self.ended and not self.durable
 
 
 @dataclass(slots=True, eq=False)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import itertools
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final
 
+from kafkasafe._core import marks as m
 from kafkasafe._core.units.order import Order
-from kafkasafe._core.units.terms import Unit
+from kafkasafe._core.units.terms import GroupPartition, Line, Reading, Unit
 
 __all__ = ["MOST", "Together"]
 
@@ -36,13 +39,15 @@ class Together(Order):
         if not _shares(unit):
             return found
         room = _MOST_BYTES - _size(unit)
-        lines: dict[int, Iterator[Unit]] = {}
-        heads: dict[int, Unit | None] = {}
-        for destination in unit.destinations:
-            lines[destination] = iter(self._lines[destination])
-            while next(lines[destination]) is not unit:
-                pass
-            heads[destination] = next(lines[destination], None)
+        members = _Members(unit)
+        lines: dict[Line, Iterator[Unit]] = {}
+        heads: dict[Line, Unit | None] = {}
+        ahead: set[Unit] = set()
+        for at in unit.lines:
+            lines[at] = iter(self._lines[at])
+            while (each := next(lines[at])) is not unit:
+                ahead.add(each)
+            heads[at] = next(lines[at], None)
         while len(found) < self._most:
             behind = [head for head in heads.values() if head is not None]
             if not behind:
@@ -51,22 +56,34 @@ class Together(Order):
             if (
                 _size(other) <= room
                 and _shares(other)
+                and members.admit(other)
                 and fits(other)
-                # Nothing else stands between, nor before it where the others are not.
-                and all(heads.get(at, self._lines[at][0]) is other for at in other.destinations)
+                # Nothing else stands between, nor before it where the others are not, but what the first waits for.
+                and all(
+                    heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
+                    for at in other.lines
+                )
             ):
                 found.append(other)
+                members.add(other)
                 room -= _size(other)
-                for destination in other.destinations:
-                    if destination not in lines:
-                        lines[destination] = iter(self._lines[destination])
-                        next(lines[destination])
-                    heads[destination] = next(lines[destination], None)
+                for at in other.lines:
+                    if at not in lines:
+                        lines[at] = iter(self._lines[at])
+                        while next(lines[at]) is not other:
+                            pass
+                    heads[at] = next(lines[at], None)
                 continue
-            for destination, head in heads.items():
+            for at, head in heads.items():
                 if head is other:
-                    heads[destination] = None
+                    heads[at] = None
         return found
+
+    def _is_right_after(self, other: Unit, line: Line, ahead: Container[Unit]) -> bool:
+        """Nothing stands before it there but these."""
+        return all(
+            each in ahead for each in itertools.takewhile(lambda each: each is not other, self._lines[line])
+        )
 
     def _lead(self, units: Sequence[Unit]) -> Unit:
         """They share a transaction from here on: what stands for all of them, in their places."""
@@ -77,8 +94,9 @@ class Together(Order):
             first.number,
             first.unit_id,
             first.transactional_id,
-            first.offsets,
-            [batch for each in units for batch in each.batches],
+            _newest_offsets(units),
+            {line: reading for each in units for line, reading in each.readings.items()},
+            batches=[batch for each in units for batch in each.batches],
             durable=True,
             phase=first.phase,
             together=tuple(units),
@@ -92,9 +110,9 @@ class Together(Order):
             ):
                 all_of_them.update(mine)
             each.sequences, each.places, each.epochs = whole.sequences, whole.places, whole.epochs
-        for destination in whole.destinations:
-            line = self._lines[destination]
-            mine_here = [each for each in units if destination in each.destinations]
+        for at in whole.lines:
+            line = self._lines[at]
+            mine_here = [each for each in units if at in each.lines]
             line[line.index(mine_here[0])] = whole
             for each in mine_here[1:]:
                 line.remove(each)
@@ -102,21 +120,63 @@ class Together(Order):
 
     def _part(self, whole: Unit) -> None:
         """Each goes by itself again, in its place."""
-        for destination in whole.destinations if whole.together else ():
-            line = self._lines[destination]
-            at = line.index(whole)
-            del line[at]
+        for at in whole.lines if whole.together else ():
+            line = self._lines[at]
+            index = line.index(whole)
+            del line[index]
             for each in reversed(whole.together):
-                if destination in each.destinations:
-                    line.insert(at, each)
+                if at in each.lines:
+                    line.insert(index, each)
         for each in whole.together:
             each.within = None
             each.sequences, each.places, each.epochs = {}, {}, {}
 
 
+class _Members:
+    """In whose names units write offsets that are to share a transaction.
+
+    A group takes the offsets of a transaction from one member, in one generation.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self._of_groups: dict[str, tuple[str, int, str | None]] = {}
+        self._readings: dict[GroupPartition, Reading] = {}
+        self.add(unit)
+
+    def admit(self, unit: Unit) -> bool:
+        return all(
+            self._of_groups.get(each.group, _identity(each)) == _identity(each) for each in unit.offsets
+        ) and all(
+            self._readings.get(line, unit.reading(line)) == unit.reading(line) for line in unit.group_lines
+        )
+
+    def add(self, unit: Unit) -> None:
+        self._of_groups.update((each.group, _identity(each)) for each in unit.offsets)
+        self._readings.update((line, unit.reading(line)) for line in unit.group_lines)
+
+
+def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
+    return offsets.member_id, offsets.generation_id, offsets.group_instance_id
+
+
+def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
+    """Of each group and partition, where the last unit moves it."""
+    newest: dict[str, m.GroupOffsets] = {}
+    positions: dict[str, dict[tuple[str, int], m.Position]] = {}
+    for each in units:
+        for offsets in each.offsets:
+            newest[offsets.group] = offsets
+            of_group = positions.setdefault(offsets.group, {})
+            of_group.update({(at.topic, at.partition): at for at in offsets.positions})
+    return tuple(
+        dataclasses.replace(offsets, positions=tuple(positions[group].values()))
+        for group, offsets in newest.items()
+    )
+
+
 def _shares(unit: Unit) -> bool:
-    """Under a name, or with offsets, it is somebody else's as well; what went back to the line may do so again."""
-    return bool(unit.batches) and not (unit.transactional_id or unit.offsets or unit.tries)
+    """Under a name it is somebody else's as well; what went back to the line may do so again."""
+    return bool(unit.batches or unit.group_lines) and not (unit.transactional_id or unit.tries)
 
 
 def _size(unit: Unit) -> int:

@@ -130,6 +130,7 @@ class DiskWriter:
             self.write_out(lane)
 
     def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
+        persist.leave_out_void()
         if self._config.spool_sync == "each" and len(persist.everything) > 1 and persist.units:
             parts = _apart(persist)
             while parts:
@@ -429,7 +430,7 @@ def _groups(
     for unit, batches in persist.runs:
         if unit is not None:
             given = [m.Given(i, b.given) for i, b in enumerate(batches) if b.given is not None]
-            groups.append(([unit.mark, *given], list(itertools.islice(contents, len(batches))), True))
+            groups.append(([*unit.marks, *given], list(itertools.islice(contents, len(batches))), True))
             continue
         if not groups or groups[-1][1]:
             groups.append(([], [], persist.atomic))

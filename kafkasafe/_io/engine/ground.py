@@ -45,6 +45,7 @@ class Ground:
         sleep: Waits for so many seconds: where nothing may go on before something is on disk.
         dice: A number in [0, 1), for the length of pauses.
         beside: Runs what takes long on a thread of its own.
+        newest_reading: Number of the reading that a consumer of this process began last.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Ground:
         sleep: Callable[[float], None],
         dice: Callable[[], float],
         beside: Callable[[Callable[[], None]], None],
+        newest_reading: Callable[[], int],
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -71,6 +73,7 @@ class Ground:
         self.clock = clock
         self.sleep = sleep
         self.beside = beside
+        self.newest_reading = newest_reading
         self._sleeping = SleepingClock(self._slept, elapsed=clock.elapsed, awake=clock.monotonic)
         self.backoff = Backoff(config.retry_backoff_s, 1.0, dice=dice)
         self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, dice=dice)

@@ -101,7 +101,7 @@ class Intake:
         growing = self._growing
         if growing is None or not growing.takes(slip, size):
             self.settle()
-            unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets)
+            unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets, slip.readings)
             growing = self._growing = _Growing(lane, unit, slip.joins, self._most_joined)
         growing.left -= 1
         growing.room -= size

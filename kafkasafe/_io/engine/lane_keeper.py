@@ -114,6 +114,7 @@ class LaneKeeper:
             heal=config.on_acked_loss == "heal",
             heal_recreated=config.heal_recreated_topics,
             gather_bytes=gather_bytes(config) if own else 0,
+            newest_reading=self._ground.newest_reading,
         )
         try:
             spool, entries = Spool.open(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
 
 __all__ = ["Slip"]
 
@@ -18,11 +21,15 @@ class Slip:
         unit_id: 16 bytes, never given twice.
         transactional_id: Given by the user; empty: one of the lane's own.
         offsets: Of consumer groups, part of it.
+        readings: Of which readings of consumers they are.
         joins: The topic of a batch of `delivery="staged"`; others of the topic may become parts of the same unit, as
             long as that is not on its way to the disk.
+        fate: How it ended, once that is durable. Before its first parcel is done.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
     transactional_id: str = ""
     offsets: tuple[m.GroupOffsets, ...] = ()
+    readings: Mapping[u.GroupPartition, u.Reading] = field(default_factory=dict)
     joins: str = ""
+    fate: j.Fate | None = None

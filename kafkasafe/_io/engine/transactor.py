@@ -533,6 +533,8 @@ class Transactor:
                     )
                 )
             for head in lane.heads.pop(unit.unit_id, ()):
+                if head.slip is not None:
+                    head.slip.fate = fate
                 if fate is not j.Fate.COMMITTED:
                     head.error = BatchDroppedError(
                         f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed records:"

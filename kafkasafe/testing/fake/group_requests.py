@@ -201,7 +201,7 @@ def _commit(ask: Ask) -> Fields:
         raise NotModelledError("Static members (group.instance.id) of consumer groups")
 
     def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
-        group.offsets[where] = offset
+        group.offsets[where] = group.append(offset)
 
     return offsets_of(
         ask,

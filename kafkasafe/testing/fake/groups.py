@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from kafkasafe.testing.fake.checks import RefusedError
@@ -43,11 +43,19 @@ class GroupState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A committed offset."""
+    """A committed offset.
+
+    Attributes:
+        offset: Of the next record to be read.
+        leader_epoch: Of the last one before it, -1 when unknown.
+        metadata: Kept with it.
+        place: Where it stands in the log of offsets: of two the later one counts, whichever was committed first.
+    """
 
     offset: int
     leader_epoch: int
     metadata: str
+    place: int = 0
 
 
 @dataclass(slots=True)
@@ -89,6 +97,12 @@ class Group:
     offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)
     """Offsets of open transactions, by producer id."""
+    places: int = 0
+
+    def append(self, offset: Offset) -> Offset:
+        """The offset as it is in the log."""
+        self.places += 1
+        return replace(offset, place=self.places)
 
 
 class Groups:
@@ -387,8 +401,10 @@ class Groups:
         """Offsets that a transaction sent become committed, or never were."""
         for group in self._groups.values():
             offsets = group.pending.pop(producer_id, {})
-            if commit:
-                group.offsets |= offsets
+            for place, offset in offsets.items() if commit else ():
+                before = group.offsets.get(place)
+                if before is None or before.place < offset.place:
+                    group.offsets[place] = offset
 
     def topic_deleted(self, topic: str) -> None:
         """What was committed for a topic is forgotten with it."""

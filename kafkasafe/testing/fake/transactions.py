@@ -275,7 +275,7 @@ class Transactions:
             if self._centre.profile.verifies_transactions:
                 self._check_offset(ask, group)
             self._check_log_of_offsets(ask, group)
-            group.pending.setdefault(message.producer_id, {})[where] = offset
+            group.pending.setdefault(message.producer_id, {})[where] = group.append(offset)
 
         return put
 

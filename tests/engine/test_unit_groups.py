@@ -1,0 +1,109 @@
+"""Units with offsets of a consumer group, on the cluster in virtual time: where the group is, and what is in the output."""
+
+from __future__ import annotations
+
+import pytest
+from virtual import World
+
+from kafkasafe._core import marks as m
+from kafkasafe.errors import BatchDroppedError
+from kafkasafe.testing.fake.groups import Group, GroupState, Member
+
+PLACE = ("in", 0)
+
+
+def started(version: str, **options):
+    world = World(brokers=3, version=version, broker_session_timeout_ms=3000)
+    world.centre.create_topic("orders", 2)
+    world.centre.create_topic("in", 2)
+    group = world.cluster._desk.groups._groups.setdefault("g", Group("g"))
+    group.members["me"] = Member("me", "app", 1 << 40, 1 << 40, [], 1 << 50, joined=True, waiting=True)
+    group.state, group.generation, group.rebalance_by_ms = GroupState.STABLE, 1, 1 << 50
+    return world, world.start(retry_backoff_ms=100, **options), group
+
+
+def to(offset: int, *, generation: int = 1, partition: int = 0) -> tuple[m.GroupOffsets, ...]:
+    return (m.GroupOffsets("g", "me", generation, None, (m.Position("in", partition, offset),)),)
+
+
+def offset_of(group: Group) -> int:
+    found = group.offsets.get(PLACE)
+    return -1 if found is None else found.offset
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_the_offset_of_a_group_never_goes_back_while_a_leader_is_away(version):
+    world, life, group = started(version)
+    leader = world.centre.partition("orders", 0).leader
+    away = [each for each in (1, 2, 3) if each != leader]
+    # Only the partition of the first unit has no leader: nobody else is in sync there.
+    world.centre.partition("orders", 0).lead(leader)
+    world.centre.partition("orders", 1).lead(away[0])
+    world.cluster.kill(leader)
+    first = life.unit(("orders", 0, [b"1"]), offsets=to(10))[0]
+    second = life.unit(("orders", 1, [b"2"]), offsets=to(20))[0]
+    seen = [offset_of(group)]
+
+    def over() -> bool:
+        if offset_of(group) != seen[-1]:
+            seen.append(offset_of(group))
+        return first.done and second.done
+
+    world.run(1.0, over)
+    world.cluster.start(leader)
+    assert world.run(120, over)
+    world.run(1.0, lambda: over() and False)
+    assert seen == sorted(seen)
+    assert seen[-1] == 20
+    assert (first.error, second.error) == (None, None)
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_what_a_dropped_unit_would_have_moved_the_group_over_is_not_passed(version):
+    """The consumer has kept its partition, and its next batch is of the generation that the group is in."""
+    world, life, group = started(version)
+    first = life.unit(("orders", 0, [b"1"]), offsets=to(10))[0]
+    group.generation = 2
+    second = life.unit(("orders", 0, [b"2"]), offsets=to(20, generation=2))[0]
+    elsewhere = life.unit(("orders", 1, [b"3"]), offsets=to(5, generation=2, partition=1))[0]
+    assert world.run(60, lambda: first.done and second.done and elsewhere.done)
+    world.run(1.0)
+    assert type(first.error) is BatchDroppedError
+    assert offset_of(group) == -1
+    assert world.committed("orders", 0) == []
+    assert type(second.error) is BatchDroppedError
+    assert "goes on from" in str(second.error)
+    assert elsewhere.error is None
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+@pytest.mark.parametrize("power", [False, True])
+def test_the_next_incarnation_does_not_pass_it_either(version, power):
+    world, life, group = started(version)
+    world.set_outage(True)
+    heads = [
+        life.unit(("orders", 0, [b"%d" % number]), offsets=to(number * 10, generation=number))[0]
+        for number in (1, 2)
+    ]
+    assert world.run(10, lambda: all(head.durable for head in heads))
+    world.kill(life, power=power)
+    group.generation = 2
+    world.set_outage(False)
+    life = world.start(retry_backoff_ms=100)
+    assert world.run(60, lambda: not life.ground.own.journal.unfinished)
+    world.run(1.0)
+    assert offset_of(group) == -1
+    assert world.committed("orders", 0) == []
+
+
+def test_units_of_a_consumer_share_a_transaction():
+    world, life, group = started("4.3.0")
+    heads = [
+        life.unit(("orders", number % 2, [b"%d" % number]), offsets=to(number))[0] for number in range(1, 41)
+    ]
+    assert world.run(60, lambda: all(head.done for head in heads))
+    world.run(1.0)
+    assert all(head.error is None for head in heads)
+    assert offset_of(group) == 40
+    assert world.committed("orders", 0) == [b"%d" % number for number in range(2, 41, 2)]
+    assert sum("-> EndTxn commit" in line for line in world.lines) == 3
