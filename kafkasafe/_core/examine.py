@@ -136,6 +136,7 @@ def fates(
                     | m.Granted()
                     | m.Identified()
                     | m.Quiet()
+                    | m.Read()
                     | m.Resent()
                     | m.Resolved()
                     | m.State()

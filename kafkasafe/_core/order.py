@@ -104,6 +104,7 @@ class Owed:
                     | m.Granted()
                     | m.Identified()
                     | m.Quiet()
+                    | m.Read()
                     | m.Resent()
                     | m.Resolved()
                     | m.Staged()

@@ -130,6 +130,7 @@ def steps_of(
                     | m.Given()
                     | m.Granted()
                     | m.Quiet()
+                    | m.Read()
                     | m.Rejected()
                     | m.Replaced()
                     | m.Resent()
