@@ -49,6 +49,15 @@ def recreate(cluster, topic, values=NEW):
     consuming.produce(cluster, topic, values)
 
 
+def recreate_under(consumer, cluster, topic, values=NEW):
+    """The metadata tell the consumer before it fetches: until they do, it cannot tell one topic from the other."""
+    partitions = consumer.assignment()
+    consumer.pause(*partitions)
+    recreate(cluster, topic, values)
+    consumer.topics()
+    consumer.resume(*partitions)
+
+
 def told(consumer):
     """The event of the LogDivergedError that `poll` raises."""
     found = []
@@ -71,7 +80,7 @@ def undecided(cluster, consumers, **more):
     consumer = consumers(topic, **options(topic, **more))
     collect(consumer, len(OLD))
     consumer.commit()
-    recreate(cluster, topic)
+    recreate_under(consumer, cluster, topic)
     event = told(consumer)
     assert (event.cause, event.at, event.rolled_back) == ("recreated", 0, (0, 9))
     return TopicPartition(topic, 0), consumer
@@ -253,7 +262,7 @@ def test_what_a_policy_decides_is_committed(cluster):
         consuming.produce(cluster, topic, OLD)
         consumer = consumers(topic, **options(topic, on_divergence="seek"))
         collect(consumer, len(OLD))
-        recreate(cluster, topic)
+        recreate_under(consumer, cluster, topic)
         assert [record.value for record in collect(consumer, len(NEW))] == NEW
         consumer.close()
         assert committed(cluster, TopicPartition(topic, 0)) == len(NEW)
@@ -269,7 +278,7 @@ def test_the_file_keeps_the_topic_that_was_read_until_it_is_decided(cluster, tmp
         consuming.produce(cluster, topic, OLD)
         first = consumers.assigned(topic, **keeps)
         collect(first, len(OLD))
-        recreate(cluster, topic)
+        recreate_under(first, cluster, topic)
         told(first)
         first.close()
         for _ in range(2):
@@ -320,7 +329,7 @@ def test_where_nothing_was_read_the_new_topic_is_read_from_its_start(cluster, re
         consumer.seek_to_end(tp)
         # From here on a fetch waits at the broker.
         until(lambda: consumer.poll(10) is not None and consumer._parts[tp].checked)
-        recreate(cluster, topic, NEW[:count])
+        recreate_under(consumer, cluster, topic, NEW[:count])
         assert [record.value for record in collect(consumer, count)] == NEW[:count]
         last = consumers.of(PositionReset)[-1]
         assert (last.reason, last.strategy, last.position, last.skipped) == ("recreated", "earliest", 0, None)
@@ -334,7 +343,7 @@ def test_where_nothing_was_read_and_nothing_may_be_reset_it_is_raised(cluster):
         consumer = consumers.assigned(topic, auto_offset_reset="none", metadata_max_age_ms=1000)
         consumer.seek(tp, 10)
         until(lambda: consumer.poll(10) is not None and consumer._parts[tp].checked)
-        recreate(cluster, topic)
+        recreate_under(consumer, cluster, topic)
 
         def refused():
             try:
