@@ -32,6 +32,7 @@ from kafkasafe._consuming.fetcher import Fetcher
 from kafkasafe._consuming.ground import ignore, log
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.trouble import Trouble
+from kafkasafe._core.followers import Followers
 from kafkasafe._core.patience import seconds_of
 from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.inquiry import Desk, Procedure
@@ -195,8 +196,9 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 ) from cause
             raise
         # KafkaConsumer makes its parts itself and has no hook for others.
+        self._followers = Followers(self.config["fetch_max_wait_ms"] / 1000)
         self._fetcher.__class__ = Fetcher
-        self._fetcher.owner = self
+        self._fetcher.serve(self)
         self._coordinator.__class__ = Coordinator
         self._coordinator.owner = self
         self._subscription.all_consumed_offsets = self._committable

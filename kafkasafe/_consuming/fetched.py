@@ -24,8 +24,6 @@ __all__ = ["Fetched"]
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
 # Each round of asking about an offset out of range is three requests: so ten a second.
 _RANGE_PAUSE_S: Final = 0.3
-# How long after an error of a follower the leader is asked to serve by itself (it would send us back at once).
-_LEADER_ONLY_S: Final = 30.0
 # What a deleted topic answers, and for a moment a broker that just started: UNKNOWN_TOPIC_OR_PARTITION,
 # UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID.
 _OTHER_TOPIC: Final = frozenset({3, 100, 103})
@@ -101,7 +99,7 @@ class Fetched(Positions):
         position: int = part.state.position.offset
         if part.state.clear_preferred_read_replica() is not None:
             # A follower: whatever its trouble is, the leader may have none, and is asked at once.
-            part.leader_until = time.monotonic() + _LEADER_ONLY_S
+            self._followers.leave([tp], time.monotonic())
             if code != OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
                 self._manager.cluster.request_update()
             return

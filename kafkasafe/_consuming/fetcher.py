@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from kafka.future import Future
 from kafka.structs import TopicPartition
@@ -14,11 +15,20 @@ from kafkasafe._io.batches import BatchFetcher
 
 __all__ = ["Fetcher"]
 
+_MOST_LATE_ERRORS: Final = 1000
+
 
 class Fetcher(BatchFetcher):
     """kafka-python's fetcher, with the consumer's decisions."""
 
     owner: Applying
+    _late_errors: collections.deque[Any]
+    """The newest errors that followers answered after they were left."""
+
+    def serve(self, owner: Applying) -> None:
+        """Ask this consumer for decisions from here on."""
+        self.owner = owner
+        self._late_errors = collections.deque(maxlen=_MOST_LATE_ERRORS)
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
         self.owner._begin_resets()
@@ -33,6 +43,8 @@ class Fetcher(BatchFetcher):
         """On kafka-python's I/O thread."""
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
+        if self.owner._followers.failed(node_id, time.monotonic()):
+            self._manager.cluster.request_update()
         for part in list(self.owner._parts.values()):
             if part.checked is not None and part.checked[2] < 0 and part.checked[1] == node_id:
                 part.doubted = True
@@ -41,8 +53,10 @@ class Fetcher(BatchFetcher):
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
         due_s = self.owner._due_s()
-        if due_s is not None:
-            timeout_ms = due_s * 1000 if timeout_ms is None else min(due_s * 1000, timeout_ms)
+        # A fetch to a follower may be sent within this call.
+        waits_s = [self.owner._followers.patience_s] if self.config["client_rack"] else []
+        for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
+            timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
         # It is one of the futures that kafka-python waits for.
         if self.owner._is_busy():
             if self._reset_task is None or self._reset_task.is_done:
@@ -60,19 +74,58 @@ class Fetcher(BatchFetcher):
         return [tp for tp in parent._fetchable_partitions() if resting.get(tp, 0.0) <= now]
 
     def _create_fetch_requests(self) -> Any:
-        """Without our rack while a follower is avoided, or the leader would send us there again and again."""
+        """Without our rack where a follower was left, or the leader would send us there again and again."""
         parent: Any = super()
-        config: dict[str, Any] = self.config
-        rack = config["client_rack"]
-        if rack and self.owner._avoids_followers():
-            config["client_rack"] = ""
-        try:
+        if not self.config["client_rack"]:
             return parent._create_fetch_requests()
-        finally:
-            config["client_rack"] = rack
+        followers, now = self.owner._followers, time.monotonic()
+        self._leave_followers(now)
+        requests: Any = parent._create_fetch_requests()
+        leader_of = self._manager.cluster.leader_for_partition
+        for node_id, (request, offsets) in requests.items():
+            if any(followers.leaves(tp, now) for tp in offsets):
+                request.rack_id = ""
+            followers.asked(node_id, [tp for tp in offsets if leader_of(tp) != node_id], now)
+        return requests
+
+    def _leave_followers(self, now: float) -> None:
+        """A partition whose follower cannot be used is read from its leader, and metadata are asked for."""
+        followers, cluster = self.owner._followers, self._manager.cluster
+        left = set(followers.hang(now))
+        for tp, state in self.owner._assigned().items():
+            named = state.preferred_read_replica()
+            if named is None:
+                continue
+            # In that back-off kafka-python would not fetch the partition at all.
+            if not cluster.is_replica_node(tp, named) or self._manager.connection_delay(named) > 0:
+                left.add(tp)
+            if tp in left or followers.leaves(tp, now):
+                state.clear_preferred_read_replica()
+        if left:
+            followers.leave(left, now)
+            cluster.request_update()
+
+    def _handle_fetch_response(
+        self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
+    ) -> None:
+        """On kafka-python's I/O thread. A follower that was left may answer late: its errors mean nothing any more."""
+        parent: Any = super()
+        for topic in response.responses:
+            for row in topic.partitions:
+                tp = TopicPartition(topic.topic, row.partition_index)
+                if row.error_code and self.owner._followers.was_left(node_id, tp):
+                    self._late_errors.append(row)
+        parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
+
+    def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
+        """On kafka-python's I/O thread, however the request ended."""
+        parent: Any = super()
+        self.owner._followers.answered(node_id)
+        parent._clear_pending_fetch_request(node_id, result)
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
-        if self.owner._on_fetched(completed_fetch):
+        is_late = any(row is completed_fetch.partition_data for row in list(self._late_errors))
+        if not is_late and self.owner._on_fetched(completed_fetch):
             parent: Any = super()
             return parent._parse_fetched_data(completed_fetch)
         tp = completed_fetch.topic_partition

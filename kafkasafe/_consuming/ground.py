@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.partition import Leadership, Part
 from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe._core.followers import Followers
 from kafkasafe._io.connect import connect
 from kafkasafe._io.inquiry import Desk
 from kafkasafe._io.lineage_file import LineageMemory
@@ -45,6 +46,7 @@ class Ground:
     # Ours.
     counters: collections.Counter[str]
     _desk: Desk
+    _followers: Followers[TopicPartition]
     _keeps_lineage: bool
     """False: the brokers do not take it with committed offsets."""
     _lock: threading.Lock

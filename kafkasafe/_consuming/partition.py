@@ -108,7 +108,6 @@ class Part:
         error: What `poll` raises until the position changes.
         told: When it was raised last; 0: not yet.
         reset: Why the position is about to be reset; None: the application asked for it.
-        leader_until: A follower answered with an error: until then only the leader is read from.
         failures: Fetches that failed one after the other.
         failing_since: When the first of them did.
         failing_code: Error code of the last one.
@@ -129,7 +128,6 @@ class Part:
         "failures",
         "former_ids",
         "inquiry",
-        "leader_until",
         "lineage",
         "marks",
         "overdue_since",
@@ -158,7 +156,6 @@ class Part:
         self.error: Exception | None = None
         self.told = 0.0
         self.reset: ResetReason | None = None
-        self.leader_until = 0.0
         self.failures = 0
         self.failing_code = 0
         self.failing_reason = ""

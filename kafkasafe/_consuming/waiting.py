@@ -16,17 +16,11 @@ class Waiting(Ground):
     """Part of `SafeConsumer`."""
 
     def _due_s(self) -> float | None:
-        """Seconds until a pause of a partition or procedure ends; None: there is none."""
+        """Seconds until a pause of a partition or procedure ends, or a follower hangs; None: there is nothing such."""
         now = time.monotonic()
         rests = [until - now for until in list(self._resting.values()) if until > now]
-        due = self._desk.due_s()
-        if due is not None:
-            rests.append(due)
+        rests += [due for due in (self._desk.due_s(), self._followers.due_s(now)) if due is not None]
         return min(rests, default=None)
-
-    def _avoids_followers(self) -> bool:
-        now = time.monotonic()
-        return any(part.leader_until > now for part in list(self._parts.values()))
 
     def _is_busy(self) -> bool:
         return any(part.inquiry is not None for part in self._parts.values())
