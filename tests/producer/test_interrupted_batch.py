@@ -28,16 +28,18 @@ class At:
         self._left = number
         self._do = do
         self.place = None
+        # One object each, as long as this one lives: the interpreter borrows the function that it calls.
+        self._functions = self._call, self._line
 
     def __enter__(self):
-        sys.settrace(self._call)
+        sys.settrace(self._functions[0])
         return self
 
     def __exit__(self, *_):
         sys.settrace(None)
 
     def _call(self, frame, *_):
-        return self._line if frame.f_code.co_filename.startswith(HERE) else None
+        return self._functions[1] if frame.f_code.co_filename.startswith(HERE) else None
 
     def _line(self, frame, event, _):
         if event == "line" and self.place is None:
@@ -46,7 +48,7 @@ class At:
                 self.place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
                 sys.settrace(None)
                 self._do()
-        return self._line
+        return self._functions[1]
 
 
 def interrupt():
