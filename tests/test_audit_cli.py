@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import queue
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from typer.testing import CliRunner
 
+from kafkasafe import cli
 from kafkasafe._core import batch
 from kafkasafe._io.transport import Transport
-from kafkasafe.cli import app
 from kafkasafe.cluster.api import Failure, ProduceRequest
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -86,8 +88,29 @@ def damaged(kafka: KafkaCluster) -> tuple[str, int]:
     return topic, raw.producer_id
 
 
-def run(kafka: KafkaCluster, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["audit", "-b", ",".join(kafka.bootstrap_servers), *arguments])
+@dataclass
+class Result:
+    """How the command ended."""
+
+    exit_code: object
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def run(kafka: KafkaCluster, *arguments: str) -> Result:
+    """In this process, from the entry point on."""
+    told, complained = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(told),
+        contextlib.redirect_stderr(complained),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main(["audit", "-b", ",".join(kafka.bootstrap_servers), *arguments])
+    return Result(ended.value.code, told.getvalue(), complained.getvalue())
 
 
 def test_gaps_and_repeats_of_sequences(kafka: KafkaCluster, damaged: tuple[str, int]) -> None:
