@@ -131,6 +131,9 @@ TESTS = {
     "A forgotten destination keeps": (
         "test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences"
     ),
+    "A batch that has left the spool may be known by its offset alone": (
+        "test_batches_of_which_only_the_offsets_are_known_are_no_loss_where_they_are"
+    ),
     "What is forgotten is forgotten by one method": "test_what_was_forgotten_stays_forgotten",
     "All answers of a walk": "test_a_walk_begins_anew_where_the_leader_changed",
     "After a divergence was": "test_the_seek_after_a_divergence_is_the_last_word",

@@ -13,13 +13,21 @@ place): those were meant to go.
 from __future__ import annotations
 
 import enum
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kafkasafe._core.identity import BatchId, add_sequence, sequence_distance
 
-__all__ = ["AckedBatch", "Cause", "Loss", "Survey"]
+__all__ = ["AckedBatch", "Cause", "Loss", "Released", "Survey"]
+
+_RELEASED: Final = 1 << 15
+"""Offsets of batches that have left the spool: so many are kept at least."""
+
+_BEYOND: Final = 2**63 - 1
+"""After every offset."""
 
 
 class Cause(enum.Enum):
@@ -57,6 +65,53 @@ class AckedBatch:
         return self.base_offset + self.identity.count
 
 
+class Released:
+    """Where acknowledged batches are that have left the spool, as far as marks of them are still in the log.
+
+    Attributes:
+        complete_from: From this offset on each of them is known, beyond all while none is.
+    """
+
+    __slots__ = ("_offsets", "complete_from")
+
+    def __init__(self) -> None:
+        self.complete_from = _BEYOND
+        self._offsets = array("q")
+
+    def note(self, base_offset: int, forgotten_offset: int) -> None:
+        """A mark says that a batch is at an offset, and the spool does not have it.
+
+        Args:
+            base_offset: The offset.
+            forgotten_offset: Before this there may be others that no mark names.
+        """
+        offsets = self._offsets
+        if not offsets:
+            self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
+        while offsets and offsets[-1] >= base_offset:
+            offsets.pop()  # the log was cut since, and that was looked into
+        offsets.append(base_offset)
+        if len(offsets) > 2 * _RELEASED:
+            del offsets[:_RELEASED]
+            self.complete_from = max(self.complete_from, offsets[0])
+
+    def since(self, offset: int) -> Sequence[int] | None:
+        """The offsets from this one on, ascending; None where others may be there too."""
+        if offset < self.complete_from:
+            return None
+        return self._offsets[bisect_left(self._offsets, offset) :]
+
+    def cut(self, end_offset: int) -> None:
+        """The log ended there once: what was behind it is looked for no more."""
+        while self._offsets and self._offsets[-1] >= end_offset:
+            self._offsets.pop()
+
+    def forget(self) -> None:
+        """None of them is known any more."""
+        self.complete_from = _BEYOND
+        del self._offsets[:]
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """What a survey found.
@@ -68,6 +123,9 @@ class Loss:
         records: Records in the lost batches, and in those before them of which the sequences tell that they are lost.
         moved: New base offset by index, of batches that are in the log at another place.
         oldest_known: The oldest batch that was looked for is lost too, and nothing tells how many before it are.
+        released_there: Each batch of ours that was doubted, and is known by its offset alone, is at its offset.
+        ours_until: Up to here (exclusive) every offset of what was doubted is in a batch of ours; -1 when that was not
+            looked at, or the first one is not.
     """
 
     indexes: tuple[int, ...]
@@ -76,6 +134,8 @@ class Loss:
     records: int
     moved: dict[int, int]
     oldest_known: bool
+    ours_until: int = -1
+    released_there: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +149,10 @@ class Survey:
         log_start_offset: The log's start.
         from_offset: From here on the log may not be what it was, -1 when unknown: batches may be here again, in front
             of where the oldest one was.
+        ours: Producer ids that only this lane's batches have.
+        doubted_from: From here on each offset of the log is compared with `ours`, -1: none is.
+        released: Base offsets of batches of ours of which no more is known, ascending, from `doubted_from` on; None
+            where not all of them are known.
         complete: No hole was seen between batches: nothing was compacted.
     """
 
@@ -96,6 +160,9 @@ class Survey:
     end_offset: int
     log_start_offset: int
     from_offset: int = -1
+    ours: frozenset[int] = frozenset()
+    doubted_from: int = -1
+    released: Sequence[int] | None = None
     complete: bool = True
     next_offset: int = field(init=False)
     _found: dict[int, int] = field(default_factory=dict)
@@ -103,6 +170,9 @@ class Survey:
     _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _places: list[tuple[int, int]] = field(default_factory=list)
     _begin: int = field(init=False)
+    _ours_until: int = field(init=False)
+    _checked: int = 0
+    _misses: bool = False
     _before: _Before | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +183,7 @@ class Survey:
         self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
         # One batch more: how its sequences go on tells how many are missing before the oldest one.
         self.next_offset = max(self.log_start_offset, self._begin - 1)
+        self._ours_until = self.doubted_from
         if self.acked:
             self._before = _Before(self.acked, self._begin)
         self._places = sorted((batch.base_offset, index) for index, batch in enumerate(self.acked))
@@ -143,6 +214,10 @@ class Survey:
             if self._before is not None:
                 count = last_offset - base_offset + 1
                 self._before.see(BatchId(producer_id, epoch, base_sequence, count), base_offset)
+            ours = producer_id in self.ours
+            if ours and base_offset <= self._ours_until:
+                self._ours_until = max(self._ours_until, last_offset + 1)
+            self._check_released(base_offset if ours else -1, last_offset)
             index = self._wanted.get((producer_id, epoch, base_sequence))
             if index is not None:
                 self._found.setdefault(index, base_offset)
@@ -151,6 +226,13 @@ class Survey:
             self._taken.update(number for _, number in self._places[first:behind] if number != index)
             self.next_offset = last_offset + 1
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
+
+    def _check_released(self, base_offset: int, last_offset: int) -> None:
+        """A batch of the log: what is said to begin before its end begins with it, and it is ours (or -1)."""
+        released = self.released or ()
+        while self._checked < len(released) and released[self._checked] <= last_offset:
+            self._misses |= self.log_start_offset <= released[self._checked] != base_offset
+            self._checked += 1
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
@@ -197,6 +279,8 @@ class Survey:
             records,
             moved,
             oldest_known,
+            self._ours_until if self._ours_until > self.doubted_from else -1,
+            self.released is not None and self._checked == len(self.released) and not self._misses,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from kafkasafe._core import journal as j
@@ -406,6 +407,22 @@ class BelievesTheDirectory(j.Journal):
         self._home = type(self._home)()
 
 
+class TrustsOffsets(j.Journal):
+    """What is known by its offset alone is taken to be there."""
+
+    def surveyed(self, destination: int, loss: Loss, end_offset: int, **of: Any) -> None:
+        super().surveyed(destination, replace(loss, released_there=True), end_offset, **of)
+
+
+class TrustsItsOwn(j.Journal):
+    """Two batches that were acknowledged at one place are taken for one."""
+
+    def _suspect(self, partition: j.Partition, *args: Any, **of: Any) -> None:
+        super()._suspect(partition, *args, **of)
+        if partition.suspicion is not None:
+            partition.suspicion = replace(partition.suspicion, overlaps=False)
+
+
 class RemembersOtherTopics(j.Journal):
     """What was acknowledged in a topic that is gone is remembered beside what is in the one that has its name."""
 
@@ -460,5 +477,7 @@ MUTANTS: list[type[j.Journal]] = [
     ForgetsGivenUp,
     RemembersTheForgotten,
     BelievesTheDirectory,
+    TrustsOffsets,
+    TrustsItsOwn,
     RemembersOtherTopics,
 ]

@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -2234,6 +2235,49 @@ def test_the_newest_batch_is_told_though_the_one_before_stands_behind_it() -> No
     assert shell.journal.tell_newest(shell.position) == [], "once"
 
 
+def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:
+    """Of five batches the first three have left the spool; the log of their leader ends before the second."""
+    shell = read_back(
+        [HERE, m.State(1, 0, -1, 3, TOPIC_ID), (2, 6), (2, 8)],
+        [m.Committed(1, 3, ((1, 0), (2, 2), (8, 4)))],
+        [m.Committed(1, 3, ((3, 6), (5, 8)))],
+    )
+    shell.journal.recovered(shell.now)
+    shell.journal.suspect(1, cause, "epoch 3 ends at 2", from_offset=2)
+    shell.turn()
+    (survey,) = shell.surveys
+    assert survey.ours == {7}
+    assert list(survey.released.since(2) or ()) == [2, 4]
+    return shell
+
+
+def losses_told(shell: Shell, loss: Loss, **of: Any) -> list[tuple[int, int]]:
+    shell.journal.surveyed(1, loss, 10, epoch_end_offset=2, leader_epoch=5, **of)
+    shell.turn()
+    return [(each.first_offset, each.last_offset) for each in shell.notices if isinstance(each, j.AckedLoss)]
+
+
+NOTHING = Loss((), -1, -1, 0, {}, oldest_known=False)
+
+
+def test_what_is_known_by_its_offset_alone_is_lost_unless_it_is_seen_there() -> None:
+    assert losses_told(offsets_alone(), NOTHING) == [(2, 9)]
+    assert losses_told(offsets_alone(), replace(NOTHING, released_there=True)) == []
+    assert losses_told(offsets_alone(), replace(NOTHING, ours_until=9)) == [(2, 9)]
+    assert losses_told(offsets_alone(), replace(NOTHING, ours_until=10)) == []
+
+
+def test_what_has_the_place_of_another_proves_nothing_of_that_one() -> None:
+    """Batches of ours cover it all: in a topic that was created again, or behind an ack at an offset of before."""
+    whole = replace(NOTHING, ours_until=10, released_there=True)
+    assert losses_told(offsets_alone(cause=Cause.TOPIC_ID), whole) == [(2, 9)]
+    assert losses_told(offsets_alone(), whole, same_topic=False) == [(2, 9)]
+    assert losses_told(offsets_alone(cause=Cause.ACK), whole) == [(2, 9)]
+    later = offsets_alone()
+    later.journal._look_back(later.journal._partitions[1], 5)
+    assert losses_told(later, whole) == [(2, 9)]
+
+
 def test_what_a_check_follows_from_is_kept_until_it_is_answered() -> None:
     """The leader epoch before may stand in the first segment only, long before the batches that the log still has."""
     shell = read_back(
@@ -2375,6 +2419,8 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "ForgetsGivenUp": test_what_was_given_up_stays_given_up,
     "RemembersTheForgotten": functools.partial(test_what_was_forgotten_stays_forgotten, move, restart=False),
     "BelievesTheDirectory": test_a_lane_knows_by_itself_which_cluster_it_was_delivered_to,
+    "TrustsOffsets": test_what_is_known_by_its_offset_alone_is_lost_unless_it_is_seen_there,
+    "TrustsItsOwn": test_what_has_the_place_of_another_proves_nothing_of_that_one,
     "RemembersOtherTopics": functools.partial(test_what_was_forgotten_stays_forgotten, forget, restart=True),
 }
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkasafe._core.identity import BatchId
-from kafkasafe._core.loss import AckedBatch, Survey
+from kafkasafe._core.loss import AckedBatch, Released, Survey
 
 
 def acked(*places, pid=7, epoch=0, sequence=0):
@@ -154,3 +154,67 @@ def test_what_is_left_at_its_place_proves_that_the_topic_is_the_same():
     assert not any_left([batches[0], since], [header(since)], 10)
     assert not any_left([AckedBatch(batches[0].identity, 0, exact=False)], [header(batches[0])], 10)
     assert not any_left(batches, [], 0)
+
+
+def looked_up(headers, *, released=None, ours=frozenset({7}), end=30, start=0, doubted_from=10):
+    """What is known of the batches that have left the spool; the last one, at 25, is remembered."""
+    (newest,) = acked((25, 5), sequence=100)
+    run = Survey([newest], end, start, doubted_from, ours, doubted_from, released)
+    for each in [*headers, header(newest)]:
+        run.page([each], next_offset=each[1] + 1, log_start_offset=start)
+    return run.loss()
+
+
+def ours(base_offset, count, pid=7):
+    return base_offset, base_offset + count - 1, pid, 0, base_offset
+
+
+def test_what_is_ours_without_a_gap_is_ours_up_to_there():
+    assert looked_up([ours(5, 10), ours(15, 10)]).ours_until == 30
+    assert looked_up([ours(10, 5), stranger(15, 5), ours(20, 5)]).ours_until == 15
+    assert looked_up([stranger(10, 5), ours(15, 10)]).ours_until == -1
+    assert looked_up([ours(12, 13)]).ours_until == -1, "a hole in front of it"
+    assert looked_up([ours(10, 5), ours(16, 9)]).ours_until == 15
+    assert looked_up([ours(10, 15)], doubted_from=-1).ours_until == -1
+
+
+def test_a_batch_that_has_left_the_spool_is_there_if_one_of_ours_begins_where_it_did():
+    log = [ours(10, 5), stranger(15, 5), ours(20, 5, pid=8)]
+    both = frozenset({7, 8})
+    assert looked_up(log, released=[10, 20], ours=both).released_there
+    assert not looked_up(log, released=[10, 20]).released_there, "id 8 is another's"
+    assert not looked_up(log, released=[10, 15], ours=both).released_there
+    assert not looked_up(log, released=[10, 22], ours=both).released_there, "it began elsewhere"
+    assert not looked_up(log, released=[10, 40], ours=both).released_there, "the log ends before it"
+    assert not looked_up([ours(10, 5), ours(20, 5)], released=[10, 17]).released_there, "nothing covers it"
+    # What retention removed was there.
+    assert looked_up([ours(20, 5)], released=[10, 20], start=18).released_there
+    assert looked_up([], released=[]).released_there, "there is none"
+    assert not looked_up([], released=None).released_there, "nobody knows"
+
+
+def test_what_is_known_of_released_batches_ends_where_the_log_was_cut():
+    known = Released()
+    assert known.since(0) is None
+    for offset in (12, 15, 20, 30):
+        known.note(offset, 12)
+    assert known.since(11) is None, "others may be before them"
+    assert list(known.since(15) or ()) == [15, 20, 30]
+    known.note(18, 12)  # acknowledged again, after a loss
+    assert list(known.since(12) or ()) == [12, 15, 18]
+    known.cut(15)
+    assert list(known.since(12) or ()) == [12]
+    known.forget()
+    assert known.since(12) is None
+    known.note(1, -1)
+    assert known.since(1) is None, "no mark says what was before"
+
+
+def test_of_very_many_released_batches_the_last_ones_are_known():
+    known = Released()
+    for offset in range(100_000):
+        known.note(offset, 0)
+    assert known.since(10) is None
+    assert list(known.since(99_998) or ()) == [99_998, 99_999]
+    first = next(at for at in range(100_000) if known.since(at) is not None)
+    assert 30_000 <= 100_000 - first <= 70_000

@@ -6,6 +6,7 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
+from kafkasafe._core import batch as codec
 
 
 def _elected_again(world: World) -> None:
@@ -71,3 +72,74 @@ def test_that_the_newest_batch_is_gone_is_seen_after_its_segment_went():
     world.run(40.0)
     (loss,) = [event for event in heard if isinstance(event, events.AckedDataLost)]
     assert (loss.first_offset, loss.last_offset, loss.records) == (1, 2, 2)
+
+
+def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.Event], dict]:
+    """A backlog is delivered while an election keeps the leader; the producer dies before it hears of that.
+
+    Of seven batches two are still in the spool. Of the five before them only the marks are: the segment that follows
+    theirs began before anything was acknowledged.
+    """
+    world = World(3)
+    world.centre.create_topic("t", 1)
+    heard: list[events.Event] = []
+    options = {"sizes": {"spool_segment_bytes": 2500}, "on_event": heard.append}
+    world.set_outage(True)
+    life = world.start(**options)
+    for _ in range(7):
+        life.send("t", 0, [b"x" * 250])
+        world.run(0.01)
+    world.set_outage(False)
+    journal = life.ground.own.journal
+    assert world.run(20, until=lambda: journal.last_acked_offset("t", 0) >= 0)
+    _elected_again(world)
+    found = world.centre.partition("t", 0)
+    if between:
+        assert world.run(1, until=lambda: found.log.end_offset > 1)
+        _foreign(world)
+    world.run(0.5)
+    assert not journal.unfinished
+    assert journal.leader_epoch(1) < found.leader_epoch
+    assert [batch.position < life.ground.own.spool.first_position for batch in journal._partitions[1].acked] == [
+        *[True] * 5,
+        *[False] * 2,
+    ]
+    world.kill(life)
+    return world, heard, options
+
+
+def _foreign(world: World) -> None:
+    data = codec.encode([None], [b"foreign"], timestamps=world.time.wall_ms())
+    found = world.centre.partition("t", 0)
+    found.log.append(bytes(data), found.leader_epoch, None)
+    world.centre.replicate()
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "others between"])
+def test_batches_of_which_only_the_offsets_are_known_are_no_loss_where_they_are(between):
+    """The log of the epoch that they were noted under ends before them: they were reported as lost, and were there."""
+    world, heard, options = _acked_under_the_epoch_before(between=between)
+    world.start(**options)
+    world.run(40.0)
+    assert len([value for value in world.log("t", 0) if value != b"foreign"]) == 7
+    assert not [event for event in heard if isinstance(event, events.AckedDataLost | events.RecordsMissing)]
+
+
+def test_batches_of_which_only_the_offsets_are_known_are_lost_where_others_are():
+    """An unclean election: others' records took the places of four, and our last two came after them."""
+    world, heard, options = _acked_under_the_epoch_before(between=False)
+    found = world.centre.partition("t", 0)
+    ours = [bytes(batch.data) for batch in found.log.batches[5:]]
+    for log in found.logs.values():
+        log.truncate(1)
+        log.high_watermark = min(log.high_watermark, 1)
+    for _ in range(4):
+        _foreign(world)
+    for data in ours:
+        found.log.append(data, found.leader_epoch, None)
+    world.centre.replicate()
+    world.start(**options)
+    world.run(40.0)
+    (loss,) = [event for event in heard if isinstance(event, events.AckedDataLost)]
+    assert (loss.first_offset, loss.last_offset) == (1, 6)
+    assert "others' records" in loss.evidence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import harness
 import pytest
 
@@ -141,3 +143,68 @@ def test_one_address_that_leads_astray_and_brokers_that_do_not_say(tmp_path):
             assert producer.send("t", b"3", partition=done.index(True)).get(60).offset == 3
             proxy.clear()
             assert sorted(future.get(60).offset for future in waiting) == [2, 2]
+
+
+def deliver(cluster, directory, sent, events, **options):
+    """One start of a program: the values are delivered, and every check of what was acknowledged is made twice."""
+    with SafeProducer(
+        bootstrap_servers=cluster.bootstrap_servers,
+        spool_dir=directory,
+        on_event=events.append,
+        acked_loss_check_ms=1000,
+        heal_recreated_topics=True,
+        **options,
+    ) as producer:
+        for value in sent:
+            producer.send("t", value).get(60)
+        time.sleep(2.5)
+        producer.flush(60)
+
+
+def losses(events):
+    return [
+        event for event in events if type(event).__name__ in {"AckedDataLost", "RecordsMissing", "Healed"}
+    ]
+
+
+def test_what_one_cluster_acknowledged_is_never_missed_in_another(tmp_path):
+    """A start after the move remembered it, asked the other cluster about the first one's leaders, and sent it there."""
+    events = []
+    with KafkaCluster(brokers=1) as ours, KafkaCluster(brokers=1) as other:
+        for cluster in (ours, other):
+            cluster.create_topic("t", partitions=1)
+        deliver(ours, tmp_path, [b"1", b"2", b"3"], events, retain_acked_bytes=1 << 20)
+        ours.restart(1)
+        deliver(ours, tmp_path, [b"4"], events, retain_acked_bytes=1 << 20)
+        ours.kill(1)
+        for value in (b"other 1", b"other 2", b"other 3"):
+            deliver(other, tmp_path, [value], events, retain_acked_bytes=1 << 20)
+        assert values(other, "t") == [b"other 1", b"other 2", b"other 3"]
+        assert losses(events) == []
+
+
+def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("kafkasafe._io.engine.topics._FORGET_GONE_S", 1.0)
+    events = []
+    with KafkaCluster(brokers=1, config={"auto.create.topics.enable": "false"}) as cluster:
+        cluster.create_topic("t", partitions=1)
+        deliver(cluster, tmp_path, [b"1", b"2", b"3"], events, retain_acked_bytes=1 << 20)
+        cluster.restart(1)
+        with SafeProducer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            spool_dir=tmp_path,
+            on_event=events.append,
+            acked_loss_check_ms=500,
+            heal_recreated_topics=True,
+            retain_acked_bytes=1 << 20,
+        ) as producer:
+            producer.send("t", b"4").get(60)
+            cluster.delete_topic("t")
+            journal = producer._pump._ground.own.journal
+            harness.until(lambda: journal.last_acked_offset("t", 0) < 0)
+            cluster.create_topic("t", partitions=1)
+            producer.send("t", b"later 1").get(60)
+        for value in (b"later 2", b"later 3"):
+            deliver(cluster, tmp_path, [value], events, retain_acked_bytes=1 << 20)
+        assert values(cluster, "t") == [b"later 1", b"later 2", b"later 3"]
+        assert losses(events) == []

@@ -81,12 +81,13 @@ class Doubts(Lives):
         known = partition.suspicion
         if known is not None:
             if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
-                partition.suspicion = replace(known, from_offset=from_offset)
+                known = replace(known, from_offset=from_offset)
+            partition.suspicion = replace(known, overlaps=known.overlaps or cause is Cause.ACK)
             return
         last, epoch = partition.last_acked_offset, partition.leader_epoch
         if check is not None:
             last, epoch = check.last_acked_offset, check.leader_epoch
-        partition.suspicion = Suspicion(cause, evidence, last, from_offset, epoch)
+        partition.suspicion = Suspicion(cause, evidence, last, from_offset, epoch, cause is Cause.ACK)
         self._doubt_or_not(partition)
 
     def _doubt_or_not(self, partition: Partition) -> None:

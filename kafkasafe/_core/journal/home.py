@@ -16,10 +16,11 @@ __all__ = ["Home"]
 
 
 class Home:
-    """The cluster that answered last, as the marks CLUSTER of the log say."""
+    """The cluster that answered last, and the producer ids that it granted to this lane, as the log says."""
 
     def __init__(self) -> None:
         self._cluster_id = ""
+        self._ids: set[int] = set()
 
     @property
     def marks(self) -> list[m.Cluster]:
@@ -39,6 +40,22 @@ class Home:
         """
         return (self._cluster_id or assumed or cluster_id) != cluster_id
 
-    def move(self, mark: m.Cluster) -> None:
-        """It is this one from now on."""
+    @property
+    def producer_ids(self) -> frozenset[int]:
+        """Those that the log still names: no other producer writes under them."""
+        return frozenset(self._ids)
+
+    def granted(self, producer_id: int) -> None:
+        """The cluster granted a producer id."""
+        self._ids.add(producer_id)
+
+    def move(self, mark: m.Cluster, *, forgets: bool) -> None:
+        """It is this one from now on.
+
+        Args:
+            mark: Names it.
+            forgets: What was known is of another one, whether or not the log says of which.
+        """
+        if forgets:
+            self._ids.clear()
         self._cluster_id = mark.cluster_id

@@ -31,6 +31,7 @@ class Ids(Forward):
         """A producer id of this life's own."""
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
+        self._home.granted(producer_id)
         self._ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
         for partition in self._partitions.values():
             if partition.queue:

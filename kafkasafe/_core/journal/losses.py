@@ -70,7 +70,18 @@ class Losses(Topics):
             for batch in partition.acked
             if batch.identity is not None
         )
-        self._ready.surveys.append(SurveyAsk(partition.number, acked, epoch, from_offset))
+        ours = self._home.producer_ids.union(batch.identity.producer_id for batch in acked)
+        self._ready.surveys.append(
+            SurveyAsk(
+                partition.number,
+                acked,
+                epoch,
+                from_offset,
+                partition.baseline_offset,
+                ours,
+                partition.released,
+            )
+        )
 
     def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
         """The log could not be read; it is tried again after a pause.
@@ -141,9 +152,12 @@ class Losses(Topics):
         forgotten_offset = partition.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= partition.known_from <= epoch_end_offset:
             forgotten_offset = partition.known_from  # it has all that is not remembered
-        remembered = suspicion.last_acked_offset >= forgotten_offset and suspicion.last_acked_offset in {
-            batch.place + batch.count - 1 for batch in acked
-        }
+        ends = {batch.place + batch.count - 1 for batch in acked}
+        remembered = suspicion.last_acked_offset >= forgotten_offset and suspicion.last_acked_offset in ends
+        if suspicion.leader_epoch >= 0 and not (recreated or suspicion.overlaps):
+            # All that is there is ours, or all of ours that is not remembered is where it was acknowledged.
+            remembered = remembered or suspicion.last_acked_offset < loss.ours_until
+            remembered = remembered or (loss.released_there and suspicion.last_acked_offset in ends)
         moved = []
         for index, base_offset in loss.moved.items():
             acked[index].base_offset = acked[index].place = base_offset

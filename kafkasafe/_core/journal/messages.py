@@ -10,7 +10,7 @@ from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.groups import Persist
 from kafkasafe._core.journal.notices import Notice
 from kafkasafe._core.journal.states import Batch, Fate
-from kafkasafe._core.loss import AckedBatch
+from kafkasafe._core.loss import AckedBatch, Released
 
 __all__ = ["Aside", "Ask", "Divide", "EpochCheck", "Ready", "Resolution", "SurveyAsk", "Unpacked", "Wait"]
 
@@ -113,12 +113,18 @@ class SurveyAsk:
         acked: What is known to have been acknowledged, oldest first.
         leader_epoch: Of the last acknowledgement, -1 when unknown.
         from_offset: From here on the log is not what it was, -1 when unknown: what was acknowledged may be here again.
+        baseline_offset: Before this there is nothing of ours, -1 when unknown.
+        ours: Producer ids that only batches of this lane have.
+        released: Where batches are that are not in `acked`.
     """
 
     destination: int
     acked: tuple[AckedBatch, ...]
     leader_epoch: int
     from_offset: int = -1
+    baseline_offset: int = -1
+    ours: frozenset[int] = frozenset()
+    released: Released = field(default_factory=Released, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

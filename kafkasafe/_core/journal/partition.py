@@ -16,7 +16,7 @@ from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.messages import EpochCheck
 from kafkasafe._core.journal.notices import Denial, Hole
 from kafkasafe._core.journal.states import Batch
-from kafkasafe._core.loss import Cause
+from kafkasafe._core.loss import Cause, Released
 
 __all__ = ["ANYWHERE", "UNCHOSEN", "WINDOW", "Flow", "Healing", "Partition", "Suspicion"]
 
@@ -116,6 +116,7 @@ class Partition:
     """Committed, in the order of their commits: those that are still in the spool, and a few more."""
     forgotten_offset: int = -1
     """What was acknowledged before this offset, and in front of `acked`, is not remembered."""
+    released: Released = field(default_factory=Released)
     known_from: int = -1
     """Where nobody knows how far that goes: before this, if it is still there; -1 when not even that is known."""
     told_position: int = -1
@@ -155,6 +156,7 @@ class Partition:
         self.last_acked_id = None
         self.acked.clear()
         self.forgotten_offset = self.known_from = self.told_position = -1
+        self.released.forget()
         self.suspicion = self.hole = None
         self.forget_checks()
 
@@ -169,6 +171,7 @@ class Suspicion:
         last_acked_offset: How far was acknowledged before (inclusive).
         from_offset: From here on (at least) it is gone, if it is; -1 when unknown.
         leader_epoch: Of the leader that had acknowledged it, -1 when unknown.
+        overlaps: A batch was acknowledged, or found, where an earlier one had been acknowledged, or before that.
     """
 
     cause: Cause
@@ -176,6 +179,7 @@ class Suspicion:
     last_acked_offset: int
     from_offset: int
     leader_epoch: int
+    overlaps: bool = False
 
 
 @dataclass(slots=True)

@@ -120,8 +120,9 @@ class Recovery(Members):
                     if not known.acked:
                         known.forgotten_offset = mark.last_acked_offset + 1
                     self._recall(known, recovered[max(0, index - 2) : index])
-                case m.Granted():
-                    pass  # each life takes its own id: a copied spool must never reuse one
+                case m.Granted(producer_id):
+                    # Each incarnation takes its own id: a copied spool must never reuse one.
+                    self._home.granted(producer_id)
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():
@@ -150,10 +151,13 @@ class Recovery(Members):
                             if not known.queue or known.queue[0].rank > (at,):
                                 known.clear_offset = base_offset
                             known.known_from = -1
+                            known.released.note(base_offset, known.forgotten_offset)
                             if not known.acked:
                                 known.forgotten_offset = ANYWHERE
                         elif at in ended and base_offset >= 0:
                             # Another unit of the group ended before it, and is read only now: it was released.
+                            if known.known_from < 0:
+                                known.known_from = base_offset
                             known.last_acked_offset = base_offset + ended[at].count - 1
                             if not known.queue or known.queue[0].rank > (at,):
                                 known.clear_offset = known.last_acked_offset
@@ -220,7 +224,7 @@ class Recovery(Members):
                 case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
                     self._declared(self._spooled[at].destination).explained = True
                 case m.Cluster():
-                    self._home.move(mark)
+                    self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
                     pass  # asked again: the cluster may know more today; a decision is asked for again as well
 
@@ -386,6 +390,7 @@ class Recovery(Members):
         for state in behind:
             if isinstance(state, m.State):
                 last = state.last_acked_offset
+                partition.released.cut(last + 1)
                 partition.acked = deque(
                     batch
                     for batch in partition.acked
@@ -411,6 +416,10 @@ class Recovery(Members):
                     entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count
                 )
                 known.state = State.PREPARED
+
+
+def _is_reset(mark: m.Mark) -> bool:
+    return isinstance(mark, m.State) and mark.knows_nothing
 
 
 def _newest_told(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:

@@ -61,7 +61,7 @@ class Topics(Denials):
             self._new_cluster()
         if not self._home.names(cluster_id):
             mark = m.Cluster(cluster_id)
-            self._home.move(mark)
+            self._home.move(mark, forgets=moves)
             self._ready.persist.marks.append(mark)
         return moves
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import Judgement, Verdict
 from kafkasafe._core.journal.notices import Hole, Parked
@@ -76,6 +78,8 @@ class Verdicts(Rejecting):
             batch.base_offset = judgement.offsets.get(index, -1)
             batch.move(State.ACKED)
             if batch.base_offset >= 0:
+                if partition.suspicion is not None and batch.base_offset <= partition.last_acked_offset:
+                    partition.suspicion = replace(partition.suspicion, overlaps=True)
                 partition.last_acked_offset = max(
                     partition.last_acked_offset, batch.base_offset + batch.count - 1
                 )

@@ -432,7 +432,16 @@ class Inquest(_LogSteps):
     def _on_end(self, result: t.OffsetListed | t.Failure) -> None:
         listed = self._good(result)
         if listed is not None:
-            self._survey = Survey(self._ask.acked, listed.offset, self._log_start, self._from)
+            doubted_from = self._from if self._from < 0 else max(self._from, self._ask.baseline_offset)
+            self._survey = Survey(
+                self._ask.acked,
+                listed.offset,
+                self._log_start,
+                self._from,
+                self._ask.ours,
+                doubted_from,
+                self._ask.released.since(doubted_from) if doubted_from >= 0 else None,
+            )
             self._read()
 
     def _read(self) -> None:
