@@ -100,7 +100,9 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
     world.run(0.5)
     assert not journal.unfinished
     assert journal.leader_epoch(1) < found.leader_epoch
-    assert [batch.position < life.ground.own.spool.first_position for batch in journal._partitions[1].acked] == [
+    assert [
+        batch.position < life.ground.own.spool.first_position for batch in journal._partitions[1].acked
+    ] == [
         *[True] * 5,
         *[False] * 2,
     ]
