@@ -23,6 +23,7 @@ from kafka import TopicPartition
 from kafkasafe._core import marks as m
 from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._core.patience import timeout_of
+from kafkasafe._io.batch_offsets import check_settings
 from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
@@ -346,15 +347,17 @@ class AtomicBatch:
 
         The group takes them only from a member: when the consumer has lost its partitions before the batch is
         committed, all of the batch is dropped (BatchDroppedError), and whoever has them now reads the same records
-        again. The consumer has to be opened with `enable_auto_commit=False`.
+        again.
 
         Args:
-            offsets: A KafkaConsumer or SafeConsumer: its positions on the partitions that it is assigned. Or a dict
+            offsets: A SafeConsumer, or a KafkaConsumer with `isolation_level="read_committed"`, opened with
+                `enable_auto_commit=False`: its positions on the partitions that it is assigned. Or a dict
                 {TopicPartition: OffsetAndMetadata}, with `group`.
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
-            UsageError: The batch was committed or dropped; or the consumer is in no group.
+            UsageError: The batch was committed or dropped; or the consumer is in no group, commits by itself, or is given
+                offsets that transactions are about to change. The message says which option to set.
             TypeError: Something else is given for a partition, an offset or the group.
             ValueError: It is none that can be: a negative offset, a text that is too long.
         """
@@ -462,10 +465,7 @@ def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
             hasattr(consumer, each) for each in ("config", "group_metadata", "assignment", "position")
         ):
             raise TypeError(f"send_offsets: {offsets!r} is neither a consumer nor a dict of offsets")
-        if consumer.config.get("group_id") is None:
-            raise UsageError(
-                "This consumer is in no group (group_id): there are no offsets to be committed for it"
-            )
+        check_settings(consumer)
         group = consumer.group_metadata()
         found = {at: (consumer.position(at), "", -1) for at in consumer.assignment()}
     positions = tuple(

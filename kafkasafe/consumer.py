@@ -164,6 +164,8 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`; the message has the reason.
     """
 
+    _asks_for_stable_offsets = True
+
     def __init__(self, *topics: str, **options: Unpack[ConsumerOptions]) -> None:
         self._safe = validate_consumer(options)
         self._tracker = EndOffsetTracker(
@@ -201,6 +203,9 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         self._fetcher.serve(self)
         self._coordinator.__class__ = Coordinator
         self._coordinator.owner = self
+        # Never an offset that a transaction is about to change: an atomic batch that another process has in its spool
+        # is committed whatever becomes of that process, and its records would be read again.
+        self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.all_consumed_offsets = self._committable
         self._lookups = LookUps(
             self._network,

@@ -200,7 +200,8 @@ def test_a_thread_that_is_apart_waits_for_no_handler(records, blocked):
         log.info("the last one", event="after")
     assert drain(60)
     (dropped,) = (record for record in records if record.event == "log_dropped")
-    assert dropped.suppressed + len(kept) == 20_000
+    # Producers of other tests may have said something, too.
+    assert 20_000 <= dropped.suppressed + len(kept) < 20_100
     assert last.event in {"many", "log_dropped"}
 
 

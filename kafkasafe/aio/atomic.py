@@ -154,7 +154,7 @@ class AtomicBatch:
             group: See there.
 
         Raises:
-            UsageError: The batch was committed or dropped; or the consumer is in no group.
+            UsageError: The batch was committed or dropped; or the consumer is in no group, or commits by itself.
         """
         if isinstance(offsets, SafeConsumer):
             offsets, group = await offsets._positions()

@@ -16,6 +16,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
+from kafkasafe._io.batch_offsets import check_settings
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import (
     Fetched,
@@ -461,10 +462,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     async def _positions(self) -> tuple[dict[TopicPartition, Any], Any]:
         """For an atomic batch: what was handed out, which counts as done, and who the consumer is in its group."""
         consumer = self._opened
-        if consumer.config.get("group_id") is None:
-            raise UsageError(
-                "This consumer is in no group (group_id): there are no offsets to be committed for it"
-            )
+        check_settings(consumer)
         self._in_hand = {}
         return await self._do(lambda: handed_out(consumer))
 

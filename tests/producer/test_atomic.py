@@ -244,6 +244,7 @@ def test_a_consumer_that_lost_its_partitions_gets_nothing_committed(kafka, tmp_p
             bootstrap_servers=servers,
             group_id="members",
             enable_auto_commit=False,
+            isolation_level="read_committed",
             auto_offset_reset="earliest",
         )
         # No short polls: one that ends while it waits for SyncGroup's answer may leave kafka-python's consumer

@@ -302,7 +302,7 @@ def test_what_an_earlier_life_released_says_nothing_of_what_was_acknowledged_sin
             assert not any_weather(seed).alarms
 
 
-def test_the_false_alarm_that_is_known():
-    """docs/promises.md. It is one of 20,000 storms: whoever mends it takes this away, and the exception in the storm."""
+def test_what_the_spool_has_given_up_is_looked_for_by_its_offsets():
+    """An election kept the leader, and what it acknowledged since was noted under the epoch before."""
     with pinned():
-        assert weather(9015495).alarms
+        assert not weather(9015495).alarms
