@@ -356,8 +356,8 @@ class AtomicBatch:
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
-            UsageError: The batch was committed or dropped; or the consumer is in no group, commits by itself, or is given
-                offsets that transactions are about to change. The message says which option to set.
+            UsageError: The batch was committed or dropped; or the consumer is in no group, commits by itself, or is
+                given offsets that transactions are about to change. The message says which option to set.
             TypeError: Something else is given for a partition, an offset or the group.
             ValueError: It is none that can be: a negative offset, a text that is too long.
         """
