@@ -8,6 +8,7 @@ import harness
 import pytest
 
 from kafkasafe import SafeProducer, WrongClusterError
+from kafkasafe.events import AckedDataLost, Healed, RecordsMissing
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 from kafkasafe.testing.tcp_proxy import TcpProxy
@@ -145,16 +146,21 @@ def test_one_address_that_leads_astray_and_brokers_that_do_not_say(tmp_path):
             assert sorted(future.get(60).offset for future in waiting) == [2, 2]
 
 
-def deliver(cluster, directory, sent, events, **options):
-    """One start of a program: the values are delivered, and every check of what was acknowledged is made twice."""
-    with SafeProducer(
+def remembering(cluster, directory, events, *, check_ms):
+    """A producer that keeps what was acknowledged, and looks whether the log still has it."""
+    return SafeProducer(
         bootstrap_servers=cluster.bootstrap_servers,
         spool_dir=directory,
         on_event=events.append,
-        acked_loss_check_ms=1000,
+        acked_loss_check_ms=check_ms,
         heal_recreated_topics=True,
-        **options,
-    ) as producer:
+        retain_acked_bytes=1 << 20,
+    )
+
+
+def deliver(cluster, directory, sent, events):
+    """One start of a program: the values are delivered, and every check of what was acknowledged is made twice."""
+    with remembering(cluster, directory, events, check_ms=1000) as producer:
         for value in sent:
             producer.send("t", value).get(60)
         time.sleep(2.5)
@@ -162,9 +168,7 @@ def deliver(cluster, directory, sent, events, **options):
 
 
 def losses(events):
-    return [
-        event for event in events if type(event).__name__ in {"AckedDataLost", "RecordsMissing", "Healed"}
-    ]
+    return [event for event in events if isinstance(event, AckedDataLost | RecordsMissing | Healed)]
 
 
 def test_what_one_cluster_acknowledged_is_never_missed_in_another(tmp_path):
@@ -173,12 +177,12 @@ def test_what_one_cluster_acknowledged_is_never_missed_in_another(tmp_path):
     with KafkaCluster(brokers=1) as ours, KafkaCluster(brokers=1) as other:
         for cluster in (ours, other):
             cluster.create_topic("t", partitions=1)
-        deliver(ours, tmp_path, [b"1", b"2", b"3"], events, retain_acked_bytes=1 << 20)
+        deliver(ours, tmp_path, [b"1", b"2", b"3"], events)
         ours.restart(1)
-        deliver(ours, tmp_path, [b"4"], events, retain_acked_bytes=1 << 20)
+        deliver(ours, tmp_path, [b"4"], events)
         ours.kill(1)
         for value in (b"other 1", b"other 2", b"other 3"):
-            deliver(other, tmp_path, [value], events, retain_acked_bytes=1 << 20)
+            deliver(other, tmp_path, [value], events)
         assert values(other, "t") == [b"other 1", b"other 2", b"other 3"]
         assert losses(events) == []
 
@@ -188,16 +192,9 @@ def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monke
     events = []
     with KafkaCluster(brokers=1, config={"auto.create.topics.enable": "false"}) as cluster:
         cluster.create_topic("t", partitions=1)
-        deliver(cluster, tmp_path, [b"1", b"2", b"3"], events, retain_acked_bytes=1 << 20)
+        deliver(cluster, tmp_path, [b"1", b"2", b"3"], events)
         cluster.restart(1)
-        with SafeProducer(
-            bootstrap_servers=cluster.bootstrap_servers,
-            spool_dir=tmp_path,
-            on_event=events.append,
-            acked_loss_check_ms=500,
-            heal_recreated_topics=True,
-            retain_acked_bytes=1 << 20,
-        ) as producer:
+        with remembering(cluster, tmp_path, events, check_ms=500) as producer:
             producer.send("t", b"4").get(60)
             cluster.delete_topic("t")
             journal = producer._pump._ground.own.journal
@@ -205,6 +202,6 @@ def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monke
             cluster.create_topic("t", partitions=1)
             producer.send("t", b"later 1").get(60)
         for value in (b"later 2", b"later 3"):
-            deliver(cluster, tmp_path, [value], events, retain_acked_bytes=1 << 20)
+            deliver(cluster, tmp_path, [value], events)
         assert values(cluster, "t") == [b"later 1", b"later 2", b"later 3"]
         assert losses(events) == []
