@@ -41,6 +41,20 @@ def logger():
 
 
 @pytest.fixture
+def own_logger():
+    """A logger apart from the root: its handler does not see what other threads of this process log."""
+    logger = logging.getLogger("app.own")
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    yield logger
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@pytest.fixture
 def stderr(monkeypatch):
     """What `handleError` prints; it is no exception of the program's."""
     text = io.StringIO()
@@ -48,8 +62,8 @@ def stderr(monkeypatch):
     return text
 
 
-def attach(handler):
-    logging.getLogger().addHandler(handler)
+def attach(handler, logger=None):
+    (logger or logging.getLogger()).addHandler(handler)
     return handler
 
 
@@ -98,21 +112,25 @@ def test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own(
 
 
 @pytest.mark.real
-def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(options, logger, stderr, fake_kafka):
-    handler = attach(KafkaHandler("logs", queue_records=5, block_s=0.2, spool_max_bytes=16 << 20, **options))
-    logger.info("before")
+def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(
+    options, own_logger, stderr, fake_kafka
+):
+    handler = attach(
+        KafkaHandler("logs", queue_records=5, block_s=0.2, spool_max_bytes=16 << 20, **options), own_logger
+    )
+    own_logger.info("before")
     handler.flush()
     fake_kafka.kill_all()
     large = "x" * 100_000
     logged = 1
     while not handler.dropped:
-        logger.info(large)
+        own_logger.info(large)
         logged += 1
         assert logged < 2000, "the spool never was full"
     began = time.monotonic()
     dropped = handler.dropped
     for _ in range(500):
-        logger.info(large)
+        own_logger.info(large)
         logged += 1
     # 500 times 0.2 s would be 100.
     assert time.monotonic() - began < 50
@@ -122,7 +140,7 @@ def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(options,
     end = time.monotonic() + LONG_S
     while handler._queue.qsize() and time.monotonic() < end:
         time.sleep(0.05)
-    logger.info("after")
+    own_logger.info("after")
     handler.close()
     found = lines(fake_kafka)
     assert found[0] == "before"
@@ -200,9 +218,9 @@ def test_what_cannot_work_is_said_at_once(given, message):
 
 
 @pytest.mark.real
-def test_who_waits_for_room_has_it_before_those_who_log_just_then(options, logger, stderr, monkeypatch):
+def test_who_waits_for_room_has_it_before_those_who_log_just_then(options, own_logger, stderr, monkeypatch):
     """Each place that became free went to a thread that logged at that moment; who waited dropped its record."""
-    handler = attach(KafkaHandler("logs", queue_records=1, block_s=LONG_S, **options))
+    handler = attach(KafkaHandler("logs", queue_records=1, block_s=LONG_S, **options), own_logger)
     let_go = threading.Semaphore(0)
     sent = []
 
@@ -211,11 +229,11 @@ def test_who_waits_for_room_has_it_before_those_who_log_just_then(options, logge
         sent.append(item[3].getMessage())
 
     monkeypatch.setattr(handler, "_accept", accept)
-    logger.info("is being sent")
+    own_logger.info("is being sent")
     while handler._queue.qsize():
         time.sleep(0)
-    logger.info("is in the queue")
-    first = threading.Thread(target=logger.info, args=["first"])
+    own_logger.info("is in the queue")
+    first = threading.Thread(target=own_logger.info, args=["first"])
     first.start()
     while not getattr(handler, "_line", [True]):
         time.sleep(0)
@@ -224,7 +242,7 @@ def test_who_waits_for_room_has_it_before_those_who_log_just_then(options, logge
     def log_when_there_is_room():
         while handler._queue.qsize():
             pass
-        logger.info("second")
+        own_logger.info("second")
 
     second = threading.Thread(target=log_when_there_is_room)
     second.start()
@@ -236,13 +254,13 @@ def test_who_waits_for_room_has_it_before_those_who_log_just_then(options, logge
     assert handler.dropped == 0
 
 
-def test_full_and_told_to_drop_it_does_not_wait(options, logger, stderr, fake_kafka):
+def test_full_and_told_to_drop_it_does_not_wait(options, own_logger, stderr, fake_kafka):
     handler = attach(
-        KafkaHandler("logs", on_full="drop", spool_max_bytes=16 << 20, max_block_ms=0, **options)
+        KafkaHandler("logs", on_full="drop", spool_max_bytes=16 << 20, max_block_ms=0, **options), own_logger
     )
     fake_kafka.kill_all()
     for _ in range(400):
-        logger.info("x" * 100_000)
+        own_logger.info("x" * 100_000)
     handler.flush()
     assert handler.dropped > 0
     fake_kafka.start_all()
