@@ -95,9 +95,9 @@ def test_what_a_callback_raises_costs_the_others_nothing(some_kafka, producers, 
     producer.send(topic, b"x").add_callback(callback).get(60)
     assert called == list(range(11))
     producer.close()
-    assert [record.event for record in caplog.records if record.levelno >= logging.ERROR] == [
-        "callback_failed"
-    ]
+    # Clients of earlier tests may still log that their brokers are away.
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [record.event for record in errors if record.name == "kafkasafe.producer"] == ["callback_failed"]
 
 
 def test_waiting_in_a_callback(some_kafka, producers):
