@@ -29,7 +29,7 @@ from kafkasafe.cli_common import (
 )
 from kafkasafe.cluster.api import in_words
 from kafkasafe.consumer import SafeConsumer
-from kafkasafe.events import OffsetHeld, OffsetLowered
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 
 __all__ = ["OFFSETS_CODES", "offsets"]
 
@@ -121,9 +121,9 @@ class _View:
 
     def note(self, event: object) -> None:
         match event:
-            case OffsetHeld(topic, partition, offset, answered, why):
+            case EndOffsetHeld(topic, partition, offset, answered, why):
                 self._notes[topic, partition] = f"held at {offset}: {answered} was answered ({why})"
-            case OffsetLowered(topic, partition, offset, previous, cause):
+            case EndOffsetRegressed(topic, partition, offset, previous, cause):
                 self.lowered = True
                 gone = f"offsets {offset} to {previous - 1} are gone ({cause})"
                 self._notes[topic, partition] = f"LOWERED: {gone}"

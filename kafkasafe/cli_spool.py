@@ -63,7 +63,7 @@ from kafkasafe.errors import (
     UndecidableError,
     UsageError,
 )
-from kafkasafe.events import BatchCommitted, DeliveryRetried, TopicAccepted, TopicRefused
+from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, TopicUnblocked
 from kafkasafe.producer import SafeProducer
 
 __all__ = ["spool_app"]
@@ -810,9 +810,9 @@ class SafeDrain(SafeProducer):
         match event:
             case DeliveryRetried(topic, partition, _, _, reason):
                 self._reasons[address_of(topic, partition)] = reason
-            case TopicRefused(topic, partition, _, reason):
+            case TopicBlocked(topic, partition, _, reason):
                 self._reasons[address_of(topic, partition)] = reason
-            case BatchCommitted(topic, partition) | TopicAccepted(topic, partition):
+            case RecordsCommitted(topic, partition) | TopicUnblocked(topic, partition):
                 self._reasons.pop(address_of(topic, partition), None)
             case _:
                 pass

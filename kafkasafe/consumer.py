@@ -322,8 +322,8 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """Where the logs end: the offset of the next record. Never lower than before without a proof.
 
         While a new leader catches up (KIP-207), this waits. A lower answer is checked against the leader's epochs:
-        where records are gone the lower value is returned, with an `OffsetLowered` event; else the old one stands, with
-        an `OffsetHeld` event.
+        where records are gone the lower value is returned, with an `EndOffsetRegressed` event; else the old one stands,
+        with an `EndOffsetHeld` event.
 
         Args:
             partitions: Which.
@@ -360,10 +360,10 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """Where the logs begin. Never lower than before, unless it is another log.
 
         A new leader may begin earlier, since it has not deleted as much yet: then the old value stands, with an
-        `OffsetHeld` event. It is checked against the leader's epochs; where the log is another one (or the topic), the
-        lower value is returned, with an `OffsetLowered` event. Where nothing can prove it (brokers without epochs) the
-        old value stands for `offsets_hold_timeout_s`, then the lower one is believed. Resets of positions do without
-        all this: they go to where the leader's log begins at that moment.
+        `EndOffsetHeld` event. It is checked against the leader's epochs; where the log is another one (or the topic),
+        the lower value is returned, with an `EndOffsetRegressed` event. Where nothing can prove it (brokers without
+        epochs) the old value stands for `offsets_hold_timeout_s`, then the lower one is believed. Resets of positions
+        do without all this: they go to where the leader's log begins at that moment.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -387,7 +387,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
 
         An answer that left out the remote part of a log is not believed; it is waited for. Where a record was found
         before by this consumer and none is found now, though it is neither below the start of the log nor proven to be
-        gone, the record of before is returned, with an `OffsetHeld` event.
+        gone, the record of before is returned, with an `EndOffsetHeld` event.
 
         Args:
             timestamps: Ms since the epoch, by partition.

@@ -9,44 +9,44 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 __all__ = [
-    "AckedDataLost",
-    "BatchCommitted",
-    "BatchParked",
-    "BatchRejected",
+    "AtomicBatchCommitted",
+    "AtomicBatchDropped",
+    "AtomicBatchRetried",
     "ConsumerEvent",
+    "DataLost",
     "DeliveryRetried",
+    "EndOffsetHeld",
+    "EndOffsetRegressed",
     "Event",
-    "Healed",
-    "HeldBack",
-    "HistoryTrimmed",
     "LaneAdopted",
-    "LaneHandedBack",
+    "LaneReturned",
     "LogDiverged",
-    "OffsetHeld",
-    "OffsetLowered",
-    "OrderNotKept",
+    "LossCheckInconclusive",
+    "LostRecordsRestored",
+    "OrderNotGuaranteed",
+    "OrphanedSpoolFound",
     "PartitionNotReady",
     "PartitionReady",
     "PositionReset",
-    "RecordsMissing",
-    "RetentionGaveWay",
+    "RecordsCommitted",
+    "RecordsRejected",
+    "RecordsUndecidable",
+    "RetainedRecordsDeleted",
     "SourceDataLost",
     "SpoolDisplaced",
-    "SpoolLeftBehind",
+    "SpoolRecordsMissing",
     "SpoolRecovered",
     "SpoolWriteFailed",
-    "TopicAccepted",
-    "TopicRefused",
-    "TransactionsAccepted",
-    "TransactionsRefused",
-    "UnitCommitted",
-    "UnitNotCommitted",
-    "UnitRetried",
+    "TopicBlocked",
+    "TopicUnblocked",
+    "TransactionsBlocked",
+    "TransactionsUnblocked",
+    "WaitingForOlderRecords",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchCommitted:
+class RecordsCommitted:
     """A batch is in the cluster's log and its commit mark is durable."""
 
     topic: str
@@ -56,7 +56,7 @@ class BatchCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitCommitted:
+class AtomicBatchCommitted:
     """An atomic batch (`SafeProducer.batch`, `delivery="staged"`) is committed, and that is durable.
 
     Attributes:
@@ -73,7 +73,7 @@ class UnitCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitNotCommitted:
+class AtomicBatchDropped:
     """An atomic batch was given up; nothing of it can be seen by readers of committed records."""
 
     batch_id: str
@@ -84,7 +84,7 @@ class UnitNotCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitRetried:
+class AtomicBatchRetried:
     """The transaction of an atomic batch was aborted; it is prepared again, in another one."""
 
     batch_id: str
@@ -93,7 +93,7 @@ class UnitRetried:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRejected:
+class RecordsRejected:
     """The cluster refused records for good; they are kept aside in the spool directory.
 
     With `spool="never"` they are kept nowhere, and `kept_in` is empty.
@@ -108,7 +108,7 @@ class BatchRejected:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRefused:
+class TopicBlocked:
     """The cluster refuses a topic, a partition or a batch for a reason that may pass; what waits goes on waiting.
 
     Told when the answer was confirmed: after a second, after a minute where the topic is missing (it may be new).
@@ -132,8 +132,8 @@ class TopicRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicAccepted:
-    """What `TopicRefused` told of is over: the cluster takes what waited.
+class TopicUnblocked:
+    """What `TopicBlocked` told of is over: the cluster takes what waited.
 
     Attributes:
         topic: Topic name.
@@ -149,7 +149,7 @@ class TopicAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionsRefused:
+class TransactionsBlocked:
     """The cluster refuses a transactional id or a group; atomic batches wait for it, and go on waiting.
 
     Told when the answer was the same for a second; of a topic that is missing, for ten.
@@ -169,8 +169,8 @@ class TransactionsRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionsAccepted:
-    """What `TransactionsRefused` told of is over.
+class TransactionsUnblocked:
+    """What `TransactionsBlocked` told of is over.
 
     Attributes:
         name: As there.
@@ -184,7 +184,7 @@ class TransactionsAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchParked:
+class RecordsUndecidable:
     """Nobody can know whether a batch is in the log; the policy `on_undecidable` decides."""
 
     topic: str
@@ -195,7 +195,7 @@ class BatchParked:
 
 
 @dataclass(frozen=True, slots=True)
-class AckedDataLost:
+class DataLost:
     """Records that the cluster had acknowledged are gone from its log.
 
     Attributes:
@@ -221,7 +221,7 @@ class AckedDataLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Healed:
+class LostRecordsRestored:
     """Lost acknowledged records are in the log again, once, in order.
 
     Attributes:
@@ -261,7 +261,7 @@ class SpoolRecovered:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsMissing:
+class SpoolRecordsMissing:
     """Durable records of an earlier life are neither in the cluster's log nor in the spool, and no damage explains it.
 
     Attributes:
@@ -289,7 +289,7 @@ class LaneAdopted:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionGaveWay:
+class RetainedRecordsDeleted:
     """Delivered records that `retain_acked_*` kept were deleted, for what waits: a loss of them cannot be healed.
 
     Attributes:
@@ -308,7 +308,7 @@ class RetentionGaveWay:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneHandedBack:
+class LaneReturned:
     """An adopted lane goes to a producer that starts and was its owner; that one delivers what is left in it."""
 
     lane: str
@@ -316,7 +316,7 @@ class LaneHandedBack:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
+class WaitingForOlderRecords:
     """Records wait until what earlier producers of the directory left for the same partitions is delivered.
 
     Attributes:
@@ -331,7 +331,7 @@ class HeldBack:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderNotKept:
+class OrderNotGuaranteed:
     """What earlier producers left in a lane cannot be told: records that are sent from now on may come before it.
 
     Attributes:
@@ -344,7 +344,7 @@ class OrderNotKept:
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolLeftBehind:
+class OrphanedSpoolFound:
     """Records wait in another directory beside the default one, and no process delivers them.
 
     Attributes:
@@ -393,7 +393,7 @@ class SpoolDisplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryTrimmed:
+class LossCheckInconclusive:
     """Another leader was elected, and nothing proves that its log ever had what was acknowledged, or read.
 
     Retention or DeleteRecords removed all of it: the log begins after it. That is no loss; but that some of it was lost
@@ -415,30 +415,30 @@ class HistoryTrimmed:
 
 
 Event = (
-    BatchCommitted
-    | BatchRejected
-    | BatchParked
-    | AckedDataLost
-    | Healed
-    | HistoryTrimmed
+    RecordsCommitted
+    | RecordsRejected
+    | RecordsUndecidable
+    | DataLost
+    | LostRecordsRestored
+    | LossCheckInconclusive
     | DeliveryRetried
-    | RecordsMissing
+    | SpoolRecordsMissing
     | SpoolRecovered
     | LaneAdopted
-    | RetentionGaveWay
-    | LaneHandedBack
-    | HeldBack
-    | OrderNotKept
-    | SpoolLeftBehind
+    | RetainedRecordsDeleted
+    | LaneReturned
+    | WaitingForOlderRecords
+    | OrderNotGuaranteed
+    | OrphanedSpoolFound
     | SpoolWriteFailed
     | SpoolDisplaced
-    | TopicRefused
-    | TopicAccepted
-    | TransactionsRefused
-    | TransactionsAccepted
-    | UnitCommitted
-    | UnitNotCommitted
-    | UnitRetried
+    | TopicBlocked
+    | TopicUnblocked
+    | TransactionsBlocked
+    | TransactionsUnblocked
+    | AtomicBatchCommitted
+    | AtomicBatchDropped
+    | AtomicBatchRetried
 )
 
 
@@ -552,7 +552,7 @@ LookUp: TypeAlias = Literal["latest", "earliest", "timestamp"]
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetHeld:
+class EndOffsetHeld:
     """A look-up was answered with less than before, and nothing proves that records are gone.
 
     Attributes:
@@ -576,7 +576,7 @@ class OffsetHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetLowered:
+class EndOffsetRegressed:
     """An end offset, or the start of a log, went back; with a proof but for "accepted".
 
     Attributes:
@@ -627,10 +627,10 @@ class SourceDataLost:
 
 ConsumerEvent = (
     LogDiverged
-    | HistoryTrimmed
+    | LossCheckInconclusive
     | PositionReset
     | PartitionNotReady
     | PartitionReady
-    | OffsetHeld
-    | OffsetLowered
+    | EndOffsetHeld
+    | EndOffsetRegressed
 )

@@ -317,7 +317,7 @@ class SafeProducer(Opening):
         on_acked_loss (str): What to do about acknowledged records that the cluster lost. "heal": send again what the
             spool still has, in order, before anything newer; what it does not have is a DataLossError of the next
             `send`, `flush` or `close`. "raise": send nothing again, DataLossError for all of it. Each loss is raised
-            once. "event": neither. `AckedDataLost`, the log and the counters tell of it in any case.
+            once. "event": neither. `DataLost`, the log and the counters tell of it in any case.
         heal_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
             Default: no.
         acked_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.

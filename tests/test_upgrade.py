@@ -19,13 +19,13 @@ pytestmark = pytest.mark.kafka
 
 PARTITIONS = 2
 LOSSES = (
-    events.AckedDataLost,
-    events.BatchParked,
-    events.BatchRejected,
+    events.DataLost,
+    events.RecordsUndecidable,
+    events.RecordsRejected,
     events.LogDiverged,
-    events.OffsetLowered,
+    events.EndOffsetRegressed,
     events.PositionReset,
-    events.RecordsMissing,
+    events.SpoolRecordsMissing,
 )
 
 

@@ -77,7 +77,7 @@ _NUMBERS = (
         (None, 1),
     ),
     Shown(
-        "Healed records",
+        "Restored records",
         "short",
         (("sum(kafkasafe_acked_healed_records_total[]) or vector(0)", "healed"),),
         "Of those, what is in the log again, from the retained spool.",

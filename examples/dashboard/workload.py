@@ -24,7 +24,7 @@ from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import Exchange, FaultProxy, Rule
 
 ALERTS = {
-    "AckedDataLost": ("payments",),
+    "DataLost": ("payments",),
     "EndOffsetRegression": ("ledger",),
     "LogDiverged": ("ledger",),
     "SpoolNearFull": ("sensors",),
@@ -42,7 +42,7 @@ ALERTS = {
 }
 """Alerts, and the clients of the workload whose fault each reports. No other has it."""
 
-UNSEEN_ALERTS = frozenset({"SpoolDisplaced", "SpoolLeftBehind"})
+UNSEEN_ALERTS = frozenset({"SpoolDisplaced", "OrphanedSpoolFound"})
 """What is not shown here: tests/producer/test_default_spool.py and tests/producer/test_place.py have the faults."""
 
 SPARK_ALERTS = frozenset({"SparkBatchFailed", "SparkSourceDataLost"})
@@ -253,7 +253,7 @@ class Workload:
         behind.wait(3, 60)
 
     def lose_the_log(self) -> None:
-        """A disk is lost: AckedDataLost (the payments are put back), and EndOffsetRegression of the invoices."""
+        """A disk is lost: DataLost (the payments are put back), and EndOffsetRegression of the invoices."""
         self.cluster.kill_all()
         for topic in ("payments", "invoices"):
             shutil.rmtree(self.cluster.data_dir(1) / f"{topic}-0")

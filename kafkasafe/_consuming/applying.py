@@ -17,7 +17,7 @@ from kafkasafe._io.inquiry import Inquiry, pause_s
 from kafkasafe._io.lookups import OUT_OF_RANGE
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.errors import LogDivergedError
-from kafkasafe.events import HistoryTrimmed, LogDiverged, PositionReset
+from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 
 __all__ = ["Applying"]
 
@@ -212,7 +212,9 @@ class Applying(Fetched):
                 start = outcome.log_start_offset
                 # A position before the log's start is reset, with an event of its own.
                 if start == part.position and walked.epoch > part.lineage.newest_epoch:
-                    self._emit(HistoryTrimmed(tp.topic, tp.partition, part.position, start, outcome.reason))
+                    self._emit(
+                        LossCheckInconclusive(tp.topic, tp.partition, part.position, start, outcome.reason)
+                    )
             part.state.complete_validation()
             return
         part.suspected = False

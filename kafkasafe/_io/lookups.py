@@ -38,7 +38,7 @@ from kafkasafe.cluster.api import (
     TopicInfo,
 )
 from kafkasafe.errors import RemoteStorageNotReadyError
-from kafkasafe.events import LookUp, OffsetHeld, OffsetLowered
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, LookUp
 from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Result, Undecidable, Value, Why
 
 __all__ = ["OUT_OF_RANGE", "REMOTE", "End", "LeaderChangedError", "LookUps", "Note", "id_of"]
@@ -104,7 +104,7 @@ class LookUps:
         network: Callable[[], Cluster],
         tracker: EndOffsetTracker,
         stats: ConsumerStats,
-        emit: Callable[[OffsetHeld | OffsetLowered], None],
+        emit: Callable[[EndOffsetHeld | EndOffsetRegressed], None],
         isolation: int,
         note: Note,
     ) -> None:
@@ -392,16 +392,16 @@ class LookUps:
         match result:
             case Value(offset=int(offset), recreated=recreated, previous=previous):
                 if recreated and previous is not None and offset < previous:
-                    self._emit(OffsetLowered(topic, partition, offset, previous, "recreated", look_up))
+                    self._emit(EndOffsetRegressed(topic, partition, offset, previous, "recreated", look_up))
                 return offset
             case Lowered(offset=offset, previous=previous, cause=cause):
-                self._emit(OffsetLowered(topic, partition, offset, previous, cause.value, look_up))
+                self._emit(EndOffsetRegressed(topic, partition, offset, previous, cause.value, look_up))
                 return offset
             case Held(offset=int(offset), why=why) if why not in _OLD or tries >= _OLD_ANSWERS:
-                self._emit(OffsetHeld(topic, partition, offset, answered, why.value, look_up))
+                self._emit(EndOffsetHeld(topic, partition, offset, answered, why.value, look_up))
                 return offset
             case Undecidable(offset=offset):
-                self._emit(OffsetHeld(topic, partition, offset, answered, "undecidable", look_up))
+                self._emit(EndOffsetHeld(topic, partition, offset, answered, "undecidable", look_up))
                 return offset
             case _:
                 return None

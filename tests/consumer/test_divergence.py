@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import LineageFileError, LogDivergedError
-from kafkasafe.events import LogDiverged, OffsetLowered
+from kafkasafe.events import EndOffsetRegressed, LogDiverged
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -328,7 +328,7 @@ def test_a_log_that_lost_its_end_is_lower_with_a_proof(cluster, consumers, tmp_p
     with Writer(cluster) as writer:
         writer.write(topic, 4)
     assert after.end_offsets([tp]) == {tp: 4}
-    (lowered,) = consumers.of(OffsetLowered)
+    (lowered,) = consumers.of(EndOffsetRegressed)
     assert (lowered.offset, lowered.previous, lowered.cause) == (4, 12, "unclean_election")
     assert after.end_offsets([tp]) == {tp: 4}
     assert len(consumers.events) == 1

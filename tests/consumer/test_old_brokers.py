@@ -16,7 +16,7 @@ from kafka.errors import KafkaTimeoutError
 
 from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import LogDivergedError
-from kafkasafe.events import OffsetHeld, OffsetLowered
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 from kafkasafe.offsets import Cause, EndOffsetTracker, Lowered, Undecidable
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -142,8 +142,8 @@ def test_the_bug_of_kip_207(cluster, consumers, tmp_path):
     assert raw_ends == [10] * raw_ends.index(0) + [0] * raw_ends.count(0) + [10]
     assert controls == {"kafka-python": 0, "confluent-kafka": 0}
     assert set(ours) == set(tracked) == {10}
-    assert not consumers.of(OffsetLowered)
-    assert {(event.offset, event.answered, event.why) for event in consumers.of(OffsetHeld)} == {
+    assert not consumers.of(EndOffsetRegressed)
+    assert {(event.offset, event.answered, event.why) for event in consumers.of(EndOffsetHeld)} == {
         (10, 0, "lower")
     }
     # One who does not want to wait so long decides himself.
@@ -272,8 +272,8 @@ def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
         assert consumer.end_offsets([tp]) == {tp: 10}
         assert consumer.position(tp) == 4
         assert consumer.end_offsets([tp]) == {tp: 4}
-        (lowered,) = consumers.of(OffsetLowered)
+        (lowered,) = consumers.of(EndOffsetRegressed)
         assert (lowered.offset, lowered.previous, lowered.cause) == (4, 10, "accepted")
-        assert {event.why for event in consumers.of(OffsetHeld)} <= {"lower", "undecidable"}
+        assert {event.why for event in consumers.of(EndOffsetHeld)} <= {"lower", "undecidable"}
         consuming.produce(pair, topic, [b"z"], acks="all")
         assert [record.offset for record in collect(consumer, 1)] == [4]

@@ -13,7 +13,7 @@ from kafkasafe import events
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.testing.disk import ProcessKilled
 
-LOSSES = events.AckedDataLost | events.RecordsMissing | events.Healed
+LOSSES = events.DataLost | events.SpoolRecordsMissing | events.LostRecordsRestored
 
 
 class Scene:
@@ -143,7 +143,7 @@ def test_a_first_loss_in_the_new_cluster_is_counted_without_the_old_ones():
     assert scene.losses == []
     scene.world.cluster.lose_log("orders", 0)
     scene.settle()
-    (loss,) = [event for event in scene.heard if isinstance(event, events.AckedDataLost)]
+    (loss,) = [event for event in scene.heard if isinstance(event, events.DataLost)]
     assert (loss.first_offset, loss.last_offset, loss.records) == (0, 1, 2)
     assert scene.world.log("orders", 0) == [b"other 1", b"other 2"]
 

@@ -8,7 +8,7 @@ import pytest
 from virtual import TIMEOUT_S, World
 
 from kafkasafe._io.spool import Spool
-from kafkasafe.events import HistoryTrimmed
+from kafkasafe.events import LossCheckInconclusive
 
 
 class _Late:
@@ -102,7 +102,7 @@ def test_an_election_is_looked_at_until_the_leader_answers(unanswered, writes):
     assert world.run(60, until=lambda: any(unanswered in line for line in world.lines[asked:]))
     world.cluster.cut(node=new)
     world.run(60)
-    trimmed = [event for event in seen if isinstance(event, HistoryTrimmed)]
+    trimmed = [event for event in seen if isinstance(event, LossCheckInconclusive)]
     assert [(event.position, event.log_start_offset) for event in trimmed] == [(1, 1)]
 
 

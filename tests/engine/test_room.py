@@ -55,7 +55,7 @@ def test_what_is_delivered_gives_way_to_what_waits(caplog):
     world.set_outage(True)
     assert fill(world, life, "t") > 11 * MIB
     assert life.ground.own.spool.used_bytes <= 16 * MIB
-    gone = [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    gone = [event for event in seen if isinstance(event, events.RetainedRecordsDeleted)]
     assert gone[0].topic == "t"
     assert gone[-1].last_offset <= before
     # One after the other, without a hole, and only as much as was needed at the time.

@@ -20,7 +20,7 @@ def test_what_was_appended_under_a_later_leader_is_no_loss(delivery, retained, p
     lost = []
 
     def note(event):
-        if isinstance(event, events.AckedDataLost):
+        if isinstance(event, events.DataLost):
             lost.append(event)
 
     options = {"delivery": delivery, "retain_acked_bytes": retained, "on_event": note}

@@ -45,7 +45,7 @@ class Storm(Weather):
         self.faults.append(self.sleep)
 
     def _note_alarm(self, event: events.Event) -> None:
-        if isinstance(event, (events.AckedDataLost, events.RecordsMissing)):
+        if isinstance(event, (events.DataLost, events.SpoolRecordsMissing)):
             self.alarms.append(event)
 
     def blow(self, steps: int) -> None:

@@ -54,7 +54,7 @@ class RecreatingStorm(Storm):
 
     def _on_event(self, event: events.Event) -> None:
         match event:
-            case events.AckedDataLost() | events.RecordsMissing():
+            case events.DataLost() | events.SpoolRecordsMissing():
                 place = event.topic, event.partition
                 if not self.times[event.topic]:
                     self.wrong.append(f"false alarm: {event}")
@@ -62,7 +62,7 @@ class RecreatingStorm(Storm):
                 self.reported[place] += (
                     float("inf") if "is not remembered" in event.evidence else event.records
                 )
-            case events.BatchParked():
+            case events.RecordsUndecidable():
                 # A request that came late stands before what belongs before it: the user is asked.
                 if not self.times[event.topic] or "a later batch is there" not in event.evidence:
                     self.wrong.append(f"parked for nothing: {event}")

@@ -87,7 +87,7 @@ def test_all_of_a_batch_is_delivered_and_told(producer, fake_kafka):
     assert called == [done]
     assert (first.get(60).topic, second.get(60).offset) == ("orders", 0)
     see(fake_kafka.bootstrap_servers, {"orders": [b"1"], "audit": [b"one"]})
-    committed = [event for event in producer.seen if isinstance(event, events.UnitCommitted)]
+    committed = [event for event in producer.seen if isinstance(event, events.AtomicBatchCommitted)]
     assert [(event.batch_id, event.records, event.partitions) for event in committed] == [
         (done.batch_id, 2, 2)
     ]
@@ -425,4 +425,4 @@ def test_a_topic_is_not_refused_for_what_stands_beside_it_in_a_batch(fake_kafka,
         fake_kafka.deny("write", topic="forbidden", on=False)
         assert batch.outcome.get(60)
         assert behind.get(60)
-    assert {each.topic for each in seen if isinstance(each, events.TopicRefused)} == {"forbidden"}
+    assert {each.topic for each in seen if isinstance(each, events.TopicBlocked)} == {"forbidden"}

@@ -86,7 +86,7 @@ def test_another_spelling_of_the_address_delivers_what_the_former_left(some_brok
     assert (adopted.lane, adopted.records) == (f"{former.name}/lane-000", 20)
     # Callers wait for the engine's thread: reading may take minutes.
     assert [name.partition("-look-")[0] for name in readers] == ["kafkasafe"]
-    assert not [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
+    assert not [event for event in seen if isinstance(event, events.OrphanedSpoolFound)]
 
 
 def test_a_short_job_delivers_what_another_spelling_left_before_it_ends(some_broker, lives, caplog):
@@ -169,8 +169,8 @@ def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
     seen: list = []
     with caplog.at_level(logging.WARNING, "kafkasafe"):
         producer = lives(localhost(some_broker), on_event=seen.append)
-        harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
-    (event,) = [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
+        harness.until(lambda: any(isinstance(e, events.OrphanedSpoolFound) for e in seen), 120, "the report")
+    (event,) = [event for event in seen if isinstance(event, events.OrphanedSpoolFound)]
     assert (event.directory, event.records) == (str(former), 20)
     assert (event.cluster_id is not None) is known
     assert logs.drain(60)
@@ -196,8 +196,8 @@ def test_what_waits_for_another_cluster_is_left_alone(some_broker, lives):
     seen: list = []
     producer = lives(localhost(some_broker), on_event=seen.append)
     # It looks at all of them before it reports one.
-    harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
-    assert [e.directory for e in seen if isinstance(e, events.SpoolLeftBehind)] == [str(other)]
+    harness.until(lambda: any(isinstance(e, events.OrphanedSpoolFound) for e in seen), 120, "the report")
+    assert [e.directory for e in seen if isinstance(e, events.OrphanedSpoolFound)] == [str(other)]
     producer.send(topic, b"own").get(60)
     assert some_broker.end_offset(topic) == 3
 

@@ -77,15 +77,17 @@ class Safe:
     def seen(self, kind: type) -> list:
         return [event for event in list(self.events) if isinstance(event, kind)]
 
-    def lost(self) -> events.AckedDataLost:
+    def lost(self) -> events.DataLost:
         """The one loss there is."""
-        harness.until(lambda: self.seen(events.AckedDataLost), what="the loss to be noticed")
-        (event,) = self.seen(events.AckedDataLost)
+        harness.until(lambda: self.seen(events.DataLost), what="the loss to be noticed")
+        (event,) = self.seen(events.DataLost)
         return event
 
     def healed(self, records: int) -> None:
-        harness.until(lambda: sum(e.records for e in self.seen(events.Healed)) >= records, 120, "healing")
-        assert sum(e.records for e in self.seen(events.Healed)) == records
+        harness.until(
+            lambda: sum(e.records for e in self.seen(events.LostRecordsRestored)) >= records, 120, "healing"
+        )
+        assert sum(e.records for e in self.seen(events.LostRecordsRestored)) == records
 
 
 class Control:
@@ -214,7 +216,7 @@ def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, cont
         assert event.healing_records == (10 if client is heals else 0)
     all_send(4)
     heals.healed(10)
-    assert not tells.seen(events.Healed)
+    assert not tells.seen(events.LostRecordsRestored)
     lost = forgets.lost()
     assert (lost.first_offset, lost.last_offset, lost.records) == (10, 19 + LONG, 10 + LONG), lost
     assert 0 < lost.healing_records < LONG
@@ -320,11 +322,11 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
             admin.delete_records({where: 5})
         cluster.wait_in_sync(topic)
         cluster.kill(cluster.leader(topic))
-        harness.until(lambda: safe.seen(events.HistoryTrimmed))
+        harness.until(lambda: safe.seen(events.LossCheckInconclusive))
 
         def noticed() -> bool:
             reads(5)
-            return any(isinstance(event, events.HistoryTrimmed) for event in seen)
+            return any(isinstance(event, events.LossCheckInconclusive) for event in seen)
 
         harness.until(noticed)
         cluster.start_all()
@@ -335,11 +337,11 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
         for client in (reader, safe.producer):
             found = [reading[1:] for reading in client._readings() if reading[0].name == "history_trimmed"]
             assert found == [((topic,), 1)]
-    (told,) = safe.seen(events.HistoryTrimmed)
+    (told,) = safe.seen(events.LossCheckInconclusive)
     assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)
-    told = next(event for event in seen if isinstance(event, events.HistoryTrimmed))
+    told = next(event for event in seen if isinstance(event, events.LossCheckInconclusive))
     assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)
-    assert not safe.seen(events.AckedDataLost)
+    assert not safe.seen(events.DataLost)
     assert not [event for event in seen if isinstance(event, events.LogDiverged)]
 
 

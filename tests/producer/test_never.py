@@ -151,7 +151,7 @@ def test_once_and_in_order_through_lost_answers_and_cut_connections(broker, unsp
     log = harness.read_log(broker.servers, topic)
     harness.audit(log, range(3000))
     assert sum(map(len, log.values())) == 3000
-    assert sum(event.records for event in seen if isinstance(event, events.BatchCommitted)) == 3000
+    assert sum(event.records for event in seen if isinstance(event, events.RecordsCommitted)) == 3000
     assert producer.metrics(raw=True)["records_committed"] == 3000
     producer.close()
 
@@ -208,7 +208,7 @@ def test_what_is_rejected_goes_to_its_future_and_to_the_handler(broker, unspoole
     with pytest.raises(RejectedError):
         bad.durable(60)
     assert (before.get(60).offset, after.get(60).offset) == (0, 1)
-    ((letter,), (event,)) = letters, [e for e in seen if isinstance(e, events.BatchRejected)]
+    ((letter,), (event,)) = letters, [e for e in seen if isinstance(e, events.RecordsRejected)]
     assert (letter["key"], letter["value"], letter["error"]) == (b"key", b"x" * 20_000, bad.exception)
     assert (event.records, event.code, event.kept_in) == (1, 10, "")
     producer.close()
@@ -246,7 +246,7 @@ def test_a_loss_of_the_cluster_is_raised(broker, unspooled):
     harness.send(producer, topic, 10)
     with pytest.raises(DataLossError, match="With spool='never' no copy of them is left"):
         producer.flush(120)
-    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
+    (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
     assert (lost.first_offset, lost.last_offset, lost.records) == (0, 9, 10)
     producer.close()
 

@@ -60,7 +60,7 @@ def test_every_loss_is_raised(some_wire, producers):
     for partition in range(3):
         producer.send(topic, b"0", partition=partition).get(60)
     recreate(cluster, topic, partitions=3)
-    harness.until(lambda: sum(type(event).__name__ == "AckedDataLost" for event in events) == 3)
+    harness.until(lambda: sum(type(event).__name__ == "DataLost" for event in events) == 3)
     lost = []
     for _ in range(6):
         try:
@@ -92,7 +92,7 @@ def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
     with pytest.raises(DataLossError, match=rf"{topic}-0: 20 acknowledged records") as caught:
         producer.flush(60)
     error = caught.value
-    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
+    (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
     assert (lost.first_offset, lost.last_offset, lost.records) == (0, 19, 20)
     gone = 20 - lost.healing_records
     assert 0 < gone < 20
@@ -105,7 +105,7 @@ def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
     # The new one comes before them, unless the broker did not know the new topic at first.
     assert sorted(log) == list(range(gone, 21))
     assert [number for number in log if number < 20] == list(range(gone, 20))
-    (healed,) = [event for event in seen if isinstance(event, events.Healed)]
+    (healed,) = [event for event in seen if isinstance(event, events.LostRecordsRestored)]
     assert healed.records == 20 - gone
 
 
@@ -180,7 +180,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     assert caught.value.records == 3
 
     opened["event"].flush(60)
-    assert [type(e) for e in seen["event"]].count(events.AckedDataLost) == 1
+    assert [type(e) for e in seen["event"]].count(events.DataLost) == 1
     opened["event"].close()
 
     # All of it is back when `flush`, or `close`, returns: nothing is raised.
@@ -188,7 +188,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     opened["heal closed"].close()
     for name in ("heal", "heal closed"):
         assert harness.end_offset(cluster, topics[name], 0) == 4
-        (healed,) = [event for event in seen[name] if isinstance(event, events.Healed)]
+        (healed,) = [event for event in seen[name] if isinstance(event, events.LostRecordsRestored)]
         assert healed.records == 3
     opened["heal"].close()
 
@@ -202,7 +202,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     with pytest.warns(ResourceWarning):
         collect(opened, "dropped")
     for name in ("exit", "dropped"):
-        harness.until(lambda name=name: events.AckedDataLost in map(type, seen[name]))
+        harness.until(lambda name=name: events.DataLost in map(type, seen[name]))
         logs.drain(30)
         assert any(
             record.levelno == logging.ERROR and topics[name] in record.getMessage()
@@ -239,7 +239,7 @@ def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(some_wire, produ
     second = producers(proxy.bootstrap_servers, on_event=seen.append, **options)
     second.flush(60)
     second.close()
-    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
+    (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
     assert (lost.records, lost.healing_records) == (5, 5)
     log = [int(record.key) for record in harness.read_log(cluster.bootstrap_servers, topic)[0]]
     assert sorted(log) == list(range(25))
@@ -261,7 +261,7 @@ def test_a_decision_is_about_what_was_known(some_wire, producers):
         rule.answer_without_forwarding(47)
 
     def parked():
-        return sum(type(event).__name__ == "BatchParked" for event in events)
+        return sum(type(event).__name__ == "RecordsUndecidable" for event in events)
 
     early = [producer.send(topic, b"1", partition=partition) for partition in (0, 1)]
     late = producer.send(topic, b"1", partition=2)

@@ -136,10 +136,10 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
         for number in range(100):
             harness.send(producer, topic, number)
         producer.flush_spool(60)
-        harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 120)
+        harness.until(lambda: [e for e in seen if isinstance(e, events.TopicBlocked)], 120)
         # Another thread logs.
         harness.until(said, 120)
-    told = next(event for event in seen if isinstance(event, events.TopicRefused))
+    told = next(event for event in seen if isinstance(event, events.TopicBlocked))
     assert (told.topic, told.code, told.records) == (topic, 29, 100)
     (line,) = said()
     assert "(100 records) is delivered as soon as" in line.getMessage()
@@ -166,12 +166,12 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     assert len(proxy.requests("Produce", topic=topic)) <= 10 * (time.monotonic() - before)
     allow(cluster, topic, rule)
     producer.flush(120)
-    assert [event.code for event in seen if isinstance(event, events.TopicAccepted)] == [29]
+    assert [event.code for event in seen if isinstance(event, events.TopicUnblocked)] == [29]
     assert "kafkasafe_refused_destinations{" not in generate_latest(registry).decode()
     harness.until(lambda: not producer._pump.refused_topics, 120)
     harness.send(producer, topic, last).get(60)
     assert delivered(cluster, topic) == list(range(last + 1))
-    assert not [event for event in seen if isinstance(event, events.BatchRejected)]
+    assert not [event for event in seen if isinstance(event, events.RecordsRejected)]
     producer.close()
 
 
@@ -187,9 +187,9 @@ def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(some_wir
     rule = deny(cluster, topic, ACLOperation.READ)
     proxy.on("Produce", topic=topic).answer(7, times=1)
     harness.send(producer, topic, 1).durable(60)
-    harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 120)
+    harness.until(lambda: [e for e in seen if isinstance(e, events.TopicBlocked)], 120)
     needed = f"READ on topic {topic} is needed to ask what became of 1 batch "
-    told = next(event for event in seen if isinstance(event, events.TopicRefused))
+    told = next(event for event in seen if isinstance(event, events.TopicBlocked))
     assert told.reason.startswith(needed)
     harness.send(producer, topic, 2).durable(60)
     spool = producer._config.spool_dir

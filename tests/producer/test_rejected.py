@@ -126,7 +126,7 @@ def test_records_without_a_key_on_a_compacted_topic(kafka, producers):
     futures = {number: harness.send(producer, topic, number) for number in numbers}
     check(kafka, topic, producer, futures, bad, 87, dead, "INVALID_RECORD")
     assert {letter["key"] for letter in dead.letters} == {None}
-    refused = [event for event in seen if isinstance(event, events.BatchRejected)]
+    refused = [event for event in seen if isinstance(event, events.RecordsRejected)]
     assert sum(event.records for event in refused) == 14
     producer.close()
 
@@ -361,7 +361,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     harness.until(lambda: files.strikes >= 2, what="a second try")
     assert not bad.is_done
     assert kept_aside(producer) == []
-    assert not [event for event in seen if isinstance(event, events.BatchRejected)]
+    assert not [event for event in seen if isinstance(event, events.RecordsRejected)]
     assert "kept in" not in caplog.text
     assert "rejected_not_kept" in {getattr(record, "event", "") for record in caplog.records}
     if operation != "read":
@@ -369,7 +369,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     files.code = 0
     with pytest.raises(RejectedError, match="kept in the spool directory under lane-000/rejected"):
         bad.get(60)
-    (event,) = [event for event in seen if isinstance(event, events.BatchRejected)]
+    (event,) = [event for event in seen if isinstance(event, events.RecordsRejected)]
     assert harness.record_value(7) in Path(event.kept_in).read_bytes()
     assert kept_aside(producer) == [harness.record_value(7)]
     assert dead.numbers == [7]

@@ -29,7 +29,7 @@ from kafkasafe.errors import (
     SpoolWriteError,
     UsageError,
 )
-from kafkasafe.events import AckedDataLost, RecordsMissing
+from kafkasafe.events import DataLost, SpoolRecordsMissing
 
 pytestmark = pytest.mark.kafka
 
@@ -417,7 +417,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     # Whoever sends to it wants it.
     assert producer.send(topic, b"1").get(60).offset == 0
     producer.close()
-    assert not [event for event in seen if isinstance(event, AckedDataLost)]
+    assert not [event for event in seen if isinstance(event, DataLost)]
     kafka.delete_topic(topic)
     kafka.delete_topic(other)
 
@@ -456,12 +456,12 @@ def test_records_that_vanished_from_the_spool_are_reported_by_what_the_leader_re
     producer = producers(broker.servers, **options)
     missing = f"{8 - len(left)} records? of lane-000"
     if on_corrupt == "raise":
-        harness.until(lambda: [event for event in seen if isinstance(event, RecordsMissing)], 120)
+        harness.until(lambda: [event for event in seen if isinstance(event, SpoolRecordsMissing)], 120)
         with pytest.raises(SpoolCorruptError, match=missing):
             producer.flush(60)
     producer.flush(60)
     producer.close()
-    (event,) = [event for event in seen if isinstance(event, RecordsMissing)]
+    (event,) = [event for event in seen if isinstance(event, SpoolRecordsMissing)]
     assert (event.topic, event.partition, event.records) == (topic, 0, 8 - len(left))
     assert values_of(broker.servers, topic) == [0, *left]
 

@@ -192,11 +192,11 @@ def test_what_is_delivered_gives_way_to_what_waits(some_broker, small):
         producer.flush(
             120
         )  # or all of it would wait where the cluster is slow, and nothing be delivered that is kept
-    assert not [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    assert not [event for event in seen if isinstance(event, events.RetainedRecordsDeleted)]
     cut_off(some_broker)
     second = fill(producer, topic, at_most=20 * MIB, seed=8)
     assert second > 10 * MIB
-    gone = [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    gone = [event for event in seen if isinstance(event, events.RetainedRecordsDeleted)]
     assert gone
     assert {event.topic for event in gone} == {topic}
     assert gone[-1].last_offset < first // 100_000

@@ -210,10 +210,10 @@ class Owner:
     def events(self, kind: type) -> list:
         return [event for event in self.seen if isinstance(event, kind)]
 
-    def lost(self) -> events.AckedDataLost:
+    def lost(self) -> events.DataLost:
         """The one loss that was told."""
-        harness.until(lambda: self.events(events.AckedDataLost), what=f"a loss to be told of {self.topic}")
-        (lost,) = self.events(events.AckedDataLost)
+        harness.until(lambda: self.events(events.DataLost), what=f"a loss to be told of {self.topic}")
+        (lost,) = self.events(events.DataLost)
         return lost
 
     def told(self, first: int, *, healed: bool) -> None:
@@ -225,8 +225,8 @@ class Owner:
         raised = [(e.topic, e.partition, e.first_offset, e.last_offset, e.records) for e in self.raised]
         assert raised == ([] if healed else [(self.topic, 0, first, ACKED - 1, count)])
         if healed:
-            harness.until(lambda: self.events(events.Healed), what=f"{self.topic} to be healed")
-            (back,) = self.events(events.Healed)
+            harness.until(lambda: self.events(events.LostRecordsRestored), what=f"{self.topic} to be healed")
+            (back,) = self.events(events.LostRecordsRestored)
             assert back.records == count
 
     def complete(self, first: int = 0, *, kept: int = 0) -> None:
@@ -288,8 +288,8 @@ def retention(site: Site, producers) -> Owner:
 def harmless(owner: Owner) -> None:
     """Delivered, once, and nobody was alarmed."""
     owner.complete(ACKED)
-    assert not owner.events(events.AckedDataLost)
-    assert not owner.events(events.BatchParked)
+    assert not owner.events(events.DataLost)
+    assert not owner.events(events.RecordsUndecidable)
     version = owner.site.version
     if owner.how == "living":
         # This is what the brokers really did.
@@ -446,8 +446,8 @@ def test_an_appended_batch_is_delivered_whatever_is_answered(site, producers, co
     owner.write(21)
     assert rule.hits == 1
     owner.complete()
-    assert not owner.events(events.AckedDataLost)
-    assert not owner.events(events.BatchParked)
+    assert not owner.events(events.DataLost)
+    assert not owner.events(events.RecordsUndecidable)
 
 
 @everywhere("1.1.1", "4.3.0")
@@ -461,7 +461,7 @@ def test_59_of_a_log_that_has_everything(site, producers, log_start_offset) -> N
     owner.write(21)
     assert rule.hits == 1
     owner.complete()
-    assert not owner.events(events.AckedDataLost)
+    assert not owner.events(events.DataLost)
 
 
 @everywhere("1.1.1", "4.3.0")
@@ -474,7 +474,7 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     futures = [harness.send(owner.producer, owner.topic, number) for number in range(6, 9)]
     with pytest.raises(UndecidableError, match=f"fenced: a newer epoch .*producer_id={producer_id}"):
         owner.producer.flush(60)
-    (parked,) = owner.events(events.BatchParked)
+    (parked,) = owner.events(events.RecordsUndecidable)
     assert parked.records == 3
     # It waits, in the next life as well, until somebody decides.
     owner.producer.close(timeout=0)
@@ -486,7 +486,7 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     owner.sent = 9
     owner.write(3)
     owner.complete()
-    assert not owner.events(events.AckedDataLost)
+    assert not owner.events(events.DataLost)
 
 
 def steal(site: Site, topic: str, producer_id: int) -> None:

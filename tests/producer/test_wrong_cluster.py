@@ -8,7 +8,7 @@ import harness
 import pytest
 
 from kafkasafe import SafeProducer, WrongClusterError
-from kafkasafe.events import AckedDataLost, Healed, RecordsMissing
+from kafkasafe.events import DataLost, LostRecordsRestored, SpoolRecordsMissing
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 from kafkasafe.testing.tcp_proxy import TcpProxy
@@ -56,7 +56,7 @@ def test_records_of_an_outage_wait_for_their_own_cluster(tmp_path):
             bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path, on_event=events.append
         ) as producer:
             assert producer.send("t", b"5").get(60).offset == 0
-        assert not [event for event in events if type(event).__name__ == "AckedDataLost"]
+        assert not [event for event in events if type(event).__name__ == "DataLost"]
         assert values(other, "t") == [b"5"]
 
 
@@ -168,7 +168,9 @@ def deliver(cluster, directory, sent, events):
 
 
 def losses(events):
-    return [event for event in events if isinstance(event, AckedDataLost | RecordsMissing | Healed)]
+    return [
+        event for event in events if isinstance(event, DataLost | SpoolRecordsMissing | LostRecordsRestored)
+    ]
 
 
 def test_what_one_cluster_acknowledged_is_never_missed_in_another(tmp_path):

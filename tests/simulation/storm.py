@@ -260,15 +260,15 @@ class Storm:
     def _on_event(self, event: events.Event) -> None:
         book = self.book
         match event:
-            case events.AckedDataLost(partition=partition):
+            case events.DataLost(partition=partition):
                 book.losses += 1
                 book.told.add(partition)
                 if partition not in book.unclean and partition not in book.recreated:
                     self.book.broken("false alarm", f"{event}")
-            case events.RecordsMissing(partition=partition):
+            case events.SpoolRecordsMissing(partition=partition):
                 if partition not in book.unclean and partition not in book.recreated:
                     self.book.broken("false alarm", f"{event}")
-            case events.BatchParked(partition=partition):
+            case events.RecordsUndecidable(partition=partition):
                 book.parked += 1
                 lossy = partition in book.unclean or partition in book.recreated
                 self.world.time.call_later(35.0, self._decide)

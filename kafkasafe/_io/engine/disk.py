@@ -332,7 +332,7 @@ class DiskWriter:
         )
         for each in gone:
             self._ground.emit(
-                events.RetentionGaveWay(
+                events.RetainedRecordsDeleted(
                     each.topic, each.partition, each.first_offset, each.last_offset, each.records
                 )
             )

@@ -12,7 +12,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import EpochCheckDue
 from kafkasafe._io.engine.steps import Steps
 from kafkasafe.cluster.api import EARLIEST, LATEST, Answer, EpochEnd, Failure, OffsetListed
-from kafkasafe.events import HistoryTrimmed
+from kafkasafe.events import LossCheckInconclusive
 
 __all__ = ["EndCheck"]
 
@@ -128,7 +128,9 @@ class EndCheck(Steps):
             partition=self._partition,
         )
         self._ground.emit(
-            HistoryTrimmed(self._topic, self._partition, check.last_acked_offset + 1, result.offset, evidence)
+            LossCheckInconclusive(
+                self._topic, self._partition, check.last_acked_offset + 1, result.offset, evidence
+            )
         )
 
     def _failed(self, result: Answer | Failure) -> None:

@@ -69,7 +69,7 @@ class Endings:
                     topic, partition = lane.journal.address(batch.destination)
                     if self._config.on_event is not None:
                         self._ground.emit(
-                            events.BatchCommitted(topic, partition, batch.base_offset, batch.count)
+                            events.RecordsCommitted(topic, partition, batch.base_offset, batch.count)
                         )
                 case j.Fate.REJECTED if batch.code == j.DAMAGED:
                     self._ground.stats.records[parcel.topic, "damaged"] += batch.count
@@ -200,7 +200,7 @@ class Endings:
             records=records,
             batches=batches,
         )
-        self._ground.emit(events.TopicRefused(topic, partition, denial.code, denial.reason, batches, records))
+        self._ground.emit(events.TopicBlocked(topic, partition, denial.code, denial.reason, batches, records))
 
     def _relented(self, lane: Lane, destination: int, denial: j.Denial, *, accepted: bool) -> None:
         self.publish_refused()
@@ -221,7 +221,7 @@ class Endings:
             partition=partition,
             code=denial.code,
         )
-        self._ground.emit(events.TopicAccepted(topic, partition, denial.code, seconds))
+        self._ground.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
         """Have `send` know which topics and partitions the cluster refuses."""
@@ -260,7 +260,7 @@ class Endings:
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
         topic, partition = lane.journal.address(batch.destination)
         self._ground.counters["batches_undecidable"] += 1
-        self._ground.emit(events.BatchParked(topic, partition, batch.count, batch.position, evidence))
+        self._ground.emit(events.RecordsUndecidable(topic, partition, batch.count, batch.position, evidence))
         policy = self._config.on_undecidable
         where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
         message = (
@@ -325,7 +325,7 @@ class Endings:
         )
         kept = str(path or "")
         self._ground.emit(
-            events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, kept)
+            events.RecordsRejected(topic, partition, batch.count, batch.code, batch.message, kept)
         )
         if batch.revived:
             self._losses.comes_not_back(lane, batch)

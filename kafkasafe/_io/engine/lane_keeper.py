@@ -428,7 +428,7 @@ class LaneKeeper:
             batches=left,
             event="lane_handed_back",
         )
-        self._ground.emit(events.LaneHandedBack(lane.name, left))
+        self._ground.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
         """What is still being read is let go of when that is over."""

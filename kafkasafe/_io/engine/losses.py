@@ -74,7 +74,7 @@ class LossWatch:
                 if lane.own:
                     self._ledger.revive(parcel)
         self._ground.emit(
-            events.AckedDataLost(
+            events.DataLost(
                 topic,
                 partition,
                 loss.first_offset,
@@ -132,7 +132,9 @@ class LossWatch:
             records=hole.records,
             event="records_missing",
         )
-        self._ground.emit(events.RecordsMissing(lane.name, topic, partition, hole.records, hole.evidence))
+        self._ground.emit(
+            events.SpoolRecordsMissing(lane.name, topic, partition, hole.records, hole.evidence)
+        )
         if self._config.on_corrupt == "raise":
             self._ledger.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
@@ -168,7 +170,9 @@ class LossWatch:
             event="healed",
         )
         self._ground.emit(
-            events.Healed(topic, partition, healed.records, healed.first_offset, healed.last_offset)
+            events.LostRecordsRestored(
+                topic, partition, healed.records, healed.first_offset, healed.last_offset
+            )
         )
 
     def check_acked(self) -> None:

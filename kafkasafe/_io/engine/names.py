@@ -110,7 +110,7 @@ class RefusedNames:
             code=code,
             records=records,
         )
-        self._ground.emit(events.TransactionsRefused(name, code, reason, records))
+        self._ground.emit(events.TransactionsBlocked(name, code, reason, records))
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
         """A request was answered without an error."""
@@ -132,7 +132,7 @@ class RefusedNames:
             lane=lane.name,
             code=found.code,
         )
-        self._ground.emit(events.TransactionsAccepted(name, found.code, seconds))
+        self._ground.emit(events.TransactionsUnblocked(name, found.code, seconds))
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:

@@ -263,7 +263,7 @@ class Order:
             error=type(error).__name__,
             event="order_not_kept",
         )
-        self._ground.emit(events.OrderNotKept(path.name, text(error)))
+        self._ground.emit(events.OrderNotGuaranteed(path.name, text(error)))
 
     def _tell(self, lane: Lane, owing: Sequence[int]) -> None:
         waiting = lane.journal.held_back()
@@ -291,4 +291,4 @@ class Order:
             partitions=len(waiting),
             event="held_back",
         )
-        self._ground.emit(events.HeldBack(lane.name, names, tuple(sorted(waiting))))
+        self._ground.emit(events.WaitingForOlderRecords(lane.name, names, tuple(sorted(waiting))))

@@ -182,7 +182,7 @@ class Surroundings:
             event="spool_left_behind",
         )
         self._ground.emit(
-            events.SpoolLeftBehind(
+            events.OrphanedSpoolFound(
                 str(sibling.path), sibling.cluster_id, sibling.batches, sibling.records, command
             )
         )

@@ -464,7 +464,7 @@ class Transactor:
         )
         if isinstance(again.action, u.Rest):
             self._ground.emit(
-                events.UnitRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
+                events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
         self._ground.timer(pause_s, UnitDue(lane, again.action))
 
@@ -511,7 +511,7 @@ class Transactor:
             self._ground.stats.units[outcome] += 1
             if fate is j.Fate.COMMITTED:
                 self._ground.emit(
-                    events.UnitCommitted(
+                    events.AtomicBatchCommitted(
                         unit.unit_id.hex(), unit.transactional_id, records, len(unit.destinations)
                     )
                 )
@@ -528,7 +528,7 @@ class Transactor:
                     event="unit_not_committed",
                 )
                 self._ground.emit(
-                    events.UnitNotCommitted(
+                    events.AtomicBatchDropped(
                         unit.unit_id.hex(), unit.transactional_id, records, unit.code, unit.reason
                     )
                 )
