@@ -204,9 +204,9 @@ class DataLost:
         first_offset: First lost offset.
         last_offset: Last lost offset (inclusive).
         records: How many of the records between them were this spool's.
-        detector: What noticed it: "ack", "sequence", "unknown producer", "log end" or "topic id".
+        reason: What noticed it: "ack", "sequence", "unknown producer", "log end" or "topic id".
         evidence: What was seen.
-        healing_records: How many of them the spool still has and sends again. They come behind whatever was appended
+        restoring_records: How many of them the spool still has and sends again. They come behind whatever was appended
             since the loss, in their own order.
     """
 
@@ -215,9 +215,9 @@ class DataLost:
     first_offset: int
     last_offset: int
     records: int
-    detector: str
+    reason: str
     evidence: str
-    healing_records: int
+    restoring_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +459,7 @@ class LogDiverged:
             there are none (yet).
         epochs: Leader epochs of the records that are gone, oldest first.
         exact: False: the logs may differ before `at` already, where nothing is known of what was read.
-        cause: "truncated": the log was cut, as by an unclean election. "recreated": it is another topic of the name.
+        reason: "truncated": the log was cut, as by an unclean election. "recreated": it is another topic of the name.
         round_trips: How many questions it took to find `at`.
     """
 
@@ -471,7 +471,7 @@ class LogDiverged:
     replaced: tuple[int, int] | None
     epochs: tuple[int, ...]
     exact: bool
-    cause: Literal["truncated", "recreated"]
+    reason: Literal["truncated", "recreated"]
     round_trips: int
 
     @property
@@ -560,7 +560,7 @@ class EndOffsetHeld:
         partition: Partition number.
         offset: The old value, which stands.
         answered: What was answered; -1: a look-up by time found no record.
-        why: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log begins
+        reason: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log begins
             lower, since this leader has not deleted yet what the former one had deleted. "not_found": a look-up by time
             finds no record any more, though nothing shows that it is gone. "former_leader", "former_topic": the answer
             was old. "undecidable": lower for long, on brokers without leader epochs.
@@ -571,7 +571,7 @@ class EndOffsetHeld:
     partition: int
     offset: int
     answered: int
-    why: str
+    reason: str
     look_up: LookUp = "latest"
 
 
@@ -585,7 +585,7 @@ class EndOffsetRegressed:
         offset: The new value.
         previous: The value before. Of an end: records from `offset` to `previous` - 1 are gone. Of a start: the log
             that began at `previous` is gone; the one that is there now begins lower.
-        cause: "truncated", "unclean_election" or "recreated". "accepted": not proven, and lower for
+        reason: "truncated", "unclean_election" or "recreated". "accepted": not proven, and lower for
             `offsets_hold_timeout_s`; an end only where a position was to be reset to it and the log was shorter.
         look_up: "latest" (an end) or "earliest" (a start).
     """
@@ -594,7 +594,7 @@ class EndOffsetRegressed:
     partition: int
     offset: int
     previous: int
-    cause: str
+    reason: str
     look_up: LookUp = "latest"
 
 

@@ -267,8 +267,8 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{topic}} put back",
                     ),
                     (
-                        "sum by (client_id, detector) (kafkasafe_acked_loss_detected_total[])",
-                        "{{client_id}} noticed by {{detector}}",
+                        "sum by (client_id, reason) (kafkasafe_acked_loss_detected_total[])",
+                        "{{client_id}} noticed by {{reason}}",
                     ),
                     (
                         "sum(kafkasafe_history_trimmed_total[]) or vector(0)",
@@ -419,8 +419,8 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "short",
                 (
                     (
-                        "sum by (client_id, topic, cause) (kafkasafe_end_offset_regressions_total[])",
-                        "{{client_id}} {{topic}} end went back: {{cause}}",
+                        "sum by (client_id, topic, reason) (kafkasafe_end_offset_regressions_total[])",
+                        "{{client_id}} {{topic}} end went back: {{reason}}",
                     ),
                     (
                         "sum by (client_id, topic) (kafkasafe_diverged_records_total[])",
@@ -438,8 +438,8 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "short",
                 (
                     (
-                        "sum by (client_id, topic, why) (kafkasafe_end_offsets_held_total[])",
-                        "{{client_id}} {{topic}} {{why}}",
+                        "sum by (client_id, topic, reason) (kafkasafe_end_offsets_held_total[])",
+                        "{{client_id}} {{topic}} {{reason}}",
                     ),
                 ),
                 "Lower ends that were answered and not believed: nothing proved that records are gone.",

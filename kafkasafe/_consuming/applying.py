@@ -227,7 +227,7 @@ class Applying(Fetched):
             replaced=outcome.replaced,
             epochs=outcome.rolled_back_epochs,
             exact=outcome.exact,
-            cause="recreated" if walked.recreated else "truncated",
+            reason="recreated" if walked.recreated else "truncated",
             round_trips=walked.round_trips,
         )
         part.undecided = Undecided(event, walked.topic_id)
@@ -259,7 +259,7 @@ def _diverged_error(event: LogDiverged) -> LogDivergedError:
     )
     what = (
         "the topic was deleted and recreated"
-        if event.cause == "recreated"
+        if event.reason == "recreated"
         else "an unclean election or a lost disk"
     )
     choice = (

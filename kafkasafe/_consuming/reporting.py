@@ -65,10 +65,10 @@ class Reporting(Waiting):
             case LogDiverged(rolled_back=(first, last)):
                 stats.divergences[topic] += 1
                 stats.diverged_records[topic] += last - first + 1
-            case EndOffsetRegressed(cause=cause, look_up="latest"):
-                stats.regressions[topic, cause] += 1
-            case EndOffsetHeld(why=why, look_up="latest"):
-                stats.held[topic, why] += 1
+            case EndOffsetRegressed(reason=reason, look_up="latest"):
+                stats.regressions[topic, reason] += 1
+            case EndOffsetHeld(reason=reason, look_up="latest"):
+                stats.held[topic, reason] += 1
             case EndOffsetRegressed() | EndOffsetHeld():
                 pass  # these metrics are about ends
             case PositionReset(reason=reason, skipped=skipped):

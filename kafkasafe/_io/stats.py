@@ -139,7 +139,7 @@ _DEFINITIONS: Final = (
         "acked_loss_detected",
         "counter",
         "Times that acknowledged records were found to be gone.",
-        ("detector",),
+        ("reason",),
     ),
     Definition("acked_lost_records", "counter", "Acknowledged records that the cluster lost.", ("topic",)),
     Definition(
@@ -259,9 +259,11 @@ _CONSUMER: Final = (
     Definition("offset_resets", "counter", "Positions that auto_offset_reset set.", ("topic", "reason")),
     Definition("skipped_records", "counter", "Offsets that resets left out.", ("topic",)),
     Definition(
-        "end_offset_regressions", "counter", "End offsets that went back, with a proof.", ("topic", "cause")
+        "end_offset_regressions", "counter", "End offsets that went back, with a proof.", ("topic", "reason")
     ),
-    Definition("end_offsets_held", "counter", "Lower end offsets that were not believed.", ("topic", "why")),
+    Definition(
+        "end_offsets_held", "counter", "Lower end offsets that were not believed.", ("topic", "reason")
+    ),
     Definition(
         "log_divergences", "counter", "Times that records which were read were found to be gone.", ("topic",)
     ),
@@ -364,7 +366,7 @@ class Stats(RetryStats):
         errors: By (api, error): answers with an error code, and requests without an answer.
         sequence_errors: By (error, verdict).
         in_doubt_resolved: By (verdict, method): batches.
-        losses: By detector: how often acknowledged records were found to be gone.
+        losses: By reason: how often acknowledged records were found to be gone.
         lost_records: By topic.
         healed_records: By topic.
         history_trimmed: By topic: how often nothing was left to prove that what was acknowledged was ever there.
@@ -402,8 +404,8 @@ class ConsumerStats(RetryStats):
     Attributes:
         resets: By (topic, reason): positions set by `auto_offset_reset`.
         skipped_records: By topic: offsets that those left out.
-        regressions: By (topic, cause): end offsets that went back, with a proof.
-        held: By (topic, why): lower end offsets that were not believed.
+        regressions: By (topic, reason): end offsets that went back, with a proof.
+        held: By (topic, reason): lower end offsets that were not believed.
         divergences: By topic: how often records that were read were found to be gone.
         diverged_records: By topic: how many (offsets).
         history_trimmed: By topic: how often nothing was left to prove that what was read was ever there.

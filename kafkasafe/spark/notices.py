@@ -46,9 +46,9 @@ def _counted(event: Notice) -> tuple[str, str, str, int]:
     """Topic, kind of event, reason, records lost."""
     match event:
         case EndOffsetHeld():
-            return event.topic, "held", event.why, 0
+            return event.topic, "held", event.reason, 0
         case EndOffsetRegressed():
-            return event.topic, "lowered", event.cause, 0
+            return event.topic, "lowered", event.reason, 0
         case SourceDataLost():
             lost = 0 if event.lost is None else event.lost[1] - event.lost[0] + 1
             return event.topic, "lost", event.reason, lost

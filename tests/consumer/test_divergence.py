@@ -275,7 +275,7 @@ def test_a_topic_made_anew(cluster, consumers):
     with pytest.raises(LogDivergedError, match="recreated") as told:
         consumer.poll(120_000)
     event = told.value.event
-    assert (event.cause, event.at, event.rolled_back) == ("recreated", 0, (0, 5))
+    assert (event.reason, event.at, event.rolled_back) == ("recreated", 0, (0, 5))
     consumer.seek(tp, 0)
     assert [record.value for record in collect(consumer, 9)] == [b"y"] * 9
 
@@ -329,6 +329,6 @@ def test_a_log_that_lost_its_end_is_lower_with_a_proof(cluster, consumers, tmp_p
         writer.write(topic, 4)
     assert after.end_offsets([tp]) == {tp: 4}
     (lowered,) = consumers.of(EndOffsetRegressed)
-    assert (lowered.offset, lowered.previous, lowered.cause) == (4, 12, "unclean_election")
+    assert (lowered.offset, lowered.previous, lowered.reason) == (4, 12, "unclean_election")
     assert after.end_offsets([tp]) == {tp: 4}
     assert len(consumers.events) == 1

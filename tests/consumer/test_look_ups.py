@@ -123,7 +123,7 @@ def test_the_start_of_another_log_is_believed_with_the_proof(cluster, consumers)
     assert consumer.beginning_offsets([tp]) == {tp: 0}
     (lowered,) = consumers.events
     assert (lowered.offset, lowered.previous, lowered.look_up) == (0, 5, "earliest")
-    assert lowered.cause in {"unclean_election", "truncated"}
+    assert lowered.reason in {"unclean_election", "truncated"}
 
 
 def test_the_start_of_a_topic_that_was_recreated(cluster, consumers):
@@ -164,7 +164,7 @@ def test_the_start_is_remembered_from_one_life_to_the_next(cluster, proxy, consu
     consumer.close()
     proxy.on("ListOffsets", topic=topic).when(looks_up(EARLIEST)).set(offset=0)
     assert consumers(offsets_path=tmp_path / "ends.json").beginning_offsets([tp]) == {tp: 5}
-    assert consumers.of(EndOffsetHeld)[0].why == "not_deleted"
+    assert consumers.of(EndOffsetHeld)[0].reason == "not_deleted"
 
 
 def test_a_position_is_reset_to_what_the_leader_has_now(cluster, proxy, consumers):

@@ -143,7 +143,7 @@ def test_the_bug_of_kip_207(cluster, consumers, tmp_path):
     assert controls == {"kafka-python": 0, "confluent-kafka": 0}
     assert set(ours) == set(tracked) == {10}
     assert not consumers.of(EndOffsetRegressed)
-    assert {(event.offset, event.answered, event.why) for event in consumers.of(EndOffsetHeld)} == {
+    assert {(event.offset, event.answered, event.reason) for event in consumers.of(EndOffsetHeld)} == {
         (10, 0, "lower")
     }
     # One who does not want to wait so long decides himself.
@@ -273,7 +273,7 @@ def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
         assert consumer.position(tp) == 4
         assert consumer.end_offsets([tp]) == {tp: 4}
         (lowered,) = consumers.of(EndOffsetRegressed)
-        assert (lowered.offset, lowered.previous, lowered.cause) == (4, 10, "accepted")
-        assert {event.why for event in consumers.of(EndOffsetHeld)} <= {"lower", "undecidable"}
+        assert (lowered.offset, lowered.previous, lowered.reason) == (4, 10, "accepted")
+        assert {event.reason for event in consumers.of(EndOffsetHeld)} <= {"lower", "undecidable"}
         consuming.produce(pair, topic, [b"z"], acks="all")
         assert [record.offset for record in collect(consumer, 1)] == [4]

@@ -126,7 +126,7 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
     assert made.run(6 * PROMPT_S, lambda: ledger.settled(ledger.last_number())), "flush() returns"
     lost = {each.partition: each for each in seen if isinstance(each, events.DataLost)}
     assert set(lost) == {0, 1, 2}
-    assert (lost[2].records, lost[2].healing_records) == (1, int(heal))
+    assert (lost[2].records, lost[2].restoring_records) == (1, int(heal))
     if heal:
         assert numbers(made.log("orders", 0)) == [0]
         assert any(isinstance(each, events.RecordsRejected) and each.partition == 2 for each in seen)

@@ -213,15 +213,15 @@ def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, cont
         event = client.lost()
         assert (event.first_offset, event.last_offset, event.records) == (10, 19, 10), event
         assert (event.topic, event.partition) == (topic, client.partition)
-        assert event.healing_records == (10 if client is heals else 0)
+        assert event.restoring_records == (10 if client is heals else 0)
     all_send(4)
     heals.healed(10)
     assert not tells.seen(events.LostRecordsRestored)
     lost = forgets.lost()
     assert (lost.first_offset, lost.last_offset, lost.records) == (10, 19 + LONG, 10 + LONG), lost
-    assert 0 < lost.healing_records < LONG
+    assert 0 < lost.restoring_records < LONG
     (error,) = forgets.raised
-    gone = 10 + LONG - lost.healing_records
+    gone = 10 + LONG - lost.restoring_records
     assert (error.first_offset, error.last_offset, error.records) == (10, 9 + gone, gone)
     (error,) = raises.raised
     assert (error.first_offset, error.last_offset, error.partition) == (10, 19, 2)
@@ -254,7 +254,7 @@ def test_a_wiped_log_loses_what_all_had(kafka_cluster, controls, producers, tmp_
         client.send(1)
     for client in (heals, idle):
         event = client.lost()
-        assert (event.first_offset, event.last_offset, event.records, event.healing_records) == (
+        assert (event.first_offset, event.last_offset, event.records, event.restoring_records) == (
             0,
             19,
             20,
@@ -285,7 +285,7 @@ def test_a_topic_that_is_created_again(kafka_cluster, producers, tmp_path, heal_
     event = safe.lost()
     healed = 10 if heal_recreated_topics else 0
     assert (event.first_offset, event.last_offset, event.records) == (0, 9, 10)
-    assert (event.detector, event.healing_records) == ("topic id", healed)
+    assert (event.reason, event.restoring_records) == ("topic id", healed)
     if healed:
         safe.healed(10)
     safe.send(1)

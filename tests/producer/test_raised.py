@@ -94,7 +94,7 @@ def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
     error = caught.value
     (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
     assert (lost.first_offset, lost.last_offset, lost.records) == (0, 19, 20)
-    gone = 20 - lost.healing_records
+    gone = 20 - lost.restoring_records
     assert 0 < gone < 20
     assert (error.topic, error.partition) == (topic, 0)
     assert (error.first_offset, error.last_offset, error.records) == (0, gone - 1, gone)
@@ -240,7 +240,7 @@ def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(some_wire, produ
     second.flush(60)
     second.close()
     (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
-    assert (lost.records, lost.healing_records) == (5, 5)
+    assert (lost.records, lost.restoring_records) == (5, 5)
     log = [int(record.key) for record in harness.read_log(cluster.bootstrap_servers, topic)[0]]
     assert sorted(log) == list(range(25))
     assert [number for number in log if number < 5] == list(range(5))

@@ -221,7 +221,7 @@ class Owner:
         lost = self.lost()
         count = ACKED - first
         assert (lost.first_offset, lost.last_offset, lost.records) == (first, ACKED - 1, count), lost
-        assert lost.healing_records == (count if healed else 0), lost
+        assert lost.restoring_records == (count if healed else 0), lost
         raised = [(e.topic, e.partition, e.first_offset, e.last_offset, e.records) for e in self.raised]
         assert raised == ([] if healed else [(self.topic, 0, first, ACKED - 1, count)])
         if healed:
@@ -426,11 +426,11 @@ def test_a_loss_that_others_wrote_over(site, producers) -> None:
         owner.told(0, healed=True)
         owner.complete()
         if site.version in WITH_TOPIC_IDS:
-            assert owner.lost().detector == "topic id"
+            assert owner.lost().reason == "topic id"
             continue
-        code, detector = (45, "sequence") if site.version == SPURIOUS else (59, "unknown producer")
+        code, reason = (45, "sequence") if site.version == SPURIOUS else (59, "unknown producer")
         assert owner.counters[f"produce_error_{code}"] >= 1
-        assert owner.lost().detector == detector
+        assert owner.lost().reason == reason
 
 
 # --- codes that no broker sends, or no broker any more ----------------------------------------------------------------

@@ -61,7 +61,7 @@ class LossWatch:
             records=loss.records,
             first_offset=loss.first_offset,
             last_offset=loss.last_offset,
-            detector=loss.cause.value,
+            reason=loss.cause.value,
             event="acked_data_lost",
         )
         for at, number, batch in lane.journal.batches():
