@@ -197,7 +197,9 @@ def _resolve(
 
     for topic, partition in wanted:
         # Not all brokers know a new topic at once, nor is there always one to ask.
-        policy = RetryPolicy(deadline_s=max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata")
+        policy = RetryPolicy(
+            deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata"
+        )
         try:
             found = policy.call(partitions_of, topic)
         except (LookupError, UnknownTopicOrPartitionError):

@@ -143,13 +143,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             offsets_path: File that remembers the highest ends and starts from one life of the process to the next; an
                 answer of `end_offsets` or `beginning_offsets` is in it before it is returned. One consumer per file.
                 Default: nothing is remembered.
-            offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is called
-                undecidable, seconds (30). The old value stands all the same. A lower start is believed then.
+            offsets_hold_timeout_ms: How long a lower end offset that nothing explains is held before it is called
+                undecidable. Default: 30000. The old value stands all the same. A lower start is believed then.
             lineage_path: File that remembers what was read (leader epochs; CRCs of batches where there are none) from
                 one life of the process to the next, for positions that are not committed to a group, or committed with
                 metadata of your own. Written at most once a second by `poll`, by `save_lineage` and by `close`. One
                 consumer per file. Default: it goes with committed offsets only.
-            metrics: Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
+            prometheus: Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
                 another one.
             remote_storage_timeout_ms: After how long without a partition's remote segments `poll` raises
                 RemoteStorageNotReadyError. Default: never, it waits.
@@ -215,7 +215,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             int(self._fetcher._isolation_level),
             ignore,
         )
-        if self._safe.metrics:
+        if self._safe.prometheus:
             install(self)
 
     @property
@@ -362,7 +362,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         A new leader may begin earlier, since it has not deleted as much yet: then the old value stands, with an
         `EndOffsetHeld` event. It is checked against the leader's epochs; where the log is another one (or the topic),
         the lower value is returned, with an `EndOffsetRegressed` event. Where nothing can prove it (brokers without
-        epochs) the old value stands for `offsets_hold_timeout_s`, then the lower one is believed. Resets of positions
+        epochs) the old value stands for `offsets_hold_timeout_ms`, then the lower one is believed. Resets of positions
         do without all this: they go to where the leader's log begins at that moment.
 
         Arguments and errors: see `end_offsets`.

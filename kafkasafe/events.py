@@ -57,7 +57,7 @@ class RecordsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class AtomicBatchCommitted:
-    """An atomic batch (`SafeProducer.batch`, `delivery="staged"`) is committed, and that is durable.
+    """An atomic batch (`SafeProducer.batch`, `delivery="transactional"`) is committed, and that is durable.
 
     Attributes:
         batch_id: Of the batch as a whole, 32 hexadecimal digits.
@@ -157,7 +157,7 @@ class TransactionsBlocked:
     Attributes:
         name: `transactional id NAME` or `group NAME`; NAME ends with `-*` for those of a lane of the spool.
         code: 53, 30: a right is missing. 50: `transaction_timeout_ms` is more than the brokers allow. 3, 29: a topic is
-            missing, or may not be read, whose offset is sent; `refused_timeout_ms` ends that.
+            missing, or may not be read, whose offset is sent; `blocked_timeout_ms` ends that.
         reason: What the cluster said.
         records: How many wait.
     """
@@ -560,10 +560,10 @@ class EndOffsetHeld:
         partition: Partition number.
         offset: The old value, which stands.
         answered: What was answered; -1: a look-up by time found no record.
-        reason: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log begins
-            lower, since this leader has not deleted yet what the former one had deleted. "not_found": a look-up by time
-            finds no record any more, though nothing shows that it is gone. "former_leader", "former_topic": the answer
-            was old. "undecidable": lower for long, on brokers without leader epochs.
+        reason: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log
+            begins lower, since this leader has not deleted yet what the former one had deleted. "not_found": a look-up
+            by time finds no record any more, though nothing shows that it is gone. "former_leader", "former_topic": the
+            answer was old. "undecidable": lower for long, on brokers without leader epochs.
         look_up: "latest" (where the log ends), "earliest" (where it begins) or "timestamp".
     """
 
@@ -586,7 +586,7 @@ class EndOffsetRegressed:
         previous: The value before. Of an end: records from `offset` to `previous` - 1 are gone. Of a start: the log
             that began at `previous` is gone; the one that is there now begins lower.
         reason: "truncated", "unclean_election" or "recreated". "accepted": not proven, and lower for
-            `offsets_hold_timeout_s`; an end only where a position was to be reset to it and the log was shorter.
+            `offsets_hold_timeout_ms`; an end only where a position was to be reset to it and the log was shorter.
         look_up: "latest" (an end) or "earliest" (a start).
     """
 

@@ -308,32 +308,32 @@ class SafeProducer(Opening):
         spool_sync (str): "group": one fsync for all batches that wait. "each": one per batch. "os": none; a crash of
             the machine (not of the process) may lose what is not acknowledged.
         delivery (str): "idempotent": each batch goes to its partition by itself, once, for readers of any kind.
-            "staged": in a transaction, committed in a step of its own, by this process or by another one; exactly once
-            for readers with `isolation_level="read_committed"`. See docs/staged.md.
+            "transactional": in a transaction, committed in a step of its own, by this process or by another one;
+            exactly once for readers with `isolation_level="read_committed"`. See docs/staged.md.
         spool_lane (int): Ask for this lane; LaneBusyError if another process has it. Default: the lowest free one.
         retain_acked_bytes (int): Keep so many bytes of delivered records on disk. Default: 0.
         delivery_timeout_ms (int): When it ends a future fails, but the record stays in the spool and is delivered.
-        retain_acked_s (float): Keep delivered records on disk for so many seconds. Default: 0.
-        on_acked_loss (str): What to do about acknowledged records that the cluster lost. "heal": send again what the
+        retain_acked_ms (float): Keep delivered records on disk for so many milliseconds. Default: 0.
+        on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": send again what the
             spool still has, in order, before anything newer; what it does not have is a DataLossError of the next
             `send`, `flush` or `close`. "raise": send nothing again, DataLossError for all of it. Each loss is raised
             once. "event": neither. `DataLost`, the log and the counters tell of it in any case.
-        heal_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
+        restore_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
             Default: no.
-        acked_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
+        data_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
         on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
             `send` and `flush`, until `resume_parked`), "resend" (it may be there twice) or "skip".
         on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
             Damage found while sending stops its partition only ("raise": until the file is restored).
-        dead_letter (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
-            record that the cluster refused for good.
+        on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
+            record that the cluster rejected. For a dead-letter topic, send to it from here, through another producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
-        metrics (bool): Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
+        prometheus (bool): Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
             others. Default: no.
-        refused_timeout_ms (int): How long the cluster may refuse a topic that is missing, forbidden or invalid, or
+        blocked_timeout_ms (int): How long the cluster may refuse a topic that is missing, forbidden or invalid, or
             timestamps that are too far ahead, or fail on one batch, before what waits for it is rejected. Counted in
             this life of the producer, without a break. None: for ever. Default: seven days.
-        on_refused_topic (str): What `send` does meanwhile for a topic that is missing, forbidden or invalid: "raise"
+        on_blocked_topic (str): What `send` does meanwhile for a topic that is missing, forbidden or invalid: "raise"
             kafka-python's exception for the code (the record is not accepted), or "accept" more records, which wait.
         producer_id_expiration_ms (int): As on the brokers. Default: 86400000.
 
@@ -397,9 +397,9 @@ class SafeProducer(Opening):
                 slow. The record was not accepted.
             TopicAuthorizationFailedError, UnknownTopicOrPartitionError, InvalidTopicError: The cluster refuses the
                 topic, confirmed (a missing one for a minute: it may be new), and records wait for it. This one was not
-                accepted; those are delivered when the cluster takes them (`on_refused_topic="raise"`).
+                accepted; those are delivered when the cluster takes them (`on_blocked_topic="raise"`).
             ProducerClosedError: After `close`.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_acked_loss`); once for
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`); once for
                 each loss. The record was not accepted: send it again.
             TypeError: Key or value is not bytes and there is no serializer for it; headers of another shape.
             ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.

@@ -120,7 +120,7 @@ class Workload:
         self.server = stack.enter_context(serve(registry=self.registry, partitions=True))
         stack.callback(self._end)  # before what the threads use is closed
         self._stack = stack
-        payments = self._producer("payments", retain_acked_bytes=1 << 20, acked_loss_check_ms=500)
+        payments = self._producer("payments", retain_acked_bytes=1 << 20, data_loss_check_ms=500)
         plain = KafkaProducer(bootstrap_servers=self.cluster.bootstrap_servers)
         for number in range(200):
             payments.send("payments", b"%d" % number)

@@ -118,7 +118,7 @@ class Positions(Walking):
                 lowered = self._tracker.accept(tp.topic, tp.partition, isolation_level=self._isolation)
                 if lowered is not None:
                     event = EndOffsetRegressed(
-                        tp.topic, tp.partition, lowered.offset, lowered.previous, lowered.cause.value
+                        tp.topic, tp.partition, lowered.offset, lowered.previous, lowered.reason.value
                     )
                     self._emit(event)
                     return lowered.offset

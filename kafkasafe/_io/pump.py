@@ -201,7 +201,7 @@ class Pump:
             if ready():
                 return True
             raise UsageError(
-                "on_event and dead_letter run on the producer's own thread: waiting for deliveries there would never"
+                "on_event and on_rejected run on the producer's own thread: waiting for deliveries there would never"
                 " end. Nothing was changed; send() is possible there, do the waiting in another thread"
             )
         with self._let_go():

@@ -116,6 +116,6 @@ def error_for_send(
     error: kafka_errors.KafkaError = kafka_errors.for_code(refused.code)(
         f"The cluster refuses {where}: {refused.reason}. The record was not accepted. What was accepted"
         f" before ({counted(refused.records, 'record')}) is kept in {spool_dir} and delivered as soon as the cluster"
-        f" takes it. {classify_code(refused.code).explanation} on_refused_topic='accept' takes more records meanwhile"
+        f" takes it. {classify_code(refused.code).explanation} on_blocked_topic='accept' takes more records meanwhile"
     )
     return error

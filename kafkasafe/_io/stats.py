@@ -213,7 +213,7 @@ _DEFINITIONS: Final = (
     Definition(
         "refused_age_seconds",
         "gauge",
-        "For how long they have been refused; after refused_timeout_ms what waits for them is rejected.",
+        "For how long they have been refused; after blocked_timeout_ms what waits for them is rejected.",
         ("topic", "error"),
         merge="max",
     ),

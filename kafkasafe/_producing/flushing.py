@@ -40,7 +40,7 @@ class Flushing(Calling):
             UndecidableError: A batch is parked (`on_undecidable="raise"`).
             WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
                 and are delivered when theirs answers again.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_acked_loss`); once for
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`); once for
                 each loss, the next one by the next call. What waits is delivered all the same.
         """
         self._check_fork()

@@ -45,7 +45,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
     belongs to the loop that it was started on; other threads use `asyncio.run_coroutine_threadsafe`.
 
     Nothing here holds the loop up: another thread opens the spool, encodes, waits for room and for the cluster.
-    Serializers and a partitioner of yours run on the loop; `dead_letter` and `on_event` on the producer's own thread.
+    Serializers and a partitioner of yours run on the loop; `on_rejected` and `on_event` on the producer's own thread.
 
     Args:
         loop: Ignored; aiokafka's.

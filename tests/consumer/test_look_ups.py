@@ -145,7 +145,7 @@ def test_without_epochs_a_lower_start_is_held_for_a_while_only(cluster, proxy, c
     delete_before(cluster, topic, 5)
     starts = proxy.on("ListOffsets", topic=topic).when(looks_up(EARLIEST))
     starts.set(leader_epoch=-1)
-    consumer = consumers(offsets_hold_timeout_s=1.5)
+    consumer = consumers(offsets_hold_timeout_ms=1500)
     assert consumer.beginning_offsets([tp]) == {tp: 5}
     starts.set(offset=0)
     assert consumer.beginning_offsets([tp]) == {tp: 5}

@@ -100,7 +100,7 @@ def test_a_scrape_counts_what_happened(kafka, consumers, tmp_path):
     assert ("kafkasafe_end_offset", "0", topic) not in seen
     uninstall(consumer, registry=registry)
     assert ("kafkasafe_lag_records", topic) not in scrape(registry)
-    consumers(client_id="by option", metrics=True)
+    consumers(client_id="by option", prometheus=True)
     assert 'client_id="by option"' not in generate_latest(registry).decode()
     assert any(consumer.client_id == "by option" for consumer in install(registry=REGISTRY).sources)
     with pytest.raises(TypeError, match="not of 'me'"):

@@ -17,7 +17,7 @@ from kafka.errors import KafkaTimeoutError
 from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
-from kafkasafe.offsets import Cause, EndOffsetTracker, Lowered, Undecidable
+from kafkasafe.offsets import EndOffsetTracker, Lowered, LoweredReason, Undecidable
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -149,7 +149,7 @@ def test_the_bug_of_kip_207(cluster, consumers, tmp_path):
     # One who does not want to wait so long decides himself.
     assert {result.offset for result in hasty_results} == {10}
     hasty.observe(*tp, 0)
-    assert hasty.accept(*tp) == Lowered(0, 10, Cause.ACCEPTED, None)
+    assert hasty.accept(*tp) == Lowered(0, 10, LoweredReason.ACCEPTED, None)
 
 
 # --- logs that tell of no leader epochs -----------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
     topic = new_topic(pair, 1, replication_factor=1)
     tp = TopicPartition(topic, 0)
     with Consumers(pair) as consumers:
-        consumer = consumers.assigned(topic, auto_offset_reset="latest", offsets_hold_timeout_s=3.0)
+        consumer = consumers.assigned(topic, auto_offset_reset="latest", offsets_hold_timeout_ms=3000)
         consuming.produce(pair, topic, [b"x"] * 10, acks="all")
         assert consumer.end_offsets([tp]) == {tp: 10}
         pair.lose_log(topic)

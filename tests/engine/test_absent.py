@@ -116,7 +116,7 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
     """Nothing waits for it; its loss is known only when the partition is known not to exist."""
     made = world(3)
     seen: list = []
-    life = made.start(on_event=seen.append, heal_recreated_topics=heal, retain_acked_bytes=1 << 20)
+    life = made.start(on_event=seen.append, restore_recreated_topics=heal, retain_acked_bytes=1 << 20)
     first = [life.send("orders", partition, [b"%d" % partition]) for partition in range(3)]
     assert made.run(10, lambda: all(parcel.done for parcel in first))
     remade(made, 2)

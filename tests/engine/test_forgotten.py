@@ -108,7 +108,7 @@ def test_a_leader_check_that_had_no_answer_is_not_made_on_another_cluster():
     assert scene.losses == []
 
 
-@pytest.mark.parametrize("options", [{}, {"heal_recreated_topics": True, "retain_acked_bytes": 1 << 20}])
+@pytest.mark.parametrize("options", [{}, {"restore_recreated_topics": True, "retain_acked_bytes": 1 << 20}])
 def test_records_of_a_topic_that_was_gone_never_go_to_a_later_one_of_its_name(options):
     """After ten minutes without it what it had is forgotten, so none of it is lost when there is another."""
     scene = Scene(**options)

@@ -19,7 +19,7 @@ def test_what_is_refused_at_once_holds_nobody_up():
     """Another topic's records are durable before the rest of 2,000 refused batches is put aside."""
     world = World(auto_create_topics_enable="false")
     world.centre.create_topic("fine", 1)
-    life = world.start(refused_timeout_ms=2000)
+    life = world.start(blocked_timeout_ms=2000)
     refused = [life.send("gone", 0, [b"%d" % number]) for number in range(2000)]
     assert world.run(60, until=lambda: any(parcel.done for parcel in refused))
     done = sum(parcel.done for parcel in refused)

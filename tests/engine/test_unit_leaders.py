@@ -7,7 +7,7 @@ from virtual import World
 
 from kafkasafe import events
 
-DELIVERIES = pytest.mark.parametrize("delivery", ["idempotent", "staged"])
+DELIVERIES = pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
 
 
 @DELIVERIES

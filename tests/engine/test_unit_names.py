@@ -79,7 +79,7 @@ def test_the_offset_of_a_partition_that_is_gone_is_waited_for_as_records_are(ver
     """It was for ever, and nobody was told; nor was anything delivered that stood behind it on its partitions."""
     world = World(version=version)
     world.centre.create_topic("orders", 1)
-    life = world.start(retry_backoff_ms=100, refused_timeout_ms=120_000)
+    life = world.start(retry_backoff_ms=100, blocked_timeout_ms=120_000)
     seen = watched(life)
     there = m.Position("orders", 0, 3, -1, "")
     began = world.time.monotonic()
@@ -106,7 +106,7 @@ def test_the_offset_of_a_partition_that_is_gone_is_waited_for_as_records_are(ver
 def test_offsets_go_on_when_their_topic_is_there():
     world = World()
     world.centre.create_topic("orders", 1)
-    life = world.start(retry_backoff_ms=100, refused_timeout_ms=None)
+    life = world.start(retry_backoff_ms=100, blocked_timeout_ms=None)
     seen = watched(life)
     head = life.unit(*RECORDS, offsets=[m.GroupOffsets("app", "", -1, None, (GONE,))])[0]
     assert world.run(60, lambda: any(isinstance(each, events.TransactionsBlocked) for each in seen))

@@ -196,7 +196,7 @@ def test_staged_delivery_is_seen_when_it_is_committed(fake_kafka, tmp_path):
     with SafeProducer(
         bootstrap_servers=fake_kafka.bootstrap_servers,
         spool_dir=tmp_path / "spool",
-        delivery="staged",
+        delivery="transactional",
         linger_ms=1,
     ) as producer:
         futures = [producer.send("orders", b"%d" % i, key=b"%d" % (i % 7)) for i in range(500)]
@@ -274,8 +274,8 @@ def test_a_consumer_that_lost_its_partitions_gets_nothing_committed(kafka, tmp_p
 
 
 def test_wrong_options_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'staged'"):
-        SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="stage")
+    with pytest.raises(ConfigError, match="did you mean 'transactional'"):
+        SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="transaction")
 
 
 def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(producer):

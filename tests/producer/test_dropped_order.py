@@ -124,7 +124,7 @@ def test_a_cell_of_atomic_batches_that_is_run_again(cluster, trouble, tmp_path):
 
 @pytest.mark.full
 def test_a_cell_of_staged_records_that_is_run_again(cluster, trouble, tmp_path):
-    run_cells(cluster, trouble, tmp_path, send_all, delivery="staged")
+    run_cells(cluster, trouble, tmp_path, send_all, delivery="transactional")
 
 
 @pytest.mark.full

@@ -233,7 +233,7 @@ def test_every_code_to_a_question(wire, quick, api, lasting) -> None:
     topic = wire.topic()
     partitions = range(len(CODES))
     proxy = wire.proxy
-    records = Records(quick(refused_timeout_ms=600_000), topic)
+    records = Records(quick(blocked_timeout_ms=600_000), topic)
     if api != "ListOffsets":
         records.send(partitions)
         records.settle()
@@ -267,7 +267,7 @@ def test_every_code_to_metadata(wire, quick) -> None:
     topics = {code: f"t-metadata-{code}" for code in CODES}
     with wire.cluster.admin() as admin:
         admin.create_topics([NewTopic(topic, 1, 1) for topic in topics.values()])
-    producer = quick(refused_timeout_ms=600_000)
+    producer = quick(blocked_timeout_ms=600_000)
     everything = {code: Records(producer, topic) for code, topic in topics.items()}
     proxy = wire.proxy
     proxy.forget()

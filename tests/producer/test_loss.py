@@ -183,7 +183,7 @@ def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, cont
     def safe(partition: int, **options) -> Safe:
         return Safe(producers, cluster, topic, partition, tmp_path, acks=1, **options)
 
-    heals, tells, raises = safe(0), safe(1, on_acked_loss="event"), safe(2, on_acked_loss="raise")
+    heals, tells, raises = safe(0), safe(1, on_data_loss="event"), safe(2, on_data_loss="raise")
     small = {"spool_segment_bytes": 1 << 20, "max_request_size": 500_000, "retain_acked_bytes": 0}
     forgets = safe(5, **small)
     controls += [KafkaPython(cluster, topic, 3, 1), Confluent(cluster, topic, 4, 1)]
@@ -245,7 +245,7 @@ def test_a_wiped_log_loses_what_all_had(kafka_cluster, controls, producers, tmp_
     topic = f"wiped-{random.SystemRandom().getrandbits(32):x}"
     cluster.create_topic(topic, assignments=same_brokers(4))
     heals = Safe(producers, cluster, topic, 0, tmp_path)
-    idle = Safe(producers, cluster, topic, 1, tmp_path, acked_loss_check_ms=200)
+    idle = Safe(producers, cluster, topic, 1, tmp_path, data_loss_check_ms=200)
     controls += [KafkaPython(cluster, topic, 2, "all"), Confluent(cluster, topic, 3, "all")]
     for client in (heals, idle, *controls):
         client.send(20)
@@ -273,17 +273,17 @@ def test_a_wiped_log_loses_what_all_had(kafka_cluster, controls, producers, tmp_
     assert [number for number in log[0] if number < 20] == list(range(20))
 
 
-@pytest.mark.parametrize("heal_recreated_topics", [False, True])
-def test_a_topic_that_is_created_again(kafka_cluster, producers, tmp_path, heal_recreated_topics):
+@pytest.mark.parametrize("restore_recreated_topics", [False, True])
+def test_a_topic_that_is_created_again(kafka_cluster, producers, tmp_path, restore_recreated_topics):
     cluster = kafka_cluster
     topic = harness.new_topic(cluster, 1)
-    safe = Safe(producers, cluster, topic, 0, tmp_path, heal_recreated_topics=heal_recreated_topics)
+    safe = Safe(producers, cluster, topic, 0, tmp_path, restore_recreated_topics=restore_recreated_topics)
     safe.send(10)
     cluster.delete_topic(topic)
     cluster.create_topic(topic, 1)
     safe.send(1)
     event = safe.lost()
-    healed = 10 if heal_recreated_topics else 0
+    healed = 10 if restore_recreated_topics else 0
     assert (event.first_offset, event.last_offset, event.records) == (0, 9, 10)
     assert (event.reason, event.restoring_records) == ("topic id", healed)
     if healed:
@@ -303,7 +303,7 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
     cluster = kafka_cluster
     topic = f"trimmed-{random.SystemRandom().getrandbits(32):x}"
     cluster.create_topic(topic, assignments=same_brokers(1))
-    safe = Safe(producers, cluster, topic, 0, tmp_path, acked_loss_check_ms=200)
+    safe = Safe(producers, cluster, topic, 0, tmp_path, data_loss_check_ms=200)
     safe.send(5)
     seen: list[events.ConsumerEvent] = []
     with SafeConsumer(
@@ -363,7 +363,7 @@ def test_killed_while_it_heals(kafka_cluster, zygote, producers, tmp_path):
     cluster.create_topic(topic, assignments=same_brokers(KILLED))
     options = {
         "retain_acked_bytes": RETAINED,
-        "acked_loss_check_ms": 100,
+        "data_loss_check_ms": 100,
         "request_timeout_ms": 2000,
         "linger_ms": 0,
         # Two batches at a time: healing takes its time.

@@ -184,7 +184,7 @@ def test_sequence_errors_are_counted_by_what_was_proven(kafka, producers):
 def test_installing_twice_is_once_and_what_is_gone_leaves(kafka, tmp_path):
     registry = CollectorRegistry()
     one = SafeProducer(
-        bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path, client_id="one", metrics=True
+        bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path, client_id="one", prometheus=True
     )
     install(one, registry=registry)
     with SafeProducer(bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path, client_id="two") as two:
@@ -267,7 +267,7 @@ from kafkasafe.metrics import flush, serve
 servers, topic, spool = json.loads(sys.argv[1])
 
 def work(count):
-    with SafeProducer(bootstrap_servers=servers, spool_dir=spool, metrics=True, client_id="w") as producer:
+    with SafeProducer(bootstrap_servers=servers, spool_dir=spool, prometheus=True, client_id="w") as producer:
         for number in range(count):
             producer.send(topic, b"%d" % number)
         producer.flush(60)

@@ -63,8 +63,8 @@ def outage(broker) -> None:
         {"spool_after_ms": 5},
         {"rejected_max_bytes": 5},
         {"retain_acked_bytes": 5},
-        {"retain_acked_s": 5},
-        {"heal_recreated_topics": True},
+        {"retain_acked_ms": 5000},
+        {"restore_recreated_topics": True},
         {"on_corrupt": "quarantine"},
     ],
     ids=lambda option: next(iter(option)),
@@ -199,7 +199,7 @@ def test_what_is_rejected_goes_to_its_future_and_to_the_handler(broker, unspoole
     topic = harness.new_topic(broker.cluster, 1, config={"max.message.bytes": 5000})
     letters: list = []
     seen: list = []
-    producer = unspooled(dead_letter=lambda **letter: letters.append(letter), on_event=seen.append)
+    producer = unspooled(on_rejected=lambda **letter: letters.append(letter), on_event=seen.append)
     before = producer.send(topic, b"before")
     bad = producer.send(topic, b"x" * 20_000, b"key")
     after = producer.send(topic, b"after")

@@ -55,7 +55,7 @@ def test_every_loss_is_raised(some_wire, producers):
     topic = harness.new_topic(cluster, 3)
     events = []
     producer = producers(
-        proxy.bootstrap_servers, on_acked_loss="raise", acked_loss_check_ms=100, on_event=events.append
+        proxy.bootstrap_servers, on_data_loss="raise", data_loss_check_ms=100, on_event=events.append
     )
     for partition in range(3):
         producer.send(topic, b"0", partition=partition).get(60)
@@ -80,8 +80,8 @@ def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
         proxy.bootstrap_servers,
         spool_segment_bytes=1 << 20,
         max_request_size=500_000,
-        heal_recreated_topics=True,
-        acked_loss_check_ms=LONG_MS,
+        restore_recreated_topics=True,
+        data_loss_check_ms=LONG_MS,
         on_event=seen.append,
     )
     value = b"x" * 100_000
@@ -124,10 +124,10 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     names = ["flush", "close", "raise", "event", "heal", "heal closed", "with", "exit", "dropped"]
     topics = {name: harness.new_topic(cluster, 2 if name == "close" else 1) for name in names}
     options = {
-        "raise": {"on_acked_loss": "raise"},
-        "event": {"on_acked_loss": "event"},
-        "heal": {"heal_recreated_topics": True},
-        "heal closed": {"heal_recreated_topics": True},
+        "raise": {"on_data_loss": "raise"},
+        "event": {"on_data_loss": "event"},
+        "heal": {"restore_recreated_topics": True},
+        "heal closed": {"restore_recreated_topics": True},
     }
     seen = {name: [] for name in names}
     opened = {
@@ -137,7 +137,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
             spool_dir=producers.spool / name,
             client_id=name,
             on_event=seen[name].append,
-            acked_loss_check_ms=LONG_MS,
+            data_loss_check_ms=LONG_MS,
             **options.get(name, {}),
         )
         for name in names
@@ -217,8 +217,8 @@ def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(some_wire, produ
     options = {
         "spool_segment_bytes": 1 << 20,
         "max_request_size": 500_000,
-        "heal_recreated_topics": True,
-        "acked_loss_check_ms": LONG_MS,
+        "restore_recreated_topics": True,
+        "data_loss_check_ms": LONG_MS,
         "request_timeout_ms": 5000,
     }
     first = producers(proxy.bootstrap_servers, **options)

@@ -126,7 +126,7 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     rule = deny(cluster, topic, operation)
     seen: list = []
     registry = CollectorRegistry()
-    producer = producers(proxy.bootstrap_servers, on_event=seen.append, on_refused_topic=policy)
+    producer = producers(proxy.bootstrap_servers, on_event=seen.append, on_blocked_topic=policy)
     install(producer, registry=registry)
 
     def said() -> list[logging.LogRecord]:
@@ -213,7 +213,7 @@ def test_records_wait_for_a_topic_that_somebody_creates(some_wire, producers, mo
     monkeypatch.setattr(lane_keeper, "_MISSING_GRACE_S", 2.0)
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
-    producer = producers(proxy.bootstrap_servers, acked_loss_check_ms=1000)
+    producer = producers(proxy.bootstrap_servers, data_loss_check_ms=1000)
     if known:
         harness.send(producer, topic, 1000).get(60)
     cluster.delete_topic(topic)
@@ -242,7 +242,7 @@ def test_what_nobody_mends_in_time_is_rejected_and_what_comes_then_has_its_own_t
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     rule = deny(cluster, topic)
-    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=4000, on_refused_topic="accept")
+    producer = producers(proxy.bootstrap_servers, blocked_timeout_ms=4000, on_blocked_topic="accept")
     began = time.monotonic()
     with pytest.raises(RejectedError) as caught:
         harness.send(producer, topic, 0).get(60)
@@ -261,7 +261,7 @@ def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(some_w
     cluster, proxy = some_wire
     limits = {"message.timestamp.after.max.ms": 1000, "message.timestamp.before.max.ms": 3_600_000}
     topic = harness.new_topic(cluster, 1, config=limits)
-    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=600_000, linger_ms=0)
+    producer = producers(proxy.bootstrap_servers, blocked_timeout_ms=600_000, linger_ms=0)
     now_ms = time.time_ns() // 1_000_000
     ahead = producer.send(topic, harness.record_value(0), timestamp_ms=now_ms + 4000)
     ahead.durable(60)
@@ -288,7 +288,7 @@ def test_a_batch_on_which_the_broker_fails_each_time_does_not_block_its_partitio
 ):
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
-    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=2000, linger_ms=0)
+    producer = producers(proxy.bootstrap_servers, blocked_timeout_ms=2000, linger_ms=0)
     harness.send(producer, topic, 0).get(60)
     fails = proxy.on("Produce", topic=topic).answer_without_forwarding(code)
     bad = harness.send(producer, topic, 1)

@@ -192,7 +192,8 @@ def test_serializers_see_the_headers_that_are_sent_and_are_closed(kafka, produce
         {"spool_lane": -1},
         {"spool_lane": "a"},
         {"spool_lane": 1000},
-        {"dead_letter": 5},
+        {"on_rejected": 5},
+        {"on_rejected": "orders-dlq"},
         {"on_event": "print"},
         {"spool_dir": 5},
         {"partitioner": 5},
@@ -344,14 +345,14 @@ def test_a_hook_that_waits_for_the_producer(kafka, producers):
     letters = harness.new_topic(kafka, 1)
     seen: list = []
 
-    def dead_letter(value, **_):
+    def on_rejected(value, **_):
         future = producer.send(letters, value[:3])
         try:
             future.get()
         except UsageError as error:
             seen.append(str(error))
 
-    producer = producers(kafka.bootstrap_servers, dead_letter=dead_letter)
+    producer = producers(kafka.bootstrap_servers, on_rejected=on_rejected)
     assert producer.send(topic, b"1" * 20_000).add_errback(seen.append) is not None
     producer.flush(60)
     producer.close()
@@ -382,7 +383,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     """Asking whether its records were still there created it again, also in lives that never wrote to it."""
     topic, other = harness.new_topic(kafka, 1), "made-on-demand"
     seen: list[object] = []
-    options = {"acked_loss_check_ms": 100, "linger_ms": 1, "on_event": seen.append}
+    options = {"data_loss_check_ms": 100, "linger_ms": 1, "on_event": seen.append}
 
     def exists(name: str) -> bool:
         with kafka.admin() as admin:

@@ -324,10 +324,10 @@ def test_a_topic_that_is_created_again(site, producers) -> None:
     """All that was acknowledged is told as lost. It goes into the new topic only where that was asked for."""
     told, healed, restarted, doubtful, raising = owners = [
         Owner(site, producers, site.topic()),
-        Owner(site, producers, site.topic(), heal_recreated_topics=True),
+        Owner(site, producers, site.topic(), restore_recreated_topics=True),
         Owner(site, producers, site.topic(), "restarted"),
-        Owner(site, producers, site.topic(), "in doubt", heal_recreated_topics=True),
-        Owner(site, producers, site.topic(), on_acked_loss="raise"),
+        Owner(site, producers, site.topic(), "in doubt", restore_recreated_topics=True),
+        Owner(site, producers, site.topic(), on_data_loss="raise"),
     ]
     for owner in owners:
         owner.write(ACKED)
@@ -363,8 +363,8 @@ def election(site: Site, producers) -> None:
         return Owner(site, producers, topic, how, **options)
 
     half = ACKED // 2
-    shorter = [owner(), owner("restarted"), owner("in doubt"), owner(on_acked_loss="raise")]
-    empty = [owner(), owner("restarted", heal_recreated_topics=True), owner(heal_recreated_topics=True)]
+    shorter = [owner(), owner("restarted"), owner("in doubt"), owner(on_data_loss="raise")]
+    empty = [owner(), owner("restarted", restore_recreated_topics=True), owner(restore_recreated_topics=True)]
     kept = {o.topic: half for o in shorter} | {o.topic: 0 for o in empty}
     site.fail_over({o.topic: [o] for o in (*shorter, *empty)}, kept)
     for o in (*shorter, *empty):
@@ -388,12 +388,12 @@ def test_a_wiped_log(site) -> None:
 
 def lost_disk(site: Site, producers) -> None:
     """Of the new brokers' answers only the offset tells. 0.11 says 45, as it does when nothing is wrong."""
-    heal = {} if site.version in WITH_TOPIC_IDS else {"heal_recreated_topics": True}
+    heal = {} if site.version in WITH_TOPIC_IDS else {"restore_recreated_topics": True}
     owners = [
         Owner(site, producers, site.topic(), **heal),
         Owner(site, producers, site.topic(), "restarted", **heal),
         Owner(site, producers, site.topic(), "in doubt", **heal),
-        Owner(site, producers, site.topic(), on_acked_loss="raise"),
+        Owner(site, producers, site.topic(), on_data_loss="raise"),
     ]
     for owner in owners:
         owner.write(ACKED)
@@ -413,9 +413,11 @@ def test_a_loss_that_others_wrote_over(site, producers) -> None:
     """The log is longer than what was acknowledged again: what is acknowledged next tells nothing."""
     # Too late for the check of the log's end, where something else is to tell.
     check_ms = 1000 if site.version in WITH_TOPIC_IDS else 60_000
-    owners = [Owner(site, producers, site.topic(), heal_recreated_topics=True, acked_loss_check_ms=check_ms)]
+    owners = [
+        Owner(site, producers, site.topic(), restore_recreated_topics=True, data_loss_check_ms=check_ms)
+    ]
     if site.version in WITH_TOPIC_IDS:
-        owners += [Owner(site, producers, site.topic(), "restarted", heal_recreated_topics=True)]
+        owners += [Owner(site, producers, site.topic(), "restarted", restore_recreated_topics=True)]
     for owner in owners:
         owner.write(ACKED)
         owner.before()

@@ -152,8 +152,8 @@ def remembering(cluster, directory, events, *, check_ms):
         bootstrap_servers=cluster.bootstrap_servers,
         spool_dir=directory,
         on_event=events.append,
-        acked_loss_check_ms=check_ms,
-        heal_recreated_topics=True,
+        data_loss_check_ms=check_ms,
+        restore_recreated_topics=True,
         retain_acked_bytes=1 << 20,
     )
 

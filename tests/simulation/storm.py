@@ -137,9 +137,9 @@ class Storm:
             "retry_backoff_ms": 100,
             "spool": s.spool,
             "on_event": self._on_event,
-            "refused_timeout_ms": int(s.refused_s * 1000),
-            "on_acked_loss": "heal" if s.heals else "event",
-            "heal_recreated_topics": s.heals_recreated,
+            "blocked_timeout_ms": int(s.refused_s * 1000),
+            "on_data_loss": "restore" if s.heals else "event",
+            "restore_recreated_topics": s.heals_recreated,
         }
         if s.spool == "on_error":
             options["spool_after_ms"] = 200

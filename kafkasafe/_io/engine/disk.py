@@ -315,7 +315,7 @@ class DiskWriter:
             logging.WARNING,
             "retention_gave_way",
             lane.name,
-            "%s: more than half full, so %d delivered records that retain_acked_bytes or retain_acked_s kept were"
+            "%s: more than half full, so %d delivered records that retain_acked_bytes or retain_acked_ms kept were"
             " deleted (%d bytes): should the cluster lose them, they cannot be sent again. Of %d partitions; the first:"
             " %s-%d, offsets %d to %d",
             lane.name,

@@ -181,7 +181,7 @@ class Endings:
         if not waiting:
             return  # rejected already
         _, _, batches, records = waiting[0]
-        limit_s = self._config.refused_timeout_s
+        limit_s = self._config.blocked_timeout_s
         self._log.seldom(
             logging.ERROR,
             "topic_refused",
@@ -331,7 +331,7 @@ class Endings:
             self._losses.comes_not_back(lane, batch)
 
     def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
-        handler = self._config.dead_letter
+        handler = self._config.on_rejected
         path = lane.kept_in.pop(batch.handle)
         if handler is None:
             return

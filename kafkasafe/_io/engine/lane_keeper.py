@@ -109,10 +109,10 @@ class LaneKeeper:
             window=config.window,
             state_age_s=config.state_age_s,
             request_timeout_s=config.request_timeout_s,
-            refused_timeout_s=config.refused_timeout_s,
+            blocked_timeout_s=config.blocked_timeout_s,
             missing_grace_s=_MISSING_GRACE_S,
-            heal=config.on_acked_loss == "heal",
-            heal_recreated=config.heal_recreated_topics,
+            heal=config.on_data_loss == "restore",
+            heal_recreated=config.restore_recreated_topics,
             gather_bytes=gather_bytes(config) if own else 0,
             newest_reading=self._ground.newest_reading,
         )

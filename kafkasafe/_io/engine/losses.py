@@ -42,15 +42,17 @@ class LossWatch:
         if loss.revived:
             fate = f"{loss.revived} of them are in the spool and are sent again"
         elif (
-            loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics
+            loss.recreated
+            and self._config.on_data_loss == "restore"
+            and not self._config.restore_recreated_topics
         ):
-            fate = "Nothing is sent again into a topic that may have been recreated (heal_recreated_topics=False)"
-        elif self._config.on_acked_loss == "heal" and self._config.in_memory:
+            fate = "Nothing is sent again into a topic that may have been recreated (restore_recreated_topics=False)"
+        elif self._config.on_data_loss == "restore" and self._config.in_memory:
             fate = "With spool='never' no copy of them is left"
-        elif self._config.on_acked_loss == "heal":
-            fate = "The spool no longer has them: retain_acked_bytes or retain_acked_s keep them"
+        elif self._config.on_data_loss == "restore":
+            fate = "The spool no longer has them: retain_acked_bytes or retain_acked_ms keep them"
         else:
-            fate = f"Nothing is sent again (on_acked_loss={self._config.on_acked_loss!r})"
+            fate = f"Nothing is sent again (on_data_loss={self._config.on_data_loss!r})"
         self._log.error(
             "%s. %s",
             message,
@@ -85,9 +87,9 @@ class LossWatch:
                 loss.revived,
             )
         )
-        if self._config.on_acked_loss == "raise" and loss.records:
+        if self._config.on_data_loss == "raise" and loss.records:
             self._raise_later(topic, partition, message, loss.first_offset, loss.last_offset, loss.records)
-        elif self._config.on_acked_loss == "heal" and loss.gone[2]:
+        elif self._config.on_data_loss == "restore" and loss.gone[2]:
             first_offset, last_offset, records = loss.gone
             what = f"{message}. {fate}"
             if loss.revived:
@@ -189,7 +191,7 @@ class LossWatch:
             for destination, last_acked_offset in lane.journal.idle():
                 if lane.journal.address(destination)[0] not in self._ground.gone:
                     self._check_end(lane, destination, last_acked_offset)
-        self._ground.timer(self._config.acked_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
+        self._ground.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
     def _check_end(
         self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False

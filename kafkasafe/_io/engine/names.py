@@ -86,7 +86,7 @@ class RefusedNames:
         if now - found.last_at > SILENCE_S:
             found.counted_from = now
         found.last_at, found.reason = now, reason
-        limit_s = self._ground.config.refused_timeout_s if of_place else None
+        limit_s = self._ground.config.blocked_timeout_s if of_place else None
         if not found.told and now - found.since >= (
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
