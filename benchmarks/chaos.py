@@ -468,7 +468,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             if thread.failure is not None:
                 raise thread.failure
         proxy.clear()
-        cluster.heal()
+        cluster.recover()
         results = settle(cluster, (first, second), switch, plain, staged, mover, members)
     return report(options, programs, {**faults.done, **switch.done}, results)
 

@@ -132,7 +132,7 @@ def produce(options: argparse.Namespace) -> None:
             (send_together if topic == "pair" else send)(topic, book, dice.randint(1, options.burst))
         if dice.random() < 0.3 or fault != number_in(folder / "seen"):
             with contextlib.suppress(KafkaError):
-                producer.flush_spool(30)
+                producer.durable(30)
                 for topic, book in books.items():
                     mine = slice(promised[topic], numbers[topic])
                     book["durable"][mine] = book["accepted"][mine]
@@ -186,7 +186,7 @@ def transform(options: argparse.Namespace) -> None:
                 outcomes.popleft().get(SETTLE_S)
         if fault != number_in(folder / "seen"):
             with contextlib.suppress(KafkaError):
-                producer.flush_spool(30)
+                producer.durable(30)
                 (folder / "seen").write_text(str(fault))
 
 

@@ -106,7 +106,7 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     ),
     errors.UndecidableError: _Row(
         _ASK,
-        "Look at the evidence and the topic, then decide: resume_parked() sends the batch again or skips it.",
+        "Look at the evidence and the topic, then decide: resolve_undecidable() sends the batch again or skips it.",
         at_risk=True,
     ),
     errors.DeliveryTimeoutError: _Row(

@@ -318,7 +318,7 @@ class KafkaHandler(logging.Handler):
     def _spool_all(self) -> None:
         if self._producer is not None:
             with contextlib.suppress(Exception):
-                self._producer.flush_spool(self._close_s)
+                self._producer.durable(self._close_s)
 
     def _end(self) -> None:
         producer, self._producer = self._producer, None

@@ -476,7 +476,7 @@ def consumer_readings(
         yield CONSUMER["lag_records"], (topic,), lag
         yield CONSUMER["not_ready_partitions"], (topic,), at.not_ready_s is not None
         yield CONSUMER["remote_storage_not_ready_partitions"], (topic,), at.remote
-        yield CONSUMER["undecided_partitions"], (topic,), at.undecided
+        yield CONSUMER["stopped_partitions"], (topic,), at.undecided
         for name, offset in (("end_offset", at.end_offset), ("position", at.position)):
             if offset is not None:
                 yield CONSUMER[name], (topic, str(partition)), offset

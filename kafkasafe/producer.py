@@ -322,7 +322,7 @@ class SafeProducer(Opening):
             Default: no.
         data_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
         on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
-            `send` and `flush`, until `resume_parked`), "resend" (it may be there twice) or "skip".
+            `send` and `flush`, until `resolve_undecidable`), "resend" (it may be there twice) or "skip".
         on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
             Damage found while sending stops its partition only ("raise": until the file is restored).
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
@@ -353,7 +353,7 @@ class SafeProducer(Opening):
         # see what is inherited.
         __init__ = Opening.__init__
         flush = Flushing.flush
-        flush_spool = Flushing.flush_spool
+        durable = Flushing.durable
         close = Closing.close
         __del__ = Closing.__del__
         partitions_for = Looking.partitions_for
@@ -375,7 +375,8 @@ class SafeProducer(Opening):
     ) -> RecordFuture:
         """Accept a record.
 
-        It is on disk soon after (`future.durable()`, `flush_spool()`), and in the cluster as soon as that takes it.
+        It is on disk soon after (`future.durable()`, `producer.durable()`), and in the cluster as soon as that takes
+        it.
 
         Args:
             topic: Topic name.
@@ -469,10 +470,10 @@ class SafeProducer(Opening):
         future._producer, future._chunk, future._index, future._first = self, chunk, index, True
         return future
 
-    def resume_parked(self, *, resend: bool) -> None:
+    def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about the undecidable batches that the last UndecidableError spoke of; about all, if none was raised.
 
-        What is parked after that error is for another decision: the next `send` or `flush` raises it.
+        A batch that becomes undecidable after that error is for another decision: the next `send` or `flush` raises it.
 
         Args:
             resend: True: send it under a new id; it may then be in the log twice. False: take it as delivered.
@@ -483,7 +484,7 @@ class SafeProducer(Opening):
         if not isinstance(resend, bool):
             raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
         self._check_fork()
-        self._pump.resume_parked(resend=resend)
+        self._pump.resolve_undecidable(resend=resend)
 
     @classmethod
     def max_usable_produce_magic(cls, api_version: tuple[int, ...]) -> int:  # noqa: ARG003  # KafkaProducer's signature

@@ -71,7 +71,7 @@ class Scene:
             for number in range(self.sent[name], self.sent[name] + count):
                 producer.send(self.topic, b"%s %d" % (name.encode(), number), partition=number % PARTITIONS)
             self.sent[name] += count
-            producer.flush_spool(60)
+            producer.durable(60)
 
     def flush(self) -> None:
         for producer in self.producers.values():

@@ -226,7 +226,7 @@ class Workload:
         lost = self.proxy.on("Produce", topic="tickets").drop()
         for number in range(5):
             self._tickets.send("tickets", b"%d" % number)
-        self._tickets.flush_spool(60)
+        self._tickets.durable(60)
         lost.wait(1, 60)
         place = TopicPartition("tickets", 0)
         _until(lambda: self.cluster._log_end(1, "tickets", 0) == 5, "the tickets to be in the log")
@@ -281,7 +281,7 @@ class Workload:
         then_ms = int((time.time() - _OUTAGE_S) * 1000)
         for number in range(50):
             sensors.send("sensors", b"%d" % number, timestamp_ms=then_ms)
-        sensors.flush_spool(60)
+        sensors.durable(60)
         rule.wait(1, 60)  # sent: it has an id, and is in doubt
         sensors.close(timeout=0)
         self._sensors = self._open_sensors()

@@ -280,7 +280,7 @@ class Pump:
         refused = [each for each in self.engine.endings.refused() if each.confirmed]
         return PumpState(gauges, offsets, refused, units)
 
-    def resume_parked(self, *, resend: bool) -> None:
+    def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide undecidable batches: send them again (they may be twice in the log), or take them as delivered.
 
         Those that the last error spoke of; where none was raised, all that are there. A batch that was parked since is

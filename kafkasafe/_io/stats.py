@@ -300,7 +300,7 @@ _CONSUMER: Final = (
         ("topic",),
     ),
     Definition(
-        "undecided_partitions",
+        "stopped_partitions",
         "gauge",
         "Partitions that wait for the application to choose a position.",
         ("topic",),

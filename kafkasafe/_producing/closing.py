@@ -144,7 +144,7 @@ class Closing(Flushing):
             were, are = ("was", "is") if records == 1 else ("were", "are")
             raise SpoolWriteError(
                 f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
-                " lost with the producer. Everything that durable(), flush_spool() or get() confirmed is safe"
+                " lost with the producer. Everything that durable() or get() confirmed is safe"
             )
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:

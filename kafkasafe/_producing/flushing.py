@@ -1,4 +1,4 @@
-"""`flush` and `flush_spool`: waiting for the fate of all that was accepted, and the error where it does not come."""
+"""`flush` and `durable`: waiting for the fate of all that was accepted, and the error where it does not come."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Flushing(Calling):
             return f"they are {only}"
         return f"{unfinished - memory} of them are in the spool and will be delivered, {memory} are {only}"
 
-    def flush_spool(self, timeout: float | None = None) -> None:
+    def durable(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
 
         With `spool="never"` only the cluster makes a record durable: this is `flush`, and also waits for what
@@ -160,7 +160,7 @@ class Flushing(Calling):
         self._raise_unspooled(number, timeout)
 
     def _raise_unspooled(self, number: int, timeout: float | None) -> None:
-        """The end of `flush_spool`: nothing, or the error."""
+        """The end of `durable`: nothing, or the error."""
         ledger = self._pump.ledger
         spooled = ledger.spooled(number)
         # Also where nothing is left to wait for: then it was given up.

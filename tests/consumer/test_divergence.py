@@ -39,7 +39,7 @@ def cluster():
 
 @pytest.fixture
 def consumers(cluster):
-    cluster.heal()
+    cluster.recover()
     with Consumers(cluster) as opened:
         yield opened
 

@@ -44,7 +44,7 @@ def some_cluster(request):
 def consumers(some_cluster):
     with Consumers(some_cluster) as opened:
         yield opened
-    some_cluster.heal()
+    some_cluster.recover()
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def cluster(request, clusters):
 def consumers(cluster):
     with Consumers(cluster) as opened:
         yield opened
-    cluster.heal()
+    cluster.recover()
 
 
 def controller(cluster):

@@ -79,7 +79,7 @@ def test_all_of_a_batch_is_delivered_and_told(producer, fake_kafka):
     with producer.batch() as batch:
         first = batch.send("orders", b"1", key=b"a")
         second = batch.send("audit", b"one", headers=[("h", b"x")])
-        batch.spool_after_commit(called.append)
+    batch.outcome.add_callback(called.append)
     assert batch.outcome.durable(60) is batch.outcome
     done = batch.outcome.get(60)
     assert done.records == 2
@@ -356,9 +356,10 @@ def test_what_cannot_be_sent_is_refused_as_an_option(tmp_path, options):
 
 
 def test_what_cannot_be_called_is_refused(producer):
-    batch = producer.batch()
-    with pytest.raises(TypeError, match="spool_after_commit"):
-        batch.spool_after_commit(None)
+    with producer.batch() as batch:
+        batch.send("orders", b"1")
+    with pytest.raises(TypeError, match="add_callback"):
+        batch.outcome.add_callback(None)
 
 
 def test_who_waits_in_vain_hears_what_the_cluster_refuses(fake_kafka, tmp_path):

@@ -49,7 +49,7 @@ def left_behind(broker, lives, topic: str, *, known: bool = True, waiting: str =
         broker.proxy.cut()
     for number in range(20):
         producer.send(waiting or topic, b"%d" % number)
-        producer.flush_spool(30)
+        producer.durable(30)
     producer.close(timeout=0)
     broker.proxy.restore()
     return Path(producer.spool_dir)
@@ -119,7 +119,7 @@ def test_what_another_spelling_left_and_is_not_delivered_is_named_with_its_own_d
     with caplog.at_level(logging.WARNING, "kafkasafe"):
         job = lives(localhost(some_broker), on_event=seen.append, allow_auto_create_topics=False)
         job.send(topic, b"own")
-        job.flush_spool(60)
+        job.durable(60)
         harness.until(lambda: any(isinstance(e, events.LaneAdopted) for e in seen), 60, "the adoption")
         job.close(timeout=0)
     assert logs.drain(60)

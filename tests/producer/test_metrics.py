@@ -125,7 +125,7 @@ def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, produc
     old = 1_600_000_000_000
     for number in range(1, 11):
         producer.send(topic, b"%d" % number, timestamp_ms=old)
-    producer.flush_spool(60)
+    producer.durable(60)
     harness.until(lambda: ("kafkasafe_retries_exhausted_total", "produce") in scrape(registry), 120)
     harness.until(lambda: ("kafkasafe_retry_backoff_seconds_total", "produce") in scrape(registry), 120)
 

@@ -181,13 +181,13 @@ def test_memory_is_bounded_in_an_outage_and_nothing_accepted_is_dropped(broker, 
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match="in memory, as long as this producer lives"
     ):
-        producer.flush_spool(0.1)
+        producer.durable(0.1)
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match=r"was not durable .* Brokers cannot be used"
     ):
         futures[0].durable(0.1)
     broker.proxy.restore()
-    producer.flush_spool(120)
+    producer.durable(120)
     assert {d.name: n for d, _, n in producer._readings()}["spool_bytes"] == 0
     numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])
     assert numbers == list(range(len(futures) + 1))
@@ -276,7 +276,7 @@ def test_what_a_delivery_timeout_gave_up_is_waited_for(fake_kafka):
     with pytest.raises(DeliveryTimeoutError, match="do not send it again"):
         future.get(120)
     with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match="delivery_timeout_ms gave up"):
-        producer.flush_spool(0.1)
+        producer.durable(0.1)
     fake_kafka.restore()
     producer.close()
     assert fake_kafka.values("orders") == [b"one"]

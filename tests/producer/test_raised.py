@@ -274,11 +274,11 @@ def test_a_decision_is_about_what_was_known(some_wire, producers):
     proxy.on("Produce", topic=topic, partition=2).answer_without_forwarding(47)
     harness.until(lambda: parked() == 3)
     proxy.clear()
-    producer.resume_parked(resend=True)
+    producer.resolve_undecidable(resend=True)
     assert [future.get(60).offset for future in early] == [1, 1]
     assert not late.is_done
     with pytest.raises(UndecidableError, match=f"{topic}-2"):
         producer.flush(60)
-    producer.resume_parked(resend=False)
+    producer.resolve_undecidable(resend=False)
     late.get(60)
     assert harness.end_offset(cluster, topic, 2) == 1

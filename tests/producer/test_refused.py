@@ -96,7 +96,7 @@ def test_one_stray_refusal_after_an_outage_throws_nothing_away(some_wire, produc
     outage = proxy.on("Produce", topic=topic).answer_without_forwarding(19)
     for number in PROMISED:
         harness.send(producer, topic, number)
-    producer.flush_spool(60)
+    producer.durable(60)
     outage.wait(1, 60)
     stray = proxy.on(api, topic=topic)
     if api == "Produce":
@@ -135,7 +135,7 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     with caplog.at_level(logging.ERROR, "kafkasafe.producer"):
         for number in range(100):
             harness.send(producer, topic, number)
-        producer.flush_spool(60)
+        producer.durable(60)
         harness.until(lambda: [e for e in seen if isinstance(e, events.TopicBlocked)], 120)
         # Another thread logs.
         harness.until(said, 120)

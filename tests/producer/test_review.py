@@ -101,14 +101,14 @@ def test_ctrl_c_in_close(broker, producers, interrupting):
 
 
 def test_waiting_for_a_producer_that_ended_by_an_error(broker, producers, monkeypatch):
-    """flush() and flush_spool() returned as if everything was safe, durable() after close() never returned."""
+    """flush() and durable() returned as if everything was safe, durable() of a future after close() never returned."""
     topic = harness.new_topic(broker.cluster, 1)
     broker.proxy.refuse()
 
     def fail(*_):
         raise RuntimeError("a bug")
 
-    for wait in ("flush", "flush_spool", "close"):
+    for wait in ("flush", "durable", "close"):
         producer = producers(broker.servers, linger_ms=60_000)
         future = producer.send(topic, b"1")
         with monkeypatch.context() as patch:
@@ -257,7 +257,7 @@ def test_close_in_a_hook(kafka, producers):
 
     producer = producers(kafka.bootstrap_servers, on_event=on_event)
     producer.send(topic, b"0")
-    producer.flush_spool(60)
+    producer.durable(60)
     assert closed.wait(60)
     harness.until(lambda: not producer._pump._thread.is_alive())
     with producers(kafka.bootstrap_servers) as producer:
@@ -294,7 +294,7 @@ def test_given_and_chosen_partitions_at_first_contact(broker, producers, outage)
         headers = [("n", b"%d" % number)] if number % 7 == 0 else None
         futures.append(producer.send(topic, b"%d" % number, partition=partition, headers=headers))
         if chance.random() < 0.03:
-            producer.flush_spool(60)
+            producer.durable(60)
     if outage:
         producer.close(timeout=0)
         broker.proxy.restore()
@@ -322,7 +322,7 @@ def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch,
     for number in range(known, 300):
         producer.send(topic, b"%d" % number)
         if number % 10 == 0:
-            producer.flush_spool(60)
+            producer.durable(60)
     failed = threading.Event()
 
     def fail(*_):
@@ -444,7 +444,7 @@ def test_records_that_vanished_from_the_spool_are_reported_by_what_the_leader_re
     broker.proxy.cut()
     for number in range(1, 9):
         producer.send(topic, b"%d".ljust(600_000) % number)
-        producer.flush_spool()
+        producer.durable()
     producer.close(timeout=0)
     lane = producers.spool / "lane-000"
     segments = sorted(lane.glob("*.log"))

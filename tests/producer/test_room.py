@@ -88,7 +88,7 @@ def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path,
             caller.start()
         for caller in callers:
             caller.join(120)
-        producer.flush_spool(120)
+        producer.durable(120)
         assert sum(path.stat().st_size for path in spool.rglob("*.log")) <= limit
     finally:
         producer.close(timeout=0)
@@ -153,7 +153,7 @@ def fill(producer, topic: str, *, at_most: int, seed: int) -> int:
         except SpoolFullError:
             break
         taken += 100_000
-    producer.flush_spool(120)
+    producer.durable(120)
     return taken
 
 

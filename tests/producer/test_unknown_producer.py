@@ -484,7 +484,7 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     with pytest.raises(UndecidableError):
         owner.producer.flush(60)
     assert not any(future.is_done and future.succeeded() for future in futures)
-    owner.producer.resume_parked(resend=True)
+    owner.producer.resolve_undecidable(resend=True)
     owner.sent = 9
     owner.write(3)
     owner.complete()

@@ -87,7 +87,7 @@ def test_a_live_producer_sends_nothing_to_another_cluster_at_its_address(tmp_pat
             producer.send("t", b"0").get(60)
             lead_to(ports[1])
             waiting = [producer.send("t", b"%d" % number) for number in range(1, 4)]
-            producer.flush_spool(60)
+            producer.durable(60)
             proxy.restore()
             with pytest.raises(WrongClusterError, match="Nothing was sent"):
                 waiting[0].get(60)

@@ -37,7 +37,7 @@ def brokers(proxied: tuple[KafkaCluster, FaultProxy]) -> Iterator[KafkaCluster]:
     cluster, proxy = proxied
     yield cluster
     proxy.clear()
-    cluster.heal()
+    cluster.recover()
 
 
 def numbered(first: int, behind: int) -> list[bytes]:

@@ -265,9 +265,8 @@ class Endings:
         where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
         message = (
             f"{topic}-{partition}: whether {batch.count} records are in the log cannot be known: {evidence}. They are"
-            f" {where}; the partition waits. Decide with"
-            " resume_parked(resend=True) (they may then be twice in the log) or resume_parked(resend=False), or open"
-            " the producer with on_undecidable='resend' or 'skip'"
+            f" {where}; the partition waits. Decide with resolve_undecidable(resend=True) (they may then be twice in the"
+            " log) or resolve_undecidable(resend=False), or open the producer with on_undecidable='resend' or 'skip'"
         )
         if policy == "raise":
             self._log.error(
