@@ -25,19 +25,19 @@ from kafkasafe.testing.proxy import Exchange, FaultProxy, Rule
 
 ALERTS = {
     "DataLost": ("payments",),
-    "EndOffsetRegression": ("ledger",),
+    "EndOffsetRegressed": ("ledger",),
     "LogDiverged": ("ledger",),
     "SpoolNearFull": ("sensors",),
     "SpoolStalled": ("sensors",),
     # Nothing of the sensors is delivered; one partition of the devices is stuck while others go on.
     "PartitionStuck": ("devices", "sensors"),
     "ProducerIdNearExpiry": ("sensors",),
-    "RefusedByCluster": ("devices",),
+    "BlockedByCluster": ("devices",),
     "RecordsRejected": ("uploads",),
-    "UndecidableBatch": ("tickets",),
+    "RecordsUndecidable": ("tickets",),
     "SpoolCorrupt": ("cameras",),
     "ConsumerSkipped": ("reports",),
-    "UndecidedPartitions": ("auditor",),
+    "StoppedPartitions": ("auditor",),
     "RemoteStorageNotReady": ("archive",),
 }
 """Alerts, and the clients of the workload whose fault each reports. No other has it."""
@@ -53,8 +53,8 @@ LASTING = (
     "SpoolStalled",
     "PartitionStuck",
     "ProducerIdNearExpiry",
-    "RefusedByCluster",
-    "UndecidedPartitions",
+    "BlockedByCluster",
+    "StoppedPartitions",
     "RemoteStorageNotReady",
 )
 """Those that end with their fault; the others report for 15 minutes what has happened."""
@@ -222,7 +222,7 @@ class Workload:
         self.lose_sight_of_the_archive()
 
     def forget_the_tickets(self) -> None:
-        """Sent, no answer; then the log is trimmed and the brokers forget the producer: UndecidableBatch."""
+        """Sent, no answer; then the log is trimmed and the brokers forget the producer: RecordsUndecidable."""
         lost = self.proxy.on("Produce", topic="tickets").drop()
         for number in range(5):
             self._tickets.send("tickets", b"%d" % number)
@@ -253,7 +253,7 @@ class Workload:
         behind.wait(3, 60)
 
     def lose_the_log(self) -> None:
-        """A disk is lost: DataLost (the payments are put back), and EndOffsetRegression of the invoices."""
+        """A disk is lost: DataLost (the payments are restored), and EndOffsetRegressed of the invoices."""
         self.cluster.kill_all()
         for topic in ("payments", "invoices"):
             shutil.rmtree(self.cluster.data_dir(1) / f"{topic}-0")
@@ -292,7 +292,7 @@ class Workload:
     def refuse_one_device(self) -> None:
         """One partition has had too few replicas for 20 minutes, others go on: PartitionStuck, and no SpoolStalled.
 
-        A right is taken away as well: RefusedByCluster. And answers of the partition that goes on are of somebody who
+        A right is taken away as well: BlockedByCluster. And answers of the partition that goes on are of somebody who
         lost the batch before (45), or has it twice (46): a sequence error is a question, not a loss.
         """
         self._devices.send("devices", b"first", partition=1).get(60)
@@ -344,7 +344,7 @@ class Workload:
     def trim_the_reports(self) -> None:
         """Retention passes a consumer that was away: ConsumerSkipped. Before that its leader falters for a moment.
 
-        One that may not be reset has to be given a position: UndecidedPartitions.
+        One that may not be reset has to be given a position: StoppedPartitions.
         """
         falters = self.proxy.on("Fetch", topic="reports").answer(
             code=9, high_watermark=-1, records=None, times=3

@@ -84,7 +84,7 @@ class Reporting(Waiting):
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""
-        return consumer_readings(self._stats, self._progress())
+        return consumer_readings(self._stats, self._progress(), self.config["group_id"] or "")
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
         """Where it is on each assigned partition, for metrics; on any thread."""

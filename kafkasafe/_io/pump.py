@@ -262,8 +262,8 @@ class Pump:
         gauges["spool_records"] = (
             0 if self._config.in_memory else sum(journal.spooled_records for journal in journals)
         )
-        gauges["spool_left_behind_records"] = self.engine.surroundings.left_behind_records
-        gauges["held_back_partitions"] = sum(len(journal.held_back()) for journal in journals)
+        gauges["orphaned_spool_records"] = self.engine.surroundings.left_behind_records
+        gauges["waiting_for_older_partitions"] = sum(len(journal.held_back()) for journal in journals)
         gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
         gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
         gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes

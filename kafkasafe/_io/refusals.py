@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import kafka.errors as kafka_errors
 
@@ -15,6 +15,8 @@ from kafkasafe._core.codes import Scope, classify_code
 
 __all__ = ["RefusedDestination", "because", "error_for_send", "read_needed", "refused"]
 
+_OF_ID: Final = "transactional id "
+_OF_GROUP: Final = "group "
 _NAMED: Final = 3
 """How many destinations a sentence names."""
 
@@ -44,6 +46,19 @@ class RefusedDestination:
     records: int
     confirmed: bool
     whole: bool
+
+    @property
+    def kind(self) -> Literal["topic", "transactional_id", "group"]:
+        """What is refused: of a partition, its topic."""
+        # No name of a topic has a space.
+        if self.topic.startswith(_OF_ID):
+            return "transactional_id"
+        return "group" if self.topic.startswith(_OF_GROUP) else "topic"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.topic.removeprefix(_OF_ID).removeprefix(_OF_GROUP) if self.kind != "topic" else self.topic
 
     @property
     def error(self) -> str:

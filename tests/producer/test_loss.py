@@ -335,7 +335,9 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
         safe.producer.flush(60)
         harness.until(lambda: reads(6))
         for client in (reader, safe.producer):
-            found = [reading[1:] for reading in client._readings() if reading[0].name == "history_trimmed"]
+            found = [
+                reading[1:] for reading in client._readings() if reading[0].name == "loss_checks_inconclusive"
+            ]
             assert found == [((topic,), 1)]
     (told,) = safe.seen(events.LossCheckInconclusive)
     assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)

@@ -130,7 +130,7 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     install(producer, registry=registry)
 
     def said() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if getattr(record, "event", "") == "topic_refused"]
+        return [record for record in caplog.records if getattr(record, "event", "") == "topic_blocked"]
 
     with caplog.at_level(logging.ERROR, "kafkasafe.producer"):
         for number in range(100):
@@ -156,10 +156,10 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
         last = 101
     with pytest.raises(kafka_errors.KafkaTimeoutError, match=rf"{topic}.*TOPIC_AUTHORIZATION_FAILED \(29\)"):
         producer.flush(0.1)
-    labels = f'{{client_id="kafkasafe",error="TOPIC_AUTHORIZATION_FAILED",topic="{topic}"}}'
-    waiting = f"kafkasafe_refused_records{labels} {last}.0"
+    labels = f'{{client_id="kafkasafe",error="TOPIC_AUTHORIZATION_FAILED",kind="topic",name="{topic}"}}'
+    waiting = f"kafkasafe_blocked_records{labels} {last}.0"
     harness.until(lambda: waiting in generate_latest(registry).decode(), 120, waiting)
-    assert f"kafkasafe_refused_destinations{labels} 1.0" in generate_latest(registry).decode()
+    assert f"kafkasafe_blocked_destinations{labels} 1.0" in generate_latest(registry).decode()
     proxy.forget()
     before = time.monotonic()
     time.sleep(1.0)
@@ -167,7 +167,7 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     allow(cluster, topic, rule)
     producer.flush(120)
     assert [event.code for event in seen if isinstance(event, events.TopicUnblocked)] == [29]
-    assert "kafkasafe_refused_destinations{" not in generate_latest(registry).decode()
+    assert "kafkasafe_blocked_destinations{" not in generate_latest(registry).decode()
     harness.until(lambda: not producer._pump.refused_topics, 120)
     harness.send(producer, topic, last).get(60)
     assert delivered(cluster, topic) == list(range(last + 1))

@@ -313,7 +313,7 @@ class DiskWriter:
         first = gone[0]
         self._log.seldom(
             logging.WARNING,
-            "retention_gave_way",
+            "retained_records_deleted",
             lane.name,
             "%s: more than half full, so %d delivered records that retain_acked_bytes or retain_acked_ms kept were"
             " deleted (%d bytes): should the cluster lose them, they cannot be sent again. Of %d partitions; the first:"

@@ -113,11 +113,11 @@ class EndCheck(Steps):
             f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
             f" was elected, and the log begins at {result.offset}"
         )
-        self._ground.counters["history_trimmed"] += 1
+        self._ground.counters["loss_checks_inconclusive"] += 1
         self._ground.stats.history_trimmed[self._topic] += 1
         self._ground.log.seldom(
             logging.INFO,
-            "history_trimmed",
+            "loss_check_inconclusive",
             f"{self._topic}-{self._partition}",
             "%s-%d: whether all that was acknowledged was still there when it was removed cannot be proven: %s",
             self._topic,

@@ -184,7 +184,7 @@ class Endings:
         limit_s = self._config.blocked_timeout_s
         self._log.seldom(
             logging.ERROR,
-            "topic_refused",
+            "topic_blocked",
             topic,
             "%s: the cluster refuses it: %s. What waits (%s) is delivered as soon as the cluster takes"
             " it%s. %s",
@@ -210,7 +210,7 @@ class Endings:
         seconds = self._ground.now() - denial.since
         self._log.seldom(
             logging.WARNING,
-            "topic_accepted",
+            "topic_unblocked",
             topic,
             "%s: the cluster takes it again, after %.0f s of error %d",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
@@ -265,8 +265,9 @@ class Endings:
         where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
         message = (
             f"{topic}-{partition}: whether {batch.count} records are in the log cannot be known: {evidence}. They are"
-            f" {where}; the partition waits. Decide with resolve_undecidable(resend=True) (they may then be twice in the"
-            " log) or resolve_undecidable(resend=False), or open the producer with on_undecidable='resend' or 'skip'"
+            f" {where}; the partition waits. Decide with resolve_undecidable(resend=True) (they may then be twice in"
+            " the log) or resolve_undecidable(resend=False), or open the producer with on_undecidable='resend' or"
+            " 'skip'"
         )
         if policy == "raise":
             self._log.error(
@@ -277,7 +278,7 @@ class Endings:
                 partition=partition,
                 records=batch.count,
                 position=batch.position,
-                event="batch_undecidable",
+                event="records_undecidable",
             )
             error = UndecidableError(message, evidence=evidence)
             with self._ledger.lock:
@@ -295,7 +296,7 @@ class Endings:
             partition=partition,
             records=batch.count,
             position=batch.position,
-            event="batch_undecidable",
+            event="records_undecidable",
         )
         lane.journal.decide(batch, resend=policy == "resend")
 
@@ -307,7 +308,7 @@ class Endings:
         path = lane.kept_in[batch.handle]
         self._log.seldom(
             logging.ERROR,
-            "batch_rejected",
+            "records_rejected",
             f"{topic}-{partition} {batch.code}",
             "%s-%d: %s refused: %s; %s",
             topic,
@@ -351,7 +352,7 @@ class Endings:
                 topic=topic,
                 partition=partition,
                 records=batch.count,
-                event="dead_letter_failed",
+                event="on_rejected_failed",
             )
             return
         columns = codec.decode(data)
@@ -376,5 +377,5 @@ class Endings:
                     "nowhere (spool='never')" if path is None else "in the spool directory",
                     topic=topic,
                     partition=partition,
-                    event="dead_letter_failed",
+                    event="on_rejected_failed",
                 )

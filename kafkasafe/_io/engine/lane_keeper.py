@@ -426,7 +426,7 @@ class LaneKeeper:
             left,
             lane=lane.name,
             batches=left,
-            event="lane_handed_back",
+            event="lane_returned",
         )
         self._ground.emit(events.LaneReturned(lane.name, left))
 

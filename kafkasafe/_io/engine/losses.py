@@ -31,8 +31,8 @@ class LossWatch:
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         """Acknowledged records are gone: counted, said, and what is sent again gets its parcels."""
         topic, partition = lane.journal.address(loss.destination)
-        self._ground.counters["acked_loss_detected"] += 1
-        self._ground.counters["acked_lost_records"] += loss.records
+        self._ground.counters["data_loss_detected"] += 1
+        self._ground.counters["data_loss_records"] += loss.records
         self._ground.stats.losses[loss.cause.value] += 1
         self._ground.stats.lost_records[topic] += loss.records
         message = (
@@ -64,7 +64,7 @@ class LossWatch:
             first_offset=loss.first_offset,
             last_offset=loss.last_offset,
             reason=loss.cause.value,
-            event="acked_data_lost",
+            event="data_lost",
         )
         for at, number, batch in lane.journal.batches():
             if batch.handle not in lane.parcels and (at, number) == (topic, partition):
@@ -132,7 +132,7 @@ class LossWatch:
             topic=topic,
             partition=partition,
             records=hole.records,
-            event="records_missing",
+            event="spool_records_missing",
         )
         self._ground.emit(
             events.SpoolRecordsMissing(lane.name, topic, partition, hole.records, hole.evidence)
@@ -142,7 +142,7 @@ class LossWatch:
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """A batch that was sent again is in the log."""
-        self._ground.counters["acked_healed_records"] += batch.count
+        self._ground.counters["data_loss_restored_records"] += batch.count
         self._ground.stats.healed_records[lane.journal.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
@@ -169,7 +169,7 @@ class LossWatch:
             topic=topic,
             partition=partition,
             records=healed.records,
-            event="healed",
+            event="lost_records_restored",
         )
         self._ground.emit(
             events.LostRecordsRestored(

@@ -98,7 +98,7 @@ class RefusedNames:
         records, code, reason = _records(found.waiting(lane)), found.code, found.reason
         self._ground.log.seldom(
             logging.ERROR,
-            "transactions_refused",
+            "transactions_blocked",
             name,
             "%s: the cluster refuses it: %s. What waits for it (%s) is delivered as soon as the cluster takes it%s. %s",
             name,
@@ -123,7 +123,7 @@ class RefusedNames:
         seconds = self._ground.now() - found.since
         self._ground.log.seldom(
             logging.WARNING,
-            "transactions_accepted",
+            "transactions_unblocked",
             name,
             "%s: the cluster takes it again, after %.0f s of error %d",
             name,

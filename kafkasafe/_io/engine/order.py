@@ -261,7 +261,7 @@ class Order:
             text(error),
             lane=path.name,
             error=type(error).__name__,
-            event="order_not_kept",
+            event="order_not_guaranteed",
         )
         self._ground.emit(events.OrderNotGuaranteed(path.name, text(error)))
 
@@ -274,7 +274,7 @@ class Order:
                     "%s: everything that was to come first is delivered",
                     lane.name,
                     lane=lane.name,
-                    event="order_kept",
+                    event="older_records_delivered",
                 )
             return
         if lane.held_back:
@@ -289,6 +289,6 @@ class Order:
             "" if len(names) <= _NAMED else f" and {len(names) - _NAMED} more",
             lane=lane.name,
             partitions=len(waiting),
-            event="held_back",
+            event="waiting_for_older_records",
         )
         self._ground.emit(events.WaitingForOlderRecords(lane.name, names, tuple(sorted(waiting))))

@@ -179,7 +179,7 @@ class Surroundings:
             path=str(sibling.path),
             records=sibling.records,
             batches=sibling.batches,
-            event="spool_left_behind",
+            event="orphaned_spool_found",
         )
         self._ground.emit(
             events.OrphanedSpoolFound(

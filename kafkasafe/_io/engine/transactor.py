@@ -449,7 +449,7 @@ class Transactor:
         what = type(again.action).__name__
         self._log.seldom(
             logging.WARNING if again.attempt > 3 else logging.INFO,
-            "unit_retried",
+            "atomic_batch_retried",
             f"{lane.name} {what}",
             "%s: %s of an atomic batch: attempt %d failed, next in %.2f s: %s",
             lane.name,
@@ -525,7 +525,7 @@ class Transactor:
                     lane=lane.name,
                     records=records,
                     code=unit.code,
-                    event="unit_not_committed",
+                    event="atomic_batch_dropped",
                 )
                 self._ground.emit(
                     events.AtomicBatchDropped(
