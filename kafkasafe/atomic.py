@@ -233,7 +233,8 @@ class BatchOutcome:
 class AtomicBatch:
     """Collects what is to be delivered together. One thread at a time.
 
-    Nothing of it leaves memory before `commit`. From then on it is one unit: in the spool, in Kafka, and for readers.
+    Nothing of it leaves memory before `commit`. From then on it is indivisible: in the spool, in Kafka, and for
+    readers.
     """
 
     def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
@@ -377,7 +378,7 @@ class AtomicBatch:
             self._offsets[given.group] = given
 
     def commit(self) -> BatchOutcome:
-        """Hand it over as one unit. One without records and offsets is committed at once, and sends nothing.
+        """Hand it over as a whole. One without records and offsets is committed at once, and sends nothing.
 
         Interrupted (Ctrl-C, or a signal handler that raises) it is accepted as a whole, or not at all: `outcome` says
         which. One that was not may be committed again, or dropped.

@@ -864,7 +864,7 @@ def spool_resend(
 ) -> None:
     """Send rejected records again: after a right was granted, a topic created, a limit raised.
 
-    They are put back into the spool in the order in which they were rejected, and are not in rejected/ any more:
+    They are moved back into the spool in the order in which they were rejected, and are not in rejected/ any more:
     exactly once, also if this is killed and called again. With --bootstrap-servers (or --config) they are then
     delivered, as kafkasafe spool drain does it; without, by the next producer on the directory. Producers may be at
     work meanwhile.
@@ -906,7 +906,7 @@ def spool_resend(
             print(f"  {address_of(name, partition)}: {counted(records, 'record')}")
         verb = "would be" if dry_run else "were" if found.records != 1 else "was"
         print(
-            f"{counted(found.records, 'record')} {verb} put back into the spool{found.lane and f' ({found.lane})'}"
+            f"{counted(found.records, 'record')} {verb} moved back into the spool{found.lane and f' ({found.lane})'}"
         )
         for text in found.left:
             print(f"NOT RESENT {text}")

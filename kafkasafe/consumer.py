@@ -229,7 +229,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """As KafkaConsumer's. A partition that waits for the application's decision does not stop the others.
 
         Args:
-            timeout_ms: How long to wait for records; at most a second while a partition is undecided.
+            timeout_ms: How long to wait for records; at most a second while a partition is stopped.
             max_records: How many to return at most.
             update_offsets: kafka-python's own.
 

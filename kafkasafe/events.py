@@ -94,7 +94,7 @@ class AtomicBatchRetried:
 
 @dataclass(frozen=True, slots=True)
 class RecordsRejected:
-    """The cluster refused records for good; they are kept aside in the spool directory.
+    """The cluster rejected records; they are kept aside in the spool directory.
 
     With `spool="never"` they are kept nowhere, and `kept_in` is empty.
     """
@@ -109,9 +109,9 @@ class RecordsRejected:
 
 @dataclass(frozen=True, slots=True)
 class TopicBlocked:
-    """The cluster refuses a topic, a partition or a batch for a reason that may pass; what waits goes on waiting.
+    """The cluster blocks a topic, a partition or a batch for a reason that may pass; pending records are kept.
 
-    Told when the answer was confirmed: after a second, after a minute where the topic is missing (it may be new).
+    Emitted when the answer is confirmed: after a second, after a minute where the topic is missing (it may be new).
 
     Attributes:
         topic: Topic name.
@@ -133,12 +133,12 @@ class TopicBlocked:
 
 @dataclass(frozen=True, slots=True)
 class TopicUnblocked:
-    """What `TopicBlocked` told of is over: the cluster takes what waited.
+    """The condition reported by `TopicBlocked` has cleared; delivery resumes.
 
     Attributes:
         topic: Topic name.
         partition: Partition, -1 while none is chosen.
-        code: What it was refused for last.
+        code: The last error code.
         after_s: Seconds since the first such answer.
     """
 
@@ -150,9 +150,9 @@ class TopicUnblocked:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsBlocked:
-    """The cluster refuses a transactional id or a group; atomic batches wait for it, and go on waiting.
+    """The cluster blocks a transactional id or a group; the atomic batches that need it are kept.
 
-    Told when the answer was the same for a second; of a topic that is missing, for ten.
+    Emitted when the answer was the same for a second; of a topic that is missing, for ten.
 
     Attributes:
         name: `transactional id NAME` or `group NAME`; NAME ends with `-*` for those of a lane of the spool.
@@ -170,11 +170,11 @@ class TransactionsBlocked:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsUnblocked:
-    """What `TransactionsBlocked` told of is over.
+    """The condition reported by `TransactionsBlocked` has cleared.
 
     Attributes:
         name: As there.
-        code: What it was refused for.
+        code: The error code.
         after_s: Seconds since the first such answer.
     """
 
@@ -185,7 +185,7 @@ class TransactionsUnblocked:
 
 @dataclass(frozen=True, slots=True)
 class RecordsUndecidable:
-    """Nobody can know whether a batch is in the log; the policy `on_undecidable` decides."""
+    """Whether the batch is in the log cannot be determined; `on_undecidable` decides."""
 
     topic: str
     partition: int
@@ -290,7 +290,9 @@ class LaneAdopted:
 
 @dataclass(frozen=True, slots=True)
 class RetainedRecordsDeleted:
-    """Delivered records that `retain_acked_*` kept were deleted, for what waits: a loss of them cannot be healed.
+    """Delivered records kept by `retain_acked_*` were deleted to make room.
+
+    If the cluster loses them, they cannot be restored.
 
     Attributes:
         topic: Topic name.
@@ -309,7 +311,7 @@ class RetainedRecordsDeleted:
 
 @dataclass(frozen=True, slots=True)
 class LaneReturned:
-    """An adopted lane goes to a producer that starts and was its owner; that one delivers what is left in it."""
+    """An adopted lane is returned to its restarted owner, which delivers the rest."""
 
     lane: str
     batches: int

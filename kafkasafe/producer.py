@@ -60,7 +60,7 @@ class RecordFuture(FutureRecordMetadata):
     # kafka-python assigns these three; here they are computed when asked.
     @property
     def is_done(self) -> bool:  # type: ignore[override]
-        """Whether the record was acknowledged (and its commit mark is durable), or refused, or given up."""
+        """Whether the record was acknowledged (and its commit mark is durable), or rejected, or given up."""
         chunk = self._chunk
         return chunk.parcels is not None and chunk.locate(self._index)[0].done
 
@@ -140,7 +140,7 @@ class RecordFuture(FutureRecordMetadata):
 
         Raises:
             KafkaTimeoutError: Not acknowledged in time. The record stays in the spool and is still delivered.
-            RejectedError: The cluster refused it.
+            RejectedError: The cluster rejected it.
             WrongClusterError: Another cluster answers instead of the one that the record is for. It is delivered when
                 that one answers again.
         """
@@ -212,7 +212,7 @@ class RecordFuture(FutureRecordMetadata):
         return self.is_done and self.exception is None
 
     def failed(self) -> bool:
-        """The record was refused or given up."""
+        """The record was rejected or given up."""
         return self.is_done and self.exception is not None
 
     def retriable(self) -> bool:
@@ -254,7 +254,7 @@ class RecordFuture(FutureRecordMetadata):
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
-        """Call `f(*args, exception, **kwargs)` when the record is refused or given up."""
+        """Call `f(*args, exception, **kwargs)` when the record is rejected or given up."""
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
         if not self._enlisted(self._chunk.errbacks, call) and self.failed():
             safely(lambda: call(self.exception))
@@ -317,11 +317,11 @@ class SafeProducer(Opening):
         on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": send again what the
             spool still has, in order, before anything newer; what it does not have is a DataLossError of the next
             `send`, `flush` or `close`. "raise": send nothing again, DataLossError for all of it. Each loss is raised
-            once. "event": neither. `DataLost`, the log and the counters tell of it in any case.
+            once. "event": only report it. Every mode emits `DataLost`, logs an error and counts it.
         restore_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
             Default: no.
         data_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
-        on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
+        on_undecidable (str): What to do with a batch whose presence in the log cannot be determined: "raise" (from
             `send` and `flush`, until `resolve_undecidable`), "resend" (it may be there twice) or "skip".
         on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
             Damage found while sending stops its partition only ("raise": until the file is restored).
@@ -454,8 +454,8 @@ class SafeProducer(Opening):
                 batch.send("audit", entry)
             batch.outcome.get()
 
-        An exception in the block: nothing of it is sent. At the end of the block the batch goes into the spool as one
-        unit, and from there to the cluster in one transaction: readers with `isolation_level="read_committed"` see all
+        An exception in the block: nothing of it is sent. At the end of the block the batch goes into the spool as a
+        whole, and from there to the cluster in one transaction: readers with `isolation_level="read_committed"` see all
         of it or nothing, exactly once, whatever crashes. It waits there through an outage.
 
         Args:

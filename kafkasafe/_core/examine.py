@@ -116,7 +116,7 @@ def fates(
                 case m.Committed(_, _, entries):
                     told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries}
                 case m.Rejected(position, code, message):
-                    told[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'refused'} ({code})")
+                    told[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'rejected'} ({code})")
                 case m.Replaced(position):
                     told[position] = SpoolFate(Fate.REPLACED)
                 case m.Moved(moves):

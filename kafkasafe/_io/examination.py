@@ -226,7 +226,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
             _identity(entry.header),
             entry.header.max_timestamp,
             SpoolFate(
-                Fate.REJECTED, note=f"{entry.reason or 'refused'} ({entry.code})" if entry.code != -1 else ""
+                Fate.REJECTED, note=f"{entry.reason or 'rejected'} ({entry.code})" if entry.code != -1 else ""
             ),
             file.path,
             entry.given,

@@ -23,7 +23,7 @@ __all__ = ["Plan", "Step", "carry_out", "plan_repair"]
 
 _FINISHED: Final = {
     Fate.COMMITTED: "it is delivered",
-    Fate.REJECTED: "the cluster refused it, and it is kept in rejected/",
+    Fate.REJECTED: "the cluster rejected it, and it is kept in rejected/",
     Fate.REPLACED: "its records live on in other batches",
     Fate.LOST: "it was given up",
 }

@@ -213,7 +213,7 @@ _DEFINITIONS: Final = (
     Definition(
         "blocked_destinations",
         "gauge",
-        "Partitions, transactional ids and groups that the cluster refuses for a reason that may pass: a right, a"
+        "Partitions, transactional ids and groups that the cluster blocks for a reason that may pass: a right, a"
         " topic, one batch. What waits for them is kept.",
         ("kind", "name", "error"),
     ),
@@ -221,7 +221,7 @@ _DEFINITIONS: Final = (
     Definition(
         "blocked_age_seconds",
         "gauge",
-        "For how long they have been refused; after blocked_timeout_ms what waits for them is rejected.",
+        "For how long they have been blocked; after blocked_timeout_ms what waits for them is rejected.",
         ("kind", "name", "error"),
         merge="max",
     ),

@@ -37,7 +37,7 @@ class Flushing(Calling):
             KafkaTimeoutError: Not everything in time. The message says what is on disk and will be delivered, and what
                 is in memory only; callbacks will be called.
             SpoolWriteError: There is no memory to encode what was accepted. The next call tries again.
-            UndecidableError: A batch is parked (`on_undecidable="raise"`).
+            UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
             WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
                 and are delivered when theirs answers again.
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`); once for

@@ -161,7 +161,7 @@ class AtomicBatch:
         self._batch.send_offsets(offsets, group)
 
     async def commit(self) -> BatchOutcome:
-        """Hand it over as one unit.
+        """Hand it over as a whole.
 
         Cancelled meanwhile it is accepted as a whole by then, and `outcome` is there; or it is dropped, and `outcome`
         is a UsageError. Who sends its records again in the latter case has none of them twice.

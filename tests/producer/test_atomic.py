@@ -390,7 +390,7 @@ def test_a_record_that_is_refused_with_its_batch_does_not_say_that_it_is_its_fau
             innocent = batch.send("orders", b"1")
             batch.send("small", bytes(2000))
         with pytest.raises(
-            RejectedError, match="part of an atomic batch that was refused as a whole: MESSAGE_TOO"
+            RejectedError, match="part of an atomic batch that was rejected as a whole: MESSAGE_TOO"
         ):
             innocent.get(60)
 
@@ -416,7 +416,7 @@ def test_a_topic_is_not_refused_for_what_stands_beside_it_in_a_batch(fake_kafka,
         with pytest.raises(TopicAuthorizationFailedError):
             producer.send("forbidden", b"2")
         with pytest.raises(
-            KafkaTimeoutError, match="The cluster refuses forbidden-0: TOPIC_AUTHORIZATION"
+            KafkaTimeoutError, match="Blocked by the cluster: forbidden-0: TOPIC_AUTHORIZATION"
         ) as waited:
             behind.get(0.1)
         assert "free-0" not in str(waited.value)

@@ -142,7 +142,7 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     told = next(event for event in seen if isinstance(event, events.TopicBlocked))
     assert (told.topic, told.code, told.records) == (topic, 29, 100)
     (line,) = said()
-    assert "(100 records) is delivered as soon as" in line.getMessage()
+    assert "Pending records (100 records) are delivered as soon as" in line.getMessage()
     assert "Grant this user the right" in line.getMessage()
     harness.until(lambda: producer._pump.refused_topics, 120)
     if policy == "raise":

@@ -69,7 +69,7 @@ def check(cluster, topic, producer, futures, bad, code, dead, reason: str) -> No
 def check_fates(topic, producer, futures, bad, code, dead, reason: str) -> None:
     for number, future in futures.items():
         if number in bad:
-            with pytest.raises(RejectedError, match=f"refused the record: .*{reason}.*rejected") as caught:
+            with pytest.raises(RejectedError, match=f"rejected the record: .*{reason}.*rejected") as caught:
                 future.get(60)
             assert caught.value.code == code
             assert re.search(reason, caught.value.reason)
@@ -445,7 +445,7 @@ def test_rejected_records_are_resent_once_and_in_order_also_after_kill_9(
     code, out, _ = run(capsys, "spool", "drain", spool, "-b", servers)
     assert (code, "21 records in rejected/, not delivered" in out) == (1, True)
     code, out, _ = run(capsys, "spool", "resend", spool, "--dry-run", "--topic", topic)
-    assert (code, "20 records would be put back" in out) == (0, True)
+    assert (code, "20 records would be moved back" in out) == (0, True)
     kafka.alter_topic(topic, {"max.message.bytes": 100_000})
     config = tmp_path / "kafka.json"
     config.write_text('{"request_timeout_ms": 1000}', encoding="utf-8")
@@ -482,7 +482,7 @@ def test_records_are_resent_beside_a_living_producer(kafka, producers, capsys):
     kafka.alter_topic(topic, {"cleanup.policy": "delete"})
     harness.until(lambda: producer._pump.state().gauges["rejected_kept_records"] == 0)
     code, out, _ = run(capsys, "spool", "resend", producers.spool, "-b", servers)
-    assert (code, "3 records were put back" in out) == (0, True), out
+    assert (code, "3 records were moved back" in out) == (0, True), out
     harness.until(lambda: harness.end_offset(kafka, topic) == 3)
     harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(3), contents=False)
     producer.close()

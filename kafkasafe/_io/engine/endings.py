@@ -93,9 +93,9 @@ class Endings:
                         else "sends it again"
                     )
                     what = (
-                        "The cluster refused the record"
+                        "The cluster rejected the record"
                         if batch.unit is None
-                        else "The record was part of an atomic batch that was refused as a whole"
+                        else "The record was part of an atomic batch that was rejected as a whole"
                     )
                     parcel.error = RejectedError(
                         f"{what}: {batch.message}. {kept_where} {again}",
@@ -186,7 +186,7 @@ class Endings:
             logging.ERROR,
             "topic_blocked",
             topic,
-            "%s: the cluster refuses it: %s. What waits (%s) is delivered as soon as the cluster takes"
+            "%s: blocked by the cluster: %s. Pending records (%s) are delivered as soon as the cluster accepts"
             " it%s. %s",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             denial.reason,
@@ -212,7 +212,7 @@ class Endings:
             logging.WARNING,
             "topic_unblocked",
             topic,
-            "%s: the cluster takes it again, after %.0f s of error %d",
+            "%s: accepted again after %.0f s of error %d",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             seconds,
             denial.code,
@@ -310,7 +310,7 @@ class Endings:
             logging.ERROR,
             "records_rejected",
             f"{topic}-{partition} {batch.code}",
-            "%s-%d: %s refused: %s; %s",
+            "%s-%d: %s rejected: %s; %s",
             topic,
             partition,
             counted(batch.count, "record"),

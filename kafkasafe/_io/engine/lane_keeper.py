@@ -421,7 +421,7 @@ class LaneKeeper:
         # Should that one die before it writes anything, the lane looks as it did.
         self._ground.directory.offer_again(lane.lock.number)
         self._log.info(
-            "%s goes back to its producer, which starts: it has %d batches to deliver",
+            "%s: returned to its restarted owner with %d undelivered batches",
             lane.name,
             left,
             lane=lane.name,

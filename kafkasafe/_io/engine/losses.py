@@ -161,7 +161,7 @@ class LossWatch:
         """All that was sent again is in the log."""
         topic, partition = lane.journal.address(healed.destination)
         self._log.warning(
-            "%s-%d: %d lost records are in the log again",
+            "%s-%d: %d lost records are restored: they are in the log again",
             topic,
             partition,
             healed.records,

@@ -100,7 +100,8 @@ class RefusedNames:
             logging.ERROR,
             "transactions_blocked",
             name,
-            "%s: the cluster refuses it: %s. What waits for it (%s) is delivered as soon as the cluster takes it%s. %s",
+            "%s: blocked by the cluster: %s. Pending records (%s) are delivered as soon as the cluster accepts"
+            " it%s. %s",
             name,
             reason,
             counted(records, "record"),
@@ -125,7 +126,7 @@ class RefusedNames:
             logging.WARNING,
             "transactions_unblocked",
             name,
-            "%s: the cluster takes it again, after %.0f s of error %d",
+            "%s: accepted again after %.0f s of error %d",
             name,
             seconds,
             found.code,

@@ -271,7 +271,7 @@ class Order:
             if lane.held_back and not owing:
                 lane.held_back = False
                 self._log.info(
-                    "%s: everything that was to come first is delivered",
+                    "%s: all earlier records are delivered; sending resumes",
                     lane.name,
                     lane=lane.name,
                     event="older_records_delivered",
