@@ -59,7 +59,7 @@ def offsets(
     """End offsets as they are safe to work with: never lower than before without a proof that records are gone.
 
     A lower answer is held (the old value stays) while nothing proves it: a new leader that catches up, an old answer.
-    It is taken over, as LOWERED, when the leader's epochs or the topic's id prove that records are gone.
+    It is taken over, as REGRESSED, when the leader's epochs or the topic's id prove that records are gone.
     """
     interval_s, timeout_s = duration_s(interval, "--interval"), duration_s(timeout, "--timeout")
     if rounds is not None and not watch:
@@ -126,7 +126,7 @@ class _View:
             case EndOffsetRegressed(topic, partition, offset, previous, cause):
                 self.lowered = True
                 gone = f"offsets {offset} to {previous - 1} are gone ({cause})"
-                self._notes[topic, partition] = f"LOWERED: {gone}"
+                self._notes[topic, partition] = f"REGRESSED: {gone}"
             case _:
                 pass
 

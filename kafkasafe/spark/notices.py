@@ -48,7 +48,7 @@ def _counted(event: Notice) -> tuple[str, str, str, int]:
         case EndOffsetHeld():
             return event.topic, "held", event.reason, 0
         case EndOffsetRegressed():
-            return event.topic, "lowered", event.reason, 0
+            return event.topic, "regressed", event.reason, 0
         case SourceDataLost():
             lost = 0 if event.lost is None else event.lost[1] - event.lost[0] + 1
             return event.topic, "lost", event.reason, lost

@@ -299,7 +299,7 @@ def test_what_a_source_notices_in_another_process_is_counted_by_its_driver(
     assert noticed(query) == (
         {
             ("held", "catching_up"): 1,
-            ("lowered", "unclean_election"): 1,
+            ("regressed", "unclean_election"): 1,
             ("lost", "retention"): 2,
             ("lost", "missing"): 1,
         },
