@@ -256,7 +256,7 @@ def _print(
         head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
         value = f"={concern.value}" if concern.value else ""
         print(
-            f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.why}. Better: {concern.fix}"
+            f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.reason}. Better: {concern.fix}"
         )
 
 

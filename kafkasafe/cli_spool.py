@@ -598,7 +598,7 @@ def _print_plan(name: str, plan: Plan, kept: Path | None) -> None:
     if not plan.steps and not plan.left:
         print(f"{name}: nothing to repair")
     for step in plan.steps:
-        print(f"{name}: {step.what}: {step.segment}, bytes {step.start} to {step.end}: {step.why}")
+        print(f"{name}: {step.what}: {step.segment}, bytes {step.start} to {step.end}: {step.reason}")
     for left in plan.left:
         print(f"{name}: LEFT AS IT IS: {left}")
     if kept is not None:

@@ -581,7 +581,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{topic}} records lost: {{reason}}",
                     ),
                 ),
-                "held: a lower end was not believed; lowered: it was, with a proof; lost: a query goes on without.",
+                "held: a lower end was not believed; regressed: it was, with a proof; lost: a query goes on without.",
             ),
         ),
     ),
