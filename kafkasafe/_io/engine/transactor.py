@@ -84,7 +84,7 @@ class Transactor:
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
                 case u.Look():
-                    self._ground.counters["units_asked"] += 1
+                    self._ground.counters["atomic_batches_asked"] += 1
                     self._ground.cluster.describe_transaction(
                         action.slot.transactional_id, self._then(lane, action, "described")
                     )
