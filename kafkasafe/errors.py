@@ -74,7 +74,7 @@ class ForkedProcessError(UsageError):
 
 
 class RejectedError(KafkaSafeError):
-    """The cluster refused this record for good.
+    """The cluster rejected this record.
 
     One with a code is also a `kafka.errors.BrokerResponseError` with its `errno`, and kafka-python's own exception for
     the code (`MessageSizeTooLargeError` for 10), but never a `RetriableError`.
@@ -176,7 +176,7 @@ class DataLossError(KafkaSafeError):
 
 
 class UndecidableError(KafkaSafeError):
-    """Whether a batch is in the log cannot be known; it is parked in the spool with its evidence.
+    """Whether a batch is in the log cannot be known; it is kept in the spool with its evidence.
 
     Attributes:
         evidence: What was asked and what the cluster answered.

@@ -62,7 +62,7 @@ class ConnectionOptions(TypedDict, total=False):
     proxy_url: str | None
     socks5_proxy: str | None
     kafka_client: Any
-    metrics: bool
+    prometheus: bool
 
 
 class ProducerOptions(ConnectionOptions, total=False):
@@ -84,7 +84,7 @@ class ProducerOptions(ConnectionOptions, total=False):
     max_request_size: int
     spool_dir: _Path | None
     spool: Literal["always", "on_error", "never"]
-    delivery: Literal["idempotent", "staged"]
+    delivery: Literal["idempotent", "transactional"]
     spool_lane: int | None
     spool_max_bytes: int | None
     spool_segment_bytes: int | None
@@ -92,16 +92,16 @@ class ProducerOptions(ConnectionOptions, total=False):
     spool_after_ms: float
     rejected_max_bytes: int | None
     retain_acked_bytes: int
-    retain_acked_s: float
-    on_acked_loss: Literal["heal", "raise", "event"]
-    heal_recreated_topics: bool
-    acked_loss_check_ms: float
+    retain_acked_ms: float
+    on_data_loss: Literal["restore", "raise", "event"]
+    restore_recreated_topics: bool
+    data_loss_check_ms: float
     on_corrupt: Literal["raise", "quarantine"]
     on_undecidable: Literal["raise", "resend", "skip"]
-    dead_letter: Callable[..., object] | None
+    on_rejected: Callable[..., object] | None
     on_event: Callable[[Event], object] | None
-    refused_timeout_ms: float | None
-    on_refused_topic: Literal["raise", "accept"]
+    blocked_timeout_ms: float | None
+    on_blocked_topic: Literal["raise", "accept"]
     producer_id_expiration_ms: float
 
 
@@ -135,6 +135,6 @@ class ConsumerOptions(ConnectionOptions, total=False):
     on_divergence: Literal["raise", "seek"] | Callable[[LogDiverged], int | None]
     on_event: Callable[[ConsumerEvent], object] | None
     offsets_path: _Path | None
-    offsets_hold_timeout_s: float
+    offsets_hold_timeout_ms: float
     lineage_path: _Path | None
     remote_storage_timeout_ms: float | None
