@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.pages import kafka_codes
+from tests.pages import errors, kafka_codes
 
-PAGES: Final = (kafka_codes,)
+PAGES: Final = (errors, kafka_codes)

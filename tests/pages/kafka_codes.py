@@ -35,7 +35,9 @@ CONTEXTS = [
     (9, "fetch", ErrorContext(tiered=True)),
 ]
 
-HEAD = """# Errors
+HEAD = """# Kafka's error codes
+
+Errors of kafkasafe itself are in [Errors of kafkasafe](kafkasafe-errors.md).
 
 What `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify` say. This page is written from the table
 in `kafkasafe/_core/codes.py` by `python -m tests.pages`, and a test keeps it true. The flags are those of the exception
