@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from prometheus_client import CollectorRegistry
+
+from kafkasafe import SafeProducer
 from kafkasafe.errors import FACTS
-from tests.pages import errors
+from kafkasafe.metrics import install
+from tests.pages import errors, events, metrics
 from tests.pages.all import PAGES
 
 
@@ -33,3 +37,31 @@ def test_the_calls_that_raise_errors_exist():
     for facts in FACTS.values():
         for name in facts.calls:
             assert callable(errors.call(name)) or isinstance(errors.call(name), property), name
+
+
+def test_every_field_of_every_event_has_a_type_and_a_meaning():
+    assert len(events.classes()) > 30
+    missing = [
+        (name, field)
+        for name in events.classes()
+        for field, (kind, meaning) in events.fields(name).items()
+        if not kind or not meaning
+    ]
+    assert missing == []
+
+
+def test_the_names_of_metrics_are_those_that_prometheus_sees(tmp_path):
+    registry = CollectorRegistry()
+    with SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path / "spool") as producer:
+        install(producer, registry=registry, partitions=True)
+        families = {
+            family.name + ("_total" if family.type == "counter" else ""): family
+            for family in registry.collect()
+        }
+    assert len(families) > 20
+    assert families.keys() <= set(metrics.names())
+    page = metrics.PATH.read_text(encoding="utf-8")
+    for name, family in families.items():
+        for labels in {tuple(sample.labels) for sample in family.samples}:
+            listed = ", ".join(f"`{label}`" for label in labels if label != "le")
+            assert f"| `{name}` | {family.type} | {listed} |" in page

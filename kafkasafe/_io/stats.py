@@ -105,7 +105,7 @@ _RETRIES: Final = (
     Definition(
         "retries_exhausted",
         "counter",
-        "Deadlines that ended before there was an answer; the spool keeps what was to be delivered.",
+        "Deadlines that ended before there was an answer. A producer's records stay in the spool.",
         ("api",),
     ),
 )

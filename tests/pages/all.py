@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.pages import errors, kafka_codes
+from tests.pages import errors, events, kafka_codes, metrics
 
-PAGES: Final = (errors, kafka_codes)
+PAGES: Final = (errors, events, kafka_codes, metrics)
