@@ -11,9 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from prometheus_client import CollectorRegistry
 
 from kafkasafe import SafeProducer
+from kafkasafe._log_events import LOG_EVENTS
 from kafkasafe.errors import FACTS
 from kafkasafe.metrics import install
-from tests.pages import errors, events, metrics
+from tests.pages import errors, events, log_events, metrics
 from tests.pages.all import PAGES
 
 
@@ -65,3 +66,16 @@ def test_the_names_of_metrics_are_those_that_prometheus_sees(tmp_path):
         for labels in {tuple(sample.labels) for sample in family.samples}:
             listed = ", ".join(f"`{label}`" for label in labels if label != "le")
             assert f"| `{name}` | {family.type} | {listed} |" in page
+
+
+def test_every_event_that_is_logged_is_on_the_page_with_its_levels():
+    logged = log_events.logged()
+    of_consumers = log_events.of_consumer_events()
+    assert len(logged) > 80
+    # One call names its event at run time: that of a consumer's events.
+    assert [name for name in logged if name.startswith("<")] == ["<name>"]
+    assert logged.pop("<name>") >= {"WARNING", "ERROR"}
+    assert logged.keys() | of_consumers == LOG_EVENTS.keys()
+    levels = {name: set(event.levels) for name, event in LOG_EVENTS.items() if name not in of_consumers}
+    assert {name: level for name, level in logged.items() if name in levels} == levels
+    assert [name for name, event in LOG_EVENTS.items() if not (event.meaning and event.action)] == []

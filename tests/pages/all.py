@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.pages import errors, events, kafka_codes, metrics
+from tests.pages import errors, events, kafka_codes, log_events, metrics
 
-PAGES: Final = (errors, events, kafka_codes, metrics)
+PAGES: Final = (errors, events, kafka_codes, log_events, metrics)
