@@ -10,11 +10,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from prometheus_client import CollectorRegistry
 
-from kafkasafe import SafeProducer
+from kafkasafe import SafeProducer, config
 from kafkasafe._log_events import LOG_EVENTS
 from kafkasafe.errors import FACTS
 from kafkasafe.metrics import install
-from tests.pages import errors, events, log_events, metrics
+from tests.pages import errors, events, log_events, metrics, options
 from tests.pages.all import PAGES
 
 
@@ -79,3 +79,22 @@ def test_every_event_that_is_logged_is_on_the_page_with_its_levels():
     levels = {name: set(event.levels) for name, event in LOG_EVENTS.items() if name not in of_consumers}
     assert {name: level for name, level in logged.items() if name in levels} == levels
     assert [name for name, event in LOG_EVENTS.items() if not (event.meaning and event.action)] == []
+
+
+def test_every_option_has_a_text_that_editors_show_and_the_page_has():
+    kinds = ("ConnectionOptions", "ProducerOptions", "ConsumerOptions")
+    known = {name: said for kind in kinds for name, (_, said) in options.texts(kind).items()}
+    assert known.keys() == config.DEFAULTS.keys() | options.CONSUMER.keys()
+    assert [name for name, said in known.items() if len(said) < 20] == []
+    page = options.PATH.read_text(encoding="utf-8")
+    assert [name for name in known if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["retries", "max_in_flight_requests_per_connection", *config._WITHOUT_EFFECT]
+)
+def test_a_producers_option_whose_effect_is_limited_is_logged_as_such(name, caplog):
+    # 7 is nobody's default, and no value of these options is looked at.
+    config.validate({name: 7})
+    assert [record.event for record in caplog.records] == ["option_ignored"]
+    assert options.of_producer(name) != "heeded"
