@@ -437,7 +437,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     partitioner = merged["partitioner"]
     if not hasattr(partitioner, "partition"):
         raise ConfigError(
-            f"partitioner must have a method partition(), as kafka.Partitioner has, not {partitioner!r}"
+            f"partitioner must have a method partition(), as kafka.partitioner.Partitioner has, not {partitioner!r}"
         )
     return ProducerConfig(
         kafka={**{name: merged[name] for name in _KAFKA}, "client_id": client_id, "acks": acks},
