@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -14,7 +16,7 @@ from kafkasafe import SafeProducer, config
 from kafkasafe._log_events import LOG_EVENTS
 from kafkasafe.errors import FACTS
 from kafkasafe.metrics import install
-from tests.pages import errors, events, log_events, metrics, options
+from tests.pages import DOCS, errors, events, log_events, metrics, options
 from tests.pages.all import PAGES
 
 
@@ -98,3 +100,41 @@ def test_a_producers_option_whose_effect_is_limited_is_logged_as_such(name, capl
     config.validate({name: 7})
     assert [record.event for record in caplog.records] == ["option_ignored"]
     assert options.of_producer(name) != "heeded"
+
+
+# -- migration ---------------------------------------------------------------------------------------------------------
+
+
+def page(name):
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def test_options_that_kafka_python_lost_are_on_the_page_of_migration():
+    gone = (
+        page("migrating-from-kafka-python.md")
+        .partition("### Options that are gone")[2]
+        .partition("\n### ")[0]
+    )
+    assert [name for name in config._REMOVED if f"`{name}`" not in gone] == []
+
+
+def test_the_options_of_librdkafka_exist_and_so_do_ours():
+    rows = re.findall(
+        r"^\| (`.+`)[^|]* \| (.+) \|$",
+        page("migrating-from-confluent-kafka.md").partition("## Options")[2],
+        re.MULTILINE,
+    )
+    theirs = [name for left, _ in rows for name in re.findall(r"`([a-z]+(?:\.[a-z]+)+)`", left)]
+    assert len(theirs) > 50
+    unknown = []
+    for name in theirs:
+        try:
+            confluent_kafka.Producer({name: "no such value"})
+        except confluent_kafka.KafkaException as error:
+            if "No such configuration property" in str(error):
+                unknown.append(name)
+    assert unknown == []
+    ours = {name for _, right in rows for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", right)}
+    known = config.DEFAULTS.keys() | options.CONSUMER.keys() | LOG_EVENTS.keys()
+    assert ours <= known
+    assert len(ours & known) > 40
