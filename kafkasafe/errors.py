@@ -198,7 +198,7 @@ class DeliveryTimeoutError(KafkaSafeError):
 
 
 class SpoolError(KafkaSafeError):
-    """Something about the spool on disk."""
+    """The spool on disk cannot be opened, read or written."""
 
 
 class SpoolWriteError(SpoolError):
@@ -234,7 +234,7 @@ class SpoolFullError(SpoolError, KafkaTimeoutError):
 
 
 class SpoolCorruptError(SpoolError):
-    """Damage inside the log, with durable data behind it. Nothing was deleted.
+    """A file of the spool is damaged, and durable records come after the damage. Nothing was deleted.
 
     Attributes:
         damage: One sentence per damaged range: file, byte range, what it held as far as is known.
@@ -254,7 +254,7 @@ class WrongClusterError(SpoolError):
 
 
 class LaneBusyError(SpoolError):
-    """The lane asked for belongs to another live process.
+    """The lane belongs to another live process.
 
     Attributes:
         pid: The owner's process id, 0 if it did not say.
@@ -437,7 +437,8 @@ FACTS: Final[dict[str, Facts]] = {
     ),
     "SpoolCorruptError": Facts(
         ("SafeProducer", "producer.send", "producer.flush", "producer.close", "future.get"),
-        "**Records on disk are damaged.** Nothing was deleted, and undamaged records are delivered.",
+        "**Records on disk are damaged.** Nothing was deleted. Undamaged records are kept; an open producer goes on"
+        " delivering those of other partitions.",
         'Restore the file from a copy. Or open the producer with `on_corrupt="quarantine"`: it copies the damaged'
         " bytes aside and delivers the rest.",
     ),
@@ -448,13 +449,16 @@ FACTS: Final[dict[str, Facts]] = {
     ),
     "WrongClusterError": Facts(
         ("producer.send", "producer.flush", "producer.close", "future.get", "outcome.get", "batch.commit"),
-        "Safe. Nothing was sent to the other cluster; the records stay on disk for their own.",
+        'Safe. Nothing was sent to the other cluster; the records stay on disk for their own. With `spool="never"`'
+        " they are in memory only.",
         "Correct `bootstrap_servers`, or give each cluster a `spool_dir` of its own.",
     ),
     "LaneBusyError": Facts(
-        ("SafeProducer",),
+        ("SafeProducer", "producer.send", "producer.flush", "producer.close", "future.get"),
         "Safe. The other process has the records of that lane, and delivers them.",
-        "Leave `spool_lane` out, or stop the process `pid`.",
+        "From the constructor: leave `spool_lane` out, or stop the process `pid`. From an open producer: the lock file"
+        " of its lane was deleted, and another process took the lane. Find out what deletes files there, and open a new"
+        " producer.",
     ),
     "LineageFileError": Facts(
         ("SafeConsumer",),
