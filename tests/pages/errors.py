@@ -25,9 +25,6 @@ HOLDERS: Final[dict[str, Any]] = {
 }
 """What the first word of a call stands for in `FACTS`."""
 
-HOMES: Final = {"FencedError": "kafkasafe.spark"}
-"""Where those are imported from that are defined elsewhere."""
-
 HEAD: Final = """# Errors of kafkasafe
 
 <!-- Written by `python -m tests.pages` from kafkasafe/errors.py. -->
@@ -123,7 +120,7 @@ def _section(name: str, error: type[Exception]) -> str:
     facts = FACTS[name]
     said, attributes = docstring(error)
     kinds = [base.__name__ for base in error.__bases__ if base is not Exception]
-    home = HOMES.get(name, error.__module__)
+    home = "kafkasafe.spark" if name in spark.__all__ else error.__module__
     where = "" if name in kafkasafe.__all__ else f"; import it from {code(home)}"
     lines = [f"### {name}\n", f"{said}\n", f"A kind of {', '.join(map(code, kinds))}{where}.\n"]
     rows = [("raised by", ", ".join(map(code, facts.calls)))] if facts.calls else []
