@@ -77,4 +77,4 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Brings back what the test left killed or paused, so that the next one finds all nodes."""
     for cluster in _used_by(item):
-        cluster.heal()
+        cluster.recover()

@@ -60,7 +60,7 @@ def fill(options: argparse.Namespace) -> None:
     for number in range(options.records):
         send("backlog", b"%0*d" % (size, number), partition=number % partitions)
         if not (number + 1) % MILLION:
-            producer.flush_spool()
+            producer.durable()
             shown(
                 millions=(number + 1) // MILLION,
                 growth_mb=round((resident() - before) / MB, 1),
@@ -68,7 +68,7 @@ def fill(options: argparse.Namespace) -> None:
                 cpu_s=round(time.process_time() - cpu, 1),
                 batches=producer.metrics(raw=True)["unfinished_batches"],
             )
-    producer.flush_spool()
+    producer.durable()
     shown(filled=True, before_mb=round(before / MB))
     sys.stdin.readline()
 

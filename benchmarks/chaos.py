@@ -5,7 +5,7 @@
 Five programs, each in a process of its own, each started again whenever it ends (benchmarks/chaos_clients.py):
 
 - `plain` sends numbered records to four topics, and one of these is deleted and created again;
-- `staged` sends with `delivery="staged"`, and atomic batches over two topics;
+- `staged` sends with `delivery="transactional"`, and atomic batches over two topics;
 - `member-1` and `member-2`, a consumer group, copy the topic `plain` to another one: ten atomic batches under way,
   the group's offsets in them;
 - `mover` sends to an address that leads to one cluster today and to another one tomorrow.
@@ -468,7 +468,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             if thread.failure is not None:
                 raise thread.failure
         proxy.clear()
-        cluster.heal()
+        cluster.recover()
         results = settle(cluster, (first, second), switch, plain, staged, mover, members)
     return report(options, programs, {**faults.done, **switch.done}, results)
 

@@ -52,7 +52,7 @@ def open_producer(options: argparse.Namespace, spool: Path, **more: Any) -> Any:
         linger_ms=dice.choice((0, 1, 5)),
         compression_type=dice.choice((None, "gzip", "snappy", "lz4", "zstd")),
         transaction_timeout_ms=20_000,
-        on_acked_loss="event",
+        on_data_loss="event",
         **more,
     )
 
@@ -89,7 +89,7 @@ def produce(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     books = {topic: Ledger(folder / topic) for topic in TOPICS[options.role]}
     dice = random.Random(options.seed)
-    delivery = {"delivery": "staged"} if options.role == "staged" else {}
+    delivery = {"delivery": "transactional"} if options.role == "staged" else {}
     producer = open_producer(options, folder / "spool", **delivery)
     end_on_signals(producer)
     called: collections.Counter[str] = collections.Counter()
@@ -132,7 +132,7 @@ def produce(options: argparse.Namespace) -> None:
             (send_together if topic == "pair" else send)(topic, book, dice.randint(1, options.burst))
         if dice.random() < 0.3 or fault != number_in(folder / "seen"):
             with contextlib.suppress(KafkaError):
-                producer.flush_spool(30)
+                producer.durable(30)
                 for topic, book in books.items():
                     mine = slice(promised[topic], numbers[topic])
                     book["durable"][mine] = book["accepted"][mine]
@@ -186,7 +186,7 @@ def transform(options: argparse.Namespace) -> None:
                 outcomes.popleft().get(SETTLE_S)
         if fault != number_in(folder / "seen"):
             with contextlib.suppress(KafkaError):
-                producer.flush_spool(30)
+                producer.durable(30)
                 (folder / "seen").write_text(str(fault))
 
 

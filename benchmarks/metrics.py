@@ -3,7 +3,7 @@
     python benchmarks/metrics.py
 
 Three kinds of the same process: `none` counts nothing (the counters are replaced by ones that do nothing), `counted` is
-how a producer always works, `scraped` has metrics=True and is scraped over HTTP every second (Prometheus does it
+how a producer always works, `scraped` has prometheus=True and is scraped over HTTP every second (Prometheus does it
 once in 15 seconds). The runs take turns, so that a machine that is busy for a while is so for all of them; compared are
 medians, of records per second, and of the client's own CPU time per record, which noise of others touches less.
 """

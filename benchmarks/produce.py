@@ -42,7 +42,7 @@ from pathlib import Path
 CLIENTS = {
     "safe-always": "SafeProducer, spool=always",
     "safe-on_error": "SafeProducer, spool=on_error",
-    "safe-staged": "SafeProducer, delivery=staged",
+    "safe-staged": "SafeProducer, delivery=transactional",
     "safe-batch": "SafeProducer, batch() of 10,000",
     "safe-callbacks": "SafeProducer, spool=always +callbacks",
     "kafka-python": "kafka-python",
@@ -195,7 +195,7 @@ def open_client(name: str, topic: str, servers: str, spool: str) -> contextlib.A
         case "safe-always" | "safe-on_error":
             return safe(topic, servers, spool, name.removeprefix("safe-"), callbacks=False)
         case "safe-staged":
-            return safe(topic, servers, spool, "always", callbacks=False, delivery="staged")
+            return safe(topic, servers, spool, "always", callbacks=False, delivery="transactional")
         case "safe-batch":
             return atomic(topic, servers, spool)
         case "safe-callbacks":

@@ -3,7 +3,7 @@
     python benchmarks/staged_kills.py                                    # everything, about half an hour
     python benchmarks/staged_kills.py --delivery staged --spool always --victim coordinator --kills 20
 
-For each delivery (`staged`, and `idempotent` with an atomic batch now and then), each mode of the spool and each
+For each delivery (`transactional`, and `idempotent` with an atomic batch now and then), each mode of the spool and each
 victim: a process sends numbered units to three partitions of one topic and to another topic, and says what is durable.
 It is stopped at a step of its protocol, in turn, and then the victim gets SIGKILL:
 
@@ -73,7 +73,7 @@ OF_BATCHES = (
     "committed durable",
     "random",
 )
-STEPS = {"staged": OF_UNITS, "idempotent": OF_BATCHES}
+STEPS = {"transactional": OF_UNITS, "idempotent": OF_BATCHES}
 VICTIMS = ("client", "timeout", "commit", "leader", "coordinator", "all")
 PARTITIONS = 3
 AUDIT = -1
@@ -435,7 +435,7 @@ class Course:
             step,
             self.dice.randrange(1, 6),
             alone,
-            3 if self.delivery == "staged" else 6,
+            3 if self.delivery == "transactional" else 6,
         )
         first = self.number
         here, there = self.context.Pipe(duplex=False)

@@ -46,7 +46,7 @@ def run(servers: list[str], directory: Path) -> None:
     admin.close()
     letters = DeadLetters(directory / "dead-letters.jsonl")
     with SafeProducer(
-        bootstrap_servers=servers, spool_dir=directory / "spool", dead_letter=letters
+        bootstrap_servers=servers, spool_dir=directory / "spool", on_rejected=letters
     ) as producer:
         before = [producer.send(topic, b"small", key=b"%d" % i) for i in range(10)]
         large = producer.send(topic, b"x" * 50_000, key=b"large", headers=[("from", b"example")])

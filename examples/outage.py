@@ -23,7 +23,7 @@ from kafkasafe import SafeProducer
 producer = SafeProducer(bootstrap_servers=sys.argv[1].split(","), spool_dir=sys.argv[2])
 for number in range(int(sys.argv[3]), int(sys.argv[4])):
     producer.send("measurements", b"%d" % number)
-producer.flush_spool(10)
+producer.durable(10)
 print("a second process accepted", sys.argv[4], "while no broker answered; now it dies")
 sys.stdout.flush()
 os._exit(9)
@@ -60,7 +60,7 @@ def own_cluster() -> None:
             cluster.kill(1)
             for number in range(1000, 2000):
                 producer.send(TOPIC, b"%d" % number)
-            producer.flush_spool()
+            producer.durable()
             print("1000 more were accepted without a broker, and are on disk")
             producer.close(timeout=1)
         command = [sys.executable, "-c", SHORT_LIFE, ",".join(servers), spool, "2000", "3000"]

@@ -21,7 +21,7 @@ def say(event: RetryEvent) -> None:
 
 
 # One policy for all calls: those to a partition or topic that fails share its request rate.
-policy = RetryPolicy(deadline_s=30, rate_per_s=5, max_s=1, on_retry=say, client_id="own-calls")
+policy = RetryPolicy(deadline_ms=30_000, rate_per_s=5, max_ms=1000, on_retry=say, client_id="own-calls")
 
 
 @policy.on(lambda _, topic: topic, api="metadata")

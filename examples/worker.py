@@ -38,7 +38,7 @@ async def work(servers: str) -> None:
             if batch:
                 # On disk first, then committed: a crash in between repeats a batch, and loses nothing.
                 await future.durable()
-                await producer.flush_spool()
+                await producer.durable()
                 await consumer.commit()
                 print(f"did {sum(map(len, batch.values()))}", flush=True)
 

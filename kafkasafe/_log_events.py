@@ -24,13 +24,13 @@ class LogEvent:
 
 
 LOG_EVENTS: Final[dict[str, LogEvent]] = {
-    "acked_data_lost": LogEvent(
+    "data_lost": LogEvent(
         ("ERROR",),
         "The cluster lost records that it had acknowledged. The message says which, and whether"
         " the spool sends them again.",
         "Look for an unclean election or a lost disk in the cluster. Produce again what is not sent again.",
     ),
-    "acked_loss_unknown": LogEvent(
+    "data_loss_unknown": LogEvent(
         ("WARNING",),
         "The producer was closed before it was known whether a partition still has all acknowledged records.",
         "Nothing, if a producer opens this spool directory again: it looks. Otherwise compare"
@@ -47,16 +47,16 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         " of it. Its records are sent in smaller batches.",
         "Nothing. For a producer or sink that logs it often: lower `batch_size` (Spark: `kafka.batch.size`).",
     ),
-    "batch_rejected": LogEvent(
+    "records_rejected": LogEvent(
         ("ERROR",),
         "The cluster rejected records permanently. The message says where they are kept.",
         "Remove the cause, then run `kafkasafe spool resend`.",
     ),
-    "batch_undecidable": LogEvent(
+    "records_undecidable": LogEvent(
         ("WARNING", "ERROR"),
         "It cannot be known whether a batch is in the log. ERROR: the partition waits for a"
         " decision. WARNING: `on_undecidable` decided.",
-        "ERROR: look at the topic, then call `resume_parked()`.",
+        "ERROR: look at the topic, then call `resolve_undecidable()`.",
     ),
     "callback_failed": LogEvent(
         ("ERROR",),
@@ -113,9 +113,9 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         " Their records are lost to the producer.",
         "Keep the copy. Check the disk. Produce these records again if you have their source.",
     ),
-    "dead_letter_failed": LogEvent(
+    "on_rejected_failed": LogEvent(
         ("ERROR",),
-        "The `dead_letter` hook raised an exception, or could not be called. The records are still kept.",
+        "The `on_rejected` hook raised an exception, or could not be called. The records are still kept.",
         "Correct the hook. The message says where the records are.",
     ),
     "delivery_retried": LogEvent(
@@ -149,7 +149,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "`on_event` or `on_retry` raised an exception.",
         "Correct the hook. Delivery is not affected.",
     ),
-    "lane_handed_back": LogEvent(
+    "lane_returned": LogEvent(
         ("INFO",),
         "A producer that starts takes its own lane back from the producer that had adopted it.",
         "Nothing.",
@@ -268,12 +268,12 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "`acks=1`: a record that only the leader has is lost with the leader.",
         'Use `acks="all"`.',
     ),
-    "order_kept": LogEvent(
+    "older_records_delivered": LogEvent(
         ("INFO",),
         "The records for which others were held back are delivered.",
         "Nothing.",
     ),
-    "order_not_kept": LogEvent(
+    "order_not_guaranteed": LogEvent(
         ("WARNING",),
         "It cannot be determined what an earlier producer left in a lane. Records that are sent"
         " now may come before it.",
@@ -322,7 +322,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         'With `spool="never"`: records that the cluster had not acknowledged are lost with the producer.',
         "Produce them again from their source.",
     ),
-    "records_missing": LogEvent(
+    "spool_records_missing": LogEvent(
         ("ERROR",),
         "Records that were durable are neither in the cluster nor in the spool. Files of the"
         " spool were deleted, or an older copy was restored.",
@@ -360,7 +360,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "The disk is full to the last byte. The space that was reserved for decisions is used.",
         "Make room on the disk.",
     ),
-    "retention_gave_way": LogEvent(
+    "retained_records_deleted": LogEvent(
         ("WARNING",),
         "The spool is more than half full, so delivered records that `retain_acked_*` kept were"
         " deleted. They cannot be sent again after a loss.",
@@ -397,7 +397,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         " says whether they are restored.",
         "Find out what touches the spool directory. Move the files back if they are not restored.",
     ),
-    "spool_left_behind": LogEvent(
+    "orphaned_spool_found": LogEvent(
         ("WARNING",),
         "Records wait in another spool directory that no process owns.",
         "Run the command that the message names.",
@@ -433,7 +433,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "A write to the spool failed. It is tried again. Confirmed records are not affected.",
         "Make room on the disk, or check it.",
     ),
-    "topic_accepted": LogEvent(
+    "topic_unblocked": LogEvent(
         ("WARNING",),
         "The cluster takes a topic again that it had refused.",
         "Nothing.",
@@ -443,7 +443,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "A topic was deleted. What was delivered to it is no longer watched for losses.",
         "Nothing.",
     ),
-    "topic_refused": LogEvent(
+    "topic_blocked": LogEvent(
         ("ERROR",),
         "The cluster refuses a topic, a partition or a batch: a right is missing, or the topic"
         " is. Records wait.",
@@ -471,12 +471,12 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         " committed. WARNING: not committed.",
         "WARNING: read the reason in the message.",
     ),
-    "transactions_accepted": LogEvent(
+    "transactions_unblocked": LogEvent(
         ("WARNING",),
         "The cluster takes a transactional id or group again that it had refused.",
         "Nothing.",
     ),
-    "transactions_refused": LogEvent(
+    "transactions_blocked": LogEvent(
         ("ERROR",),
         "The cluster refuses a transactional id or a group. Atomic batches wait.",
         "Grant the right that the message names, or lower `transaction_timeout_ms`.",
@@ -486,12 +486,12 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "Partitions wait for the application to choose a position.",
         "See `LogDivergedError`.",
     ),
-    "unit_not_committed": LogEvent(
+    "atomic_batch_dropped": LogEvent(
         ("ERROR",),
         "An atomic batch was given up.",
         "See `BatchDroppedError`.",
     ),
-    "unit_retried": LogEvent(
+    "atomic_batch_retried": LogEvent(
         ("INFO", "WARNING"),
         "A step of an atomic batch's transaction failed and is tried again. WARNING: more than"
         " three failures in a row.",

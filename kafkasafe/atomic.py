@@ -73,7 +73,7 @@ class BatchOutcome:
         """None once it is handed over: it names this object, and the two would live until the garbage collector comes,
         and the producer with them."""
         self._parcels: list[Parcel] = []
-        self._callbacks: list[tuple[bool, Callable[[Any], object]]] = [(True, call) for call in batch._after]
+        self._callbacks: list[tuple[bool, Callable[[Any], object]]] = []
 
     @property
     def _accepted(self) -> bool:
@@ -178,7 +178,16 @@ class BatchOutcome:
         return self._head.error if self._head.done else None
 
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
-        """Call `f(*args, metadata, **kwargs)` when it is committed, on the producer's callback thread."""
+        """Call `f(*args, metadata, **kwargs)` when it is committed, on the producer's callback thread.
+
+        `flush()`, `close()` and `get()` return after it. What this process leaves in the spool another one delivers,
+        and calls nothing.
+
+        Raises:
+            TypeError: `f` cannot be called.
+        """
+        if not callable(f):
+            raise TypeError(f"add_callback: {f!r} cannot be called")
         return self._add(True, lambda metadata: f(*args, metadata, **kwargs))
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
@@ -224,7 +233,8 @@ class BatchOutcome:
 class AtomicBatch:
     """Collects what is to be delivered together. One thread at a time.
 
-    Nothing of it leaves memory before `commit`. From then on it is one unit: in the spool, in Kafka, and for readers.
+    Nothing of it leaves memory before `commit`. From then on it is indivisible: in the spool, in Kafka, and for
+    readers.
     """
 
     def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
@@ -234,7 +244,6 @@ class AtomicBatch:
         self._chunks: list[Any] = []
         self._open: dict[str, Any] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
-        self._after: list[Callable[[Any], object]] = []
         self._most = producer._config.spool_segment_bytes
         self._room = self._most
         """Bytes that it may still take: it is to fit into a file of the spool."""
@@ -368,23 +377,8 @@ class AtomicBatch:
         if given.positions:
             self._offsets[given.group] = given
 
-    def spool_after_commit(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call `f(*args, metadata, **kwargs)` when the batch is committed, on the producer's callback thread.
-
-        `flush()`, `close()` and `outcome.get()` return after it. In another life of the spool, which delivers what this
-        process left, nobody calls it.
-
-        Raises:
-            UsageError: The batch was committed or dropped; of one that was committed use `outcome.add_callback`.
-            TypeError: `f` cannot be called.
-        """
-        self._check_open()
-        if not callable(f):
-            raise TypeError(f"spool_after_commit: {f!r} cannot be called")
-        self._after.append(lambda metadata: f(*args, metadata, **kwargs))
-
     def commit(self) -> BatchOutcome:
-        """Hand it over as one unit. One without records and offsets is committed at once, and sends nothing.
+        """Hand it over as a whole. One without records and offsets is committed at once, and sends nothing.
 
         Interrupted (Ctrl-C, or a signal handler that raises) it is accepted as a whole, or not at all: `outcome` says
         which. One that was not may be committed again, or dropped.

@@ -96,7 +96,7 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     errors.UsageError: _Row(_FATAL, "Correct the call: nothing was accepted, nothing changed."),
     errors.RejectedError: _Row(
         _REJECT,
-        "Put the record aside and go on: the cluster refuses it for good; it is kept in the spool's rejected/.",
+        "Put the record aside and go on: the cluster rejects it for good; it is kept in the spool's rejected/.",
     ),
     errors.DataLossError: _Row(
         _FATAL,
@@ -106,7 +106,7 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     ),
     errors.UndecidableError: _Row(
         _ASK,
-        "Look at the evidence and the topic, then decide: resume_parked() sends the batch again or skips it.",
+        "Look at the evidence and the topic, then decide: resolve_undecidable() sends the batch again or skips it.",
         at_risk=True,
     ),
     errors.DeliveryTimeoutError: _Row(

@@ -565,7 +565,7 @@ def _explain(runs: Sequence[Run]) -> str:
     lines = [
         "",
         "sent: what the application may rely on. For kafkasafe what is fsynced in the spool or acknowledged, since",
-        "that is what it promises (future.durable(), flush_spool()).",
+        "that is what it promises (future.durable(), producer.durable()).",
     ]
     if unpromised:
         lines += [

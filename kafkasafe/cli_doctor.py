@@ -53,7 +53,7 @@ _WORDS: Final = {
     Finding.COMMITTED: "COMMITTED",
     Finding.APPENDED: "APPENDED, NOT REPLICATED YET",
     Finding.ABSENT: "NOT IN THE LOG",
-    Finding.UNKNOWABLE: "NOBODY CAN KNOW",
+    Finding.UNDECIDABLE: "UNDECIDABLE",
     Finding.NOT_ANSWERED: "NOT KNOWN",
     Finding.NOT_SENT: "NEVER SENT",
 }
@@ -118,7 +118,7 @@ def doctor(
         troubles
         or damage
         or rejected
-        or counts[Finding.UNKNOWABLE]
+        or counts[Finding.UNDECIDABLE]
         or any(c.level == "breaks" for _, c in settings)
     )
     unanswered = options is not None and counts[Finding.NOT_ANSWERED] > 0
@@ -256,7 +256,7 @@ def _print(
         head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
         value = f"={concern.value}" if concern.value else ""
         print(
-            f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.why}. Better: {concern.fix}"
+            f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.reason}. Better: {concern.fix}"
         )
 
 
@@ -277,7 +277,7 @@ def _print_sums(found: Sequence[Examined]) -> None:
 
 def _rank(finding: Finding, order: Sequence[Finding]) -> tuple[bool, int]:
     """What nobody can know comes first."""
-    return finding is not Finding.UNKNOWABLE, order.index(finding)
+    return finding is not Finding.UNDECIDABLE, order.index(finding)
 
 
 def _print_json(

@@ -29,7 +29,7 @@ from kafkasafe.cli_common import (
 )
 from kafkasafe.cluster.api import in_words
 from kafkasafe.consumer import SafeConsumer
-from kafkasafe.events import OffsetHeld, OffsetLowered
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 
 __all__ = ["OFFSETS_CODES", "offsets"]
 
@@ -59,7 +59,7 @@ def offsets(
     """End offsets as they are safe to work with: never lower than before without a proof that records are gone.
 
     A lower answer is held (the old value stays) while nothing proves it: a new leader that catches up, an old answer.
-    It is taken over, as LOWERED, when the leader's epochs or the topic's id prove that records are gone.
+    It is taken over, as REGRESSED, when the leader's epochs or the topic's id prove that records are gone.
     """
     interval_s, timeout_s = duration_s(interval, "--interval"), duration_s(timeout, "--timeout")
     if rounds is not None and not watch:
@@ -121,12 +121,12 @@ class _View:
 
     def note(self, event: object) -> None:
         match event:
-            case OffsetHeld(topic, partition, offset, answered, why):
+            case EndOffsetHeld(topic, partition, offset, answered, why):
                 self._notes[topic, partition] = f"held at {offset}: {answered} was answered ({why})"
-            case OffsetLowered(topic, partition, offset, previous, cause):
+            case EndOffsetRegressed(topic, partition, offset, previous, cause):
                 self.lowered = True
                 gone = f"offsets {offset} to {previous - 1} are gone ({cause})"
-                self._notes[topic, partition] = f"LOWERED: {gone}"
+                self._notes[topic, partition] = f"REGRESSED: {gone}"
             case _:
                 pass
 
@@ -197,7 +197,9 @@ def _resolve(
 
     for topic, partition in wanted:
         # Not all brokers know a new topic at once, nor is there always one to ask.
-        policy = RetryPolicy(deadline_s=max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata")
+        policy = RetryPolicy(
+            deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata"
+        )
         try:
             found = policy.call(partitions_of, topic)
         except (LookupError, UnknownTopicOrPartitionError):

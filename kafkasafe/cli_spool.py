@@ -63,7 +63,7 @@ from kafkasafe.errors import (
     UndecidableError,
     UsageError,
 )
-from kafkasafe.events import BatchCommitted, DeliveryRetried, TopicAccepted, TopicRefused
+from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, TopicUnblocked
 from kafkasafe.producer import SafeProducer
 
 __all__ = ["spool_app"]
@@ -598,7 +598,7 @@ def _print_plan(name: str, plan: Plan, kept: Path | None) -> None:
     if not plan.steps and not plan.left:
         print(f"{name}: nothing to repair")
     for step in plan.steps:
-        print(f"{name}: {step.what}: {step.segment}, bytes {step.start} to {step.end}: {step.why}")
+        print(f"{name}: {step.what}: {step.segment}, bytes {step.start} to {step.end}: {step.reason}")
     for left in plan.left:
         print(f"{name}: LEFT AS IT IS: {left}")
     if kept is not None:
@@ -810,9 +810,9 @@ class SafeDrain(SafeProducer):
         match event:
             case DeliveryRetried(topic, partition, _, _, reason):
                 self._reasons[address_of(topic, partition)] = reason
-            case TopicRefused(topic, partition, _, reason):
+            case TopicBlocked(topic, partition, _, reason):
                 self._reasons[address_of(topic, partition)] = reason
-            case BatchCommitted(topic, partition) | TopicAccepted(topic, partition):
+            case RecordsCommitted(topic, partition) | TopicUnblocked(topic, partition):
                 self._reasons.pop(address_of(topic, partition), None)
             case _:
                 pass
@@ -864,7 +864,7 @@ def spool_resend(
 ) -> None:
     """Send rejected records again: after a right was granted, a topic created, a limit raised.
 
-    They are put back into the spool in the order in which they were rejected, and are not in rejected/ any more:
+    They are moved back into the spool in the order in which they were rejected, and are not in rejected/ any more:
     exactly once, also if this is killed and called again. With --bootstrap-servers (or --config) they are then
     delivered, as kafkasafe spool drain does it; without, by the next producer on the directory. Producers may be at
     work meanwhile.
@@ -906,7 +906,7 @@ def spool_resend(
             print(f"  {address_of(name, partition)}: {counted(records, 'record')}")
         verb = "would be" if dry_run else "were" if found.records != 1 else "was"
         print(
-            f"{counted(found.records, 'record')} {verb} put back into the spool{found.lane and f' ({found.lane})'}"
+            f"{counted(found.records, 'record')} {verb} moved back into the spool{found.lane and f' ({found.lane})'}"
         )
         for text in found.left:
             print(f"NOT RESENT {text}")

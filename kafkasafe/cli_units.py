@@ -34,7 +34,7 @@ from kafkasafe.cli_common import (
 )
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import Decide, ProducerConfig, validate
-from kafkasafe.events import UnitCommitted, UnitNotCommitted
+from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
 from kafkasafe.producer import SafeProducer
 
 __all__ = ["print_unit", "spool_abort", "spool_commit", "times_row", "unit_rows"]
@@ -128,12 +128,12 @@ class _Decider(SafeProducer):
 
     def __init__(self, options: Mapping[str, Any], directory: Path, decide: Decide) -> None:
         self._decide = decide
-        self.outcomes: dict[str, UnitCommitted | UnitNotCommitted] = {}
+        self.outcomes: dict[str, AtomicBatchCommitted | AtomicBatchDropped] = {}
         mine = {"spool_dir": directory, "client_id": "kafkasafe-decide", "on_event": self._note}
         super().__init__(**{**options, **mine})
 
     def _note(self, event: object) -> None:
-        if isinstance(event, (UnitCommitted, UnitNotCommitted)):
+        if isinstance(event, (AtomicBatchCommitted, AtomicBatchDropped)):
             self.outcomes[event.batch_id] = event
 
     def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
@@ -227,10 +227,10 @@ def _decide(
     rows = []
     for row in before:
         match outcomes.get(row["batch_id"]):
-            case UnitCommitted():
+            case AtomicBatchCommitted():
                 step = Step.COMMIT_ACKNOWLEDGED
                 rows.append({**row, "step": step.number, "step_name": step.value})
-            case UnitNotCommitted(reason=reason):
+            case AtomicBatchDropped(reason=reason):
                 rows.append({**row, "step": None, "step_name": "dropped", "reason": reason})
             case _:
                 at = phases.get(row["batch_id"])

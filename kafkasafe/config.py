@@ -29,8 +29,8 @@ __all__ = [
     "DEFAULTS",
     "DEPRECATED",
     "ConsumerConfig",
-    "DeadLetter",
     "Decide",
+    "OnRejected",
     "ProducerConfig",
     "validate",
     "validate_consumer",
@@ -38,7 +38,7 @@ __all__ = [
 
 log = EventLog("config")
 
-DeadLetter: TypeAlias = Callable[..., object]
+OnRejected: TypeAlias = Callable[..., object]
 
 _COMPRESSION: Final = {
     None: Compression.NONE,
@@ -85,17 +85,17 @@ _SPOOL: Final[dict[str, Any]] = {
     "spool_after_ms": 1000,
     "rejected_max_bytes": None,
     "retain_acked_bytes": 0,
-    "retain_acked_s": 0,
-    "on_acked_loss": "heal",
-    "heal_recreated_topics": False,
-    "acked_loss_check_ms": 30_000,
+    "retain_acked_ms": 0,
+    "on_data_loss": "restore",
+    "restore_recreated_topics": False,
+    "data_loss_check_ms": 30_000,
     "on_corrupt": "raise",
     "on_undecidable": "raise",
-    "dead_letter": None,
+    "on_rejected": None,
     "on_event": None,
-    "metrics": False,
-    "refused_timeout_ms": 7 * 86_400_000,
-    "on_refused_topic": "raise",
+    "prometheus": False,
+    "blocked_timeout_ms": 7 * 86_400_000,
+    "on_blocked_topic": "raise",
     "producer_id_expiration_ms": 86_400_000,
 }
 # With spool="never" there is nothing that they could be about.
@@ -107,8 +107,8 @@ _FILES_ONLY: Final = (
     "spool_after_ms",
     "rejected_max_bytes",
     "retain_acked_bytes",
-    "retain_acked_s",
-    "heal_recreated_topics",
+    "retain_acked_ms",
+    "restore_recreated_topics",
     "on_corrupt",
 )
 _NOWHERE: Final = Path("memory")
@@ -128,7 +128,7 @@ _REMOVED: Final[dict[str, str]] = {
 _NO_CIPHERS: Final = "kafka-python 3.0 does not use it; call set_ciphers() of an ssl_context"
 # What KafkaProducer takes, and what it is for is done otherwise here.
 _WITHOUT_EFFECT: Final[dict[str, str]] = {
-    "metric_reporters": "kafkasafe.metrics.install(producer), or metrics=True, collects for Prometheus",
+    "metric_reporters": "kafkasafe.metrics.install(producer), or prometheus=True, collects for Prometheus",
     "metrics_enabled": "counting is always on",
     "metrics_num_samples": "metrics are counters and histograms, which need no samples",
     "metrics_sample_window_ms": "metrics are counters and histograms, which need no samples",
@@ -205,7 +205,7 @@ class ProducerConfig:
     spool_dir_given: Path
     spool_dir_is_default: bool
     spool: Literal["always", "on_error", "never"]
-    delivery: Literal["idempotent", "staged"]
+    delivery: Literal["idempotent", "transactional"]
     transactional_id: str | None
     transaction_timeout_ms: int
     spool_lane: int | None
@@ -216,16 +216,16 @@ class ProducerConfig:
     rejected_max_bytes: int
     retain_acked_bytes: int
     retain_acked_s: float
-    on_acked_loss: Literal["heal", "raise", "event"]
-    heal_recreated_topics: bool
-    acked_loss_check_s: float
+    on_data_loss: Literal["restore", "raise", "event"]
+    restore_recreated_topics: bool
+    data_loss_check_s: float
     on_corrupt: Literal["raise", "quarantine"]
     on_undecidable: Literal["raise", "resend", "skip"]
-    dead_letter: DeadLetter | None
+    on_rejected: OnRejected | None
     on_event: Callable[[Any], object] | None
-    metrics: bool
-    refused_timeout_s: float | None
-    on_refused_topic: Literal["raise", "accept"]
+    prometheus: bool
+    blocked_timeout_s: float | None
+    on_blocked_topic: Literal["raise", "accept"]
     state_age_s: float
     decide: Decide | None = None
 
@@ -239,9 +239,9 @@ _CONSUMER: Final[dict[str, Any]] = {
     "on_divergence": "raise",
     "on_event": None,
     "offsets_path": None,
-    "offsets_hold_timeout_s": 30.0,
+    "offsets_hold_timeout_ms": 30_000,
     "lineage_path": None,
-    "metrics": False,
+    "prometheus": False,
     "remote_storage_timeout_ms": None,
 }
 
@@ -257,7 +257,7 @@ class ConsumerConfig:
         offsets_path: Where the highest end offsets are remembered over restarts; None: nowhere.
         offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is undecidable.
         lineage_path: Where it is remembered over restarts what was read; None: only with committed offsets.
-        metrics: Be collected by prometheus-client's default registry.
+        prometheus: Be collected by prometheus-client's default registry.
         remote_storage_timeout_s: After how long without remote storage `poll` says so; None: never.
     """
 
@@ -267,7 +267,7 @@ class ConsumerConfig:
     offsets_path: Path | None
     offsets_hold_timeout_s: float
     lineage_path: Path | None
-    metrics: bool
+    prometheus: bool
     remote_storage_timeout_s: float | None
 
 
@@ -301,9 +301,9 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
         on_divergence=merged["on_divergence"],
         on_event=merged["on_event"],
         offsets_path=_path(merged, "offsets_path"),
-        offsets_hold_timeout_s=_seconds(merged, "offsets_hold_timeout_s"),
+        offsets_hold_timeout_s=_milliseconds(merged, "offsets_hold_timeout_ms") / 1000,
         lineage_path=_path(merged, "lineage_path"),
-        metrics=bool(merged["metrics"]),
+        prometheus=bool(merged["prometheus"]),
         remote_storage_timeout_s=None
         if remote is None
         else _number(merged, "remote_storage_timeout_ms", least=1) / 1000,
@@ -352,7 +352,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     """
     if "missing_topic_timeout_ms" in options:
         raise ConfigError(
-            "missing_topic_timeout_ms is now refused_timeout_ms, which is also about topics that are forbidden or"
+            "missing_topic_timeout_ms is now blocked_timeout_ms, which is also about topics that are forbidden or"
             " invalid; its default is a week, None is for ever"
         )
     _check_names(options, DEFAULTS)
@@ -466,26 +466,26 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         spool_lane=_lane(merged["spool_lane"]),
         spool_max_bytes=spool_max,
         spool_segment_bytes=segment,
-        delivery=_choice(merged, "delivery", ("idempotent", "staged")),
+        delivery=_choice(merged, "delivery", ("idempotent", "transactional")),
         transactional_id=transactional_id,
         transaction_timeout_ms=_number(merged, "transaction_timeout_ms", least=1000, most=_INT32),
         spool_sync="os" if spool == "never" else _choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
         rejected_max_bytes=0 if spool == "never" else _number(merged, "rejected_max_bytes", least=0),
         retain_acked_bytes=_number(merged, "retain_acked_bytes", least=0),
-        retain_acked_s=_seconds(merged, "retain_acked_s"),
-        on_acked_loss=_choice(merged, "on_acked_loss", ("heal", "raise", "event")),
-        heal_recreated_topics=bool(merged["heal_recreated_topics"]),
-        acked_loss_check_s=_number(merged, "acked_loss_check_ms", least=100) / 1000,
+        retain_acked_s=_milliseconds(merged, "retain_acked_ms") / 1000,
+        on_data_loss=_choice(merged, "on_data_loss", ("restore", "raise", "event")),
+        restore_recreated_topics=bool(merged["restore_recreated_topics"]),
+        data_loss_check_s=_number(merged, "data_loss_check_ms", least=100) / 1000,
         on_corrupt=_choice(merged, "on_corrupt", ("raise", "quarantine")),
         on_undecidable=_choice(merged, "on_undecidable", ("raise", "resend", "skip")),
-        dead_letter=_hook(merged, "dead_letter"),
+        on_rejected=_hook(merged, "on_rejected"),
         on_event=_hook(merged, "on_event"),
-        metrics=bool(merged["metrics"]),
-        refused_timeout_s=None
-        if merged["refused_timeout_ms"] is None
-        else _number(merged, "refused_timeout_ms", least=0) / 1000,
-        on_refused_topic=_choice(merged, "on_refused_topic", ("raise", "accept")),
+        prometheus=bool(merged["prometheus"]),
+        blocked_timeout_s=None
+        if merged["blocked_timeout_ms"] is None
+        else _number(merged, "blocked_timeout_ms", least=0) / 1000,
+        on_blocked_topic=_choice(merged, "on_blocked_topic", ("raise", "accept")),
         state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
     )
 
@@ -694,15 +694,20 @@ def _lane(value: Any) -> int | None:
 
 def _hook(options: Mapping[str, Any], name: str) -> Any:
     value = options[name]
+    if name == "on_rejected" and isinstance(value, str):
+        raise ConfigError(
+            f"on_rejected must be a function or None, not {value!r}: there is no dead-letter topic yet; let the"
+            " function send to it, through another producer"
+        )
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a function or None, not {value!r}")
     return value
 
 
-def _seconds(options: Mapping[str, Any], name: str) -> float:
+def _milliseconds(options: Mapping[str, Any], name: str) -> float:
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ConfigError(f"{name} must be a number of seconds, 0 or more, not {value!r}")
+        raise ConfigError(f"{name} must be a number of milliseconds, 0 or more, not {value!r}")
     return float(value)
 
 

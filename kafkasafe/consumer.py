@@ -143,13 +143,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             offsets_path: File that remembers the highest ends and starts from one life of the process to the next; an
                 answer of `end_offsets` or `beginning_offsets` is in it before it is returned. One consumer per file.
                 Default: nothing is remembered.
-            offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is called
-                undecidable, seconds (30). The old value stands all the same. A lower start is believed then.
+            offsets_hold_timeout_ms: How long a lower end offset that nothing explains is held before it is called
+                undecidable. Default: 30000. The old value stands all the same. A lower start is believed then.
             lineage_path: File that remembers what was read (leader epochs; CRCs of batches where there are none) from
                 one life of the process to the next, for positions that are not committed to a group, or committed with
                 metadata of your own. Written at most once a second by `poll`, by `save_lineage` and by `close`. One
                 consumer per file. Default: it goes with committed offsets only.
-            metrics: Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
+            prometheus: Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
                 another one.
             remote_storage_timeout_ms: After how long without a partition's remote segments `poll` raises
                 RemoteStorageNotReadyError. Default: never, it waits.
@@ -215,7 +215,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             int(self._fetcher._isolation_level),
             ignore,
         )
-        if self._safe.metrics:
+        if self._safe.prometheus:
             install(self)
 
     @property
@@ -229,7 +229,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """As KafkaConsumer's. A partition that waits for the application's decision does not stop the others.
 
         Args:
-            timeout_ms: How long to wait for records; at most a second while a partition is undecided.
+            timeout_ms: How long to wait for records; at most a second while a partition is stopped.
             max_records: How many to return at most.
             update_offsets: kafka-python's own.
 
@@ -322,8 +322,8 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """Where the logs end: the offset of the next record. Never lower than before without a proof.
 
         While a new leader catches up (KIP-207), this waits. A lower answer is checked against the leader's epochs:
-        where records are gone the lower value is returned, with an `OffsetLowered` event; else the old one stands, with
-        an `OffsetHeld` event.
+        where records are gone the lower value is returned, with an `EndOffsetRegressed` event; else the old one stands,
+        with an `EndOffsetHeld` event.
 
         Args:
             partitions: Which.
@@ -360,10 +360,10 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """Where the logs begin. Never lower than before, unless it is another log.
 
         A new leader may begin earlier, since it has not deleted as much yet: then the old value stands, with an
-        `OffsetHeld` event. It is checked against the leader's epochs; where the log is another one (or the topic), the
-        lower value is returned, with an `OffsetLowered` event. Where nothing can prove it (brokers without epochs) the
-        old value stands for `offsets_hold_timeout_s`, then the lower one is believed. Resets of positions do without
-        all this: they go to where the leader's log begins at that moment.
+        `EndOffsetHeld` event. It is checked against the leader's epochs; where the log is another one (or the topic),
+        the lower value is returned, with an `EndOffsetRegressed` event. Where nothing can prove it (brokers without
+        epochs) the old value stands for `offsets_hold_timeout_ms`, then the lower one is believed. Resets of positions
+        do without all this: they go to where the leader's log begins at that moment.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -387,7 +387,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
 
         An answer that left out the remote part of a log is not believed; it is waited for. Where a record was found
         before by this consumer and none is found now, though it is neither below the start of the log nor proven to be
-        gone, the record of before is returned, with an `OffsetHeld` event.
+        gone, the record of before is returned, with an `EndOffsetHeld` event.
 
         Args:
             timestamps: Ms since the epoch, by partition.

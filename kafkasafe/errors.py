@@ -75,7 +75,7 @@ class ForkedProcessError(UsageError):
 
 
 class RejectedError(KafkaSafeError):
-    """The cluster refused this record for good.
+    """The cluster rejected this record.
 
     One with a code is also a `kafka.errors.BrokerResponseError` with its `errno`, and kafka-python's own exception for
     the code (`MessageSizeTooLargeError` for 10), but never a `RetriableError`.
@@ -176,7 +176,7 @@ class DataLossError(KafkaSafeError):
 
 
 class UndecidableError(KafkaSafeError):
-    """Whether a batch is in the log cannot be known; it is parked in the spool with its evidence.
+    """Whether a batch is in the log cannot be known; it is kept in the spool with its evidence.
 
     Attributes:
         evidence: What was asked and what the cluster answered.
@@ -381,7 +381,7 @@ FACTS: Final[dict[str, Facts]] = {
         ("future.get", "future.exception"),
         "The record is not in the topic. It is kept in `rejected/` of the spool directory, except with"
         ' `spool="never"`.',
-        "Read `reason`, remove the cause, then run `kafkasafe spool resend`. `dead_letter` gets each such record.",
+        "Read `reason`, remove the cause, then run `kafkasafe spool resend`. `on_rejected` gets each such record.",
     ),
     "BatchDroppedError": Facts(
         ("outcome.get", "outcome.durable", "future.get"),
@@ -398,10 +398,10 @@ FACTS: Final[dict[str, Facts]] = {
         " any more.",
     ),
     "UndecidableError": Facts(
-        ("producer.send", "producer.flush", "producer.flush_spool", "batch.commit"),
+        ("producer.send", "producer.flush", "producer.durable", "batch.commit"),
         "Nothing is lost. The batch is in the spool; it may also be in the topic. `send` did not accept its own"
         " record.",
-        "Look at the topic, then call `producer.resume_parked(resend=True)` (the batch may be there twice) or"
+        "Look at the topic, then call `producer.resolve_undecidable(resend=True)` (the batch may be there twice) or"
         " `resend=False` (it may be missing). `on_undecidable` decides without asking.",
     ),
     "DeliveryTimeoutError": Facts(
@@ -417,14 +417,14 @@ FACTS: Final[dict[str, Facts]] = {
             "future.get",
             "outcome.durable",
             "producer.flush",
-            "producer.flush_spool",
+            "producer.durable",
         ),
         "Records that `durable` or `get` confirmed are safe. The message says what is known of the others.",
         "Read the message: it names the file and the cause (rights, disk, a lock).",
     ),
     "SpoolWriteError": Facts(
-        ("producer.send", "producer.flush_spool", "producer.close", "future.durable"),
-        "Records that `durable`, `flush_spool` or `get` confirmed are safe. Records of the failed write are not on disk"
+        ("producer.send", "producer.durable", "producer.close", "future.durable"),
+        "Records that `durable`, `durable` or `get` confirmed are safe. Records of the failed write are not on disk"
         " yet.",
         "Make room on the disk (`full` is True then), or free memory. An open producer tries again by itself; after"
         " `close` the records named in the message are lost.",

@@ -9,44 +9,44 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 __all__ = [
-    "AckedDataLost",
-    "BatchCommitted",
-    "BatchParked",
-    "BatchRejected",
+    "AtomicBatchCommitted",
+    "AtomicBatchDropped",
+    "AtomicBatchRetried",
     "ConsumerEvent",
+    "DataLost",
     "DeliveryRetried",
+    "EndOffsetHeld",
+    "EndOffsetRegressed",
     "Event",
-    "Healed",
-    "HeldBack",
-    "HistoryTrimmed",
     "LaneAdopted",
-    "LaneHandedBack",
+    "LaneReturned",
     "LogDiverged",
-    "OffsetHeld",
-    "OffsetLowered",
-    "OrderNotKept",
+    "LossCheckInconclusive",
+    "LostRecordsRestored",
+    "OrderNotGuaranteed",
+    "OrphanedSpoolFound",
     "PartitionNotReady",
     "PartitionReady",
     "PositionReset",
-    "RecordsMissing",
-    "RetentionGaveWay",
+    "RecordsCommitted",
+    "RecordsRejected",
+    "RecordsUndecidable",
+    "RetainedRecordsDeleted",
     "SourceDataLost",
     "SpoolDisplaced",
-    "SpoolLeftBehind",
+    "SpoolRecordsMissing",
     "SpoolRecovered",
     "SpoolWriteFailed",
-    "TopicAccepted",
-    "TopicRefused",
-    "TransactionsAccepted",
-    "TransactionsRefused",
-    "UnitCommitted",
-    "UnitNotCommitted",
-    "UnitRetried",
+    "TopicBlocked",
+    "TopicUnblocked",
+    "TransactionsBlocked",
+    "TransactionsUnblocked",
+    "WaitingForOlderRecords",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchCommitted:
+class RecordsCommitted:
     """A batch is in the cluster's log and its commit mark is durable.
 
     Attributes:
@@ -63,8 +63,8 @@ class BatchCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitCommitted:
-    """An atomic batch (`SafeProducer.batch`, `delivery="staged"`) is committed, and that is durable.
+class AtomicBatchCommitted:
+    """An atomic batch (`SafeProducer.batch`, `delivery="transactional"`) is committed, and that is durable.
 
     Attributes:
         batch_id: Of the batch as a whole, 32 hexadecimal digits.
@@ -80,7 +80,7 @@ class UnitCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitNotCommitted:
+class AtomicBatchDropped:
     """An atomic batch was given up; nothing of it can be seen by readers of committed records.
 
     Attributes:
@@ -99,7 +99,7 @@ class UnitNotCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitRetried:
+class AtomicBatchRetried:
     """The transaction of an atomic batch was aborted; it is prepared again, in another one.
 
     Attributes:
@@ -114,8 +114,8 @@ class UnitRetried:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRejected:
-    """The cluster refused records for good; they are kept aside in the spool directory.
+class RecordsRejected:
+    """The cluster rejected records; they are kept aside in the spool directory.
 
     With `spool="never"` they are kept nowhere, and `kept_in` is empty.
 
@@ -137,10 +137,10 @@ class BatchRejected:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRefused:
-    """The cluster refuses a topic, a partition or a batch for a reason that may pass; what waits goes on waiting.
+class TopicBlocked:
+    """The cluster blocks a topic, a partition or a batch for a reason that may pass; pending records are kept.
 
-    Told when the answer was confirmed: after a second, after a minute where the topic is missing (it may be new).
+    Emitted when the answer is confirmed: after a second, after a minute where the topic is missing (it may be new).
 
     Attributes:
         topic: Topic name.
@@ -161,13 +161,13 @@ class TopicRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicAccepted:
-    """What `TopicRefused` told of is over: the cluster takes what waited.
+class TopicUnblocked:
+    """The condition reported by `TopicBlocked` has cleared; delivery resumes.
 
     Attributes:
         topic: Topic name.
         partition: Partition, -1 while none is chosen.
-        code: What it was refused for last.
+        code: The last error code.
         after_s: Seconds since the first such answer.
     """
 
@@ -178,15 +178,15 @@ class TopicAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionsRefused:
-    """The cluster refuses a transactional id or a group; atomic batches wait for it, and go on waiting.
+class TransactionsBlocked:
+    """The cluster blocks a transactional id or a group; the atomic batches that need it are kept.
 
-    Told when the answer was the same for a second; of a topic that is missing, for ten.
+    Emitted when the answer was the same for a second; of a topic that is missing, for ten.
 
     Attributes:
         name: `transactional id NAME` or `group NAME`; NAME ends with `-*` for those of a lane of the spool.
         code: 53, 30: a right is missing. 50: `transaction_timeout_ms` is more than the brokers allow. 3, 29: a topic is
-            missing, or may not be read, whose offset is sent; `refused_timeout_ms` ends that.
+            missing, or may not be read, whose offset is sent; `blocked_timeout_ms` ends that.
         reason: What the cluster said.
         records: How many wait.
     """
@@ -198,12 +198,12 @@ class TransactionsRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionsAccepted:
-    """What `TransactionsRefused` told of is over.
+class TransactionsUnblocked:
+    """The condition reported by `TransactionsBlocked` has cleared.
 
     Attributes:
         name: As there.
-        code: What it was refused for.
+        code: The error code.
         after_s: Seconds since the first such answer.
     """
 
@@ -213,8 +213,8 @@ class TransactionsAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchParked:
-    """Nobody can know whether a batch is in the log; the policy `on_undecidable` decides.
+class RecordsUndecidable:
+    """Whether the batch is in the log cannot be determined; `on_undecidable` decides.
 
     Attributes:
         topic: Topic name.
@@ -232,7 +232,7 @@ class BatchParked:
 
 
 @dataclass(frozen=True, slots=True)
-class AckedDataLost:
+class DataLost:
     """Records that the cluster had acknowledged are gone from its log.
 
     Attributes:
@@ -241,9 +241,9 @@ class AckedDataLost:
         first_offset: First lost offset.
         last_offset: Last lost offset (inclusive).
         records: How many of the records between them were this spool's.
-        detector: What noticed it: "ack", "sequence", "unknown producer", "log end" or "topic id".
+        reason: What noticed it: "ack", "sequence", "unknown producer", "log end" or "topic id".
         evidence: What was seen.
-        healing_records: How many of them the spool still has and sends again. They come behind whatever was appended
+        restoring_records: How many of them the spool still has and sends again. They come behind whatever was appended
             since the loss, in their own order.
     """
 
@@ -252,13 +252,13 @@ class AckedDataLost:
     first_offset: int
     last_offset: int
     records: int
-    detector: str
+    reason: str
     evidence: str
-    healing_records: int
+    restoring_records: int
 
 
 @dataclass(frozen=True, slots=True)
-class Healed:
+class LostRecordsRestored:
     """Lost acknowledged records are in the log again, once, in order.
 
     Attributes:
@@ -313,7 +313,7 @@ class SpoolRecovered:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsMissing:
+class SpoolRecordsMissing:
     """Durable records of an earlier life are neither in the cluster's log nor in the spool, and no damage explains it.
 
     Attributes:
@@ -347,8 +347,10 @@ class LaneAdopted:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionGaveWay:
-    """Delivered records that `retain_acked_*` kept were deleted, for what waits: a loss of them cannot be healed.
+class RetainedRecordsDeleted:
+    """Delivered records kept by `retain_acked_*` were deleted to make room.
+
+    If the cluster loses them, they cannot be restored.
 
     Attributes:
         topic: Topic name.
@@ -366,8 +368,8 @@ class RetentionGaveWay:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneHandedBack:
-    """An adopted lane goes to a producer that starts and was its owner; that one delivers what is left in it.
+class LaneReturned:
+    """An adopted lane is returned to its restarted owner, which delivers the rest.
 
     Attributes:
         lane: Name of the lane.
@@ -379,7 +381,7 @@ class LaneHandedBack:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
+class WaitingForOlderRecords:
     """Records wait until what earlier producers of the directory left for the same partitions is delivered.
 
     Attributes:
@@ -394,7 +396,7 @@ class HeldBack:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderNotKept:
+class OrderNotGuaranteed:
     """What earlier producers left in a lane cannot be told: records that are sent from now on may come before it.
 
     Attributes:
@@ -407,7 +409,7 @@ class OrderNotKept:
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolLeftBehind:
+class OrphanedSpoolFound:
     """Records wait in another directory beside the default one, and no process delivers them.
 
     Attributes:
@@ -462,7 +464,7 @@ class SpoolDisplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryTrimmed:
+class LossCheckInconclusive:
     """Another leader was elected, and nothing proves that its log ever had what was acknowledged, or read.
 
     Retention or DeleteRecords removed all of it: the log begins after it. That is no loss; but that some of it was lost
@@ -484,30 +486,30 @@ class HistoryTrimmed:
 
 
 Event = (
-    BatchCommitted
-    | BatchRejected
-    | BatchParked
-    | AckedDataLost
-    | Healed
-    | HistoryTrimmed
+    RecordsCommitted
+    | RecordsRejected
+    | RecordsUndecidable
+    | DataLost
+    | LostRecordsRestored
+    | LossCheckInconclusive
     | DeliveryRetried
-    | RecordsMissing
+    | SpoolRecordsMissing
     | SpoolRecovered
     | LaneAdopted
-    | RetentionGaveWay
-    | LaneHandedBack
-    | HeldBack
-    | OrderNotKept
-    | SpoolLeftBehind
+    | RetainedRecordsDeleted
+    | LaneReturned
+    | WaitingForOlderRecords
+    | OrderNotGuaranteed
+    | OrphanedSpoolFound
     | SpoolWriteFailed
     | SpoolDisplaced
-    | TopicRefused
-    | TopicAccepted
-    | TransactionsRefused
-    | TransactionsAccepted
-    | UnitCommitted
-    | UnitNotCommitted
-    | UnitRetried
+    | TopicBlocked
+    | TopicUnblocked
+    | TransactionsBlocked
+    | TransactionsUnblocked
+    | AtomicBatchCommitted
+    | AtomicBatchDropped
+    | AtomicBatchRetried
 )
 
 
@@ -528,7 +530,7 @@ class LogDiverged:
             there are none (yet).
         epochs: Leader epochs of the records that are gone, oldest first.
         exact: False: the logs may differ before `at` already, where nothing is known of what was read.
-        cause: "truncated": the log was cut, as by an unclean election. "recreated": it is another topic of the name.
+        reason: "truncated": the log was cut, as by an unclean election. "recreated": it is another topic of the name.
         round_trips: How many questions it took to find `at`.
     """
 
@@ -540,7 +542,7 @@ class LogDiverged:
     replaced: tuple[int, int] | None
     epochs: tuple[int, ...]
     exact: bool
-    cause: Literal["truncated", "recreated"]
+    reason: Literal["truncated", "recreated"]
     round_trips: int
 
     @property
@@ -621,7 +623,7 @@ LookUp: TypeAlias = Literal["latest", "earliest", "timestamp"]
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetHeld:
+class EndOffsetHeld:
     """A look-up was answered with less than before, and nothing proves that records are gone.
 
     Attributes:
@@ -629,10 +631,10 @@ class OffsetHeld:
         partition: Partition number.
         offset: The old value, which stands.
         answered: What was answered; -1: a look-up by time found no record.
-        why: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log begins
-            lower, since this leader has not deleted yet what the former one had deleted. "not_found": a look-up by time
-            finds no record any more, though nothing shows that it is gone. "former_leader", "former_topic": the answer
-            was old. "undecidable": lower for long, on brokers without leader epochs.
+        reason: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log
+            begins lower, since this leader has not deleted yet what the former one had deleted. "not_found": a look-up
+            by time finds no record any more, though nothing shows that it is gone. "former_leader", "former_topic": the
+            answer was old. "undecidable": lower for long, on brokers without leader epochs.
         look_up: "latest" (where the log ends), "earliest" (where it begins) or "timestamp".
     """
 
@@ -640,12 +642,12 @@ class OffsetHeld:
     partition: int
     offset: int
     answered: int
-    why: str
+    reason: str
     look_up: LookUp = "latest"
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetLowered:
+class EndOffsetRegressed:
     """An end offset, or the start of a log, went back; with a proof but for "accepted".
 
     Attributes:
@@ -654,8 +656,8 @@ class OffsetLowered:
         offset: The new value.
         previous: The value before. Of an end: records from `offset` to `previous` - 1 are gone. Of a start: the log
             that began at `previous` is gone; the one that is there now begins lower.
-        cause: "truncated", "unclean_election" or "recreated". "accepted": not proven, and lower for
-            `offsets_hold_timeout_s`; an end only where a position was to be reset to it and the log was shorter.
+        reason: "truncated", "unclean_election" or "recreated". "accepted": not proven, and lower for
+            `offsets_hold_timeout_ms`; an end only where a position was to be reset to it and the log was shorter.
         look_up: "latest" (an end) or "earliest" (a start).
     """
 
@@ -663,7 +665,7 @@ class OffsetLowered:
     partition: int
     offset: int
     previous: int
-    cause: str
+    reason: str
     look_up: LookUp = "latest"
 
 
@@ -696,10 +698,10 @@ class SourceDataLost:
 
 ConsumerEvent = (
     LogDiverged
-    | HistoryTrimmed
+    | LossCheckInconclusive
     | PositionReset
     | PartitionNotReady
     | PartitionReady
-    | OffsetHeld
-    | OffsetLowered
+    | EndOffsetHeld
+    | EndOffsetRegressed
 )

@@ -54,8 +54,9 @@ class KafkaHandler(logging.Handler):
     of its own when it logs for the first time), and up to the very end of the interpreter. Records of its own producer
     are left out, as is what kafka-python logs on kafkasafe's network threads; those of other producers are not.
 
-    Whoever logs waits `block_s` at most, once, when `queue_records` are waiting because the spool is full; then records
-    are dropped, counted (`dropped`) and shown by `handleError`, until there is room again. A record then says how many.
+    Whoever logs waits `block_ms` at most, once, when `queue_records` are waiting because the spool is full; then
+    records are dropped, counted (`dropped`) and shown by `handleError`, until there is room again. A record then says
+    how many.
 
     Args:
         topic: Topic name, or a function of the record.
@@ -66,10 +67,11 @@ class KafkaHandler(logging.Handler):
             it.
         queue_records: How many may wait in memory, to be accepted by the spool. A `kill -9` loses those; as a rule they
             are there for milliseconds.
-        block_s: How long one who logs waits for room in the queue, seconds.
-        close_s: How long `close` waits for the spool to accept what is in the queue, and then for deliveries.
+        block_ms: How long a thread that logs waits for room in the queue. Default: 100.
+        close_ms: How long `close` waits for the spool to accept what is in the queue, and then for deliveries. Default:
+            10000.
         configs: SafeProducer's options, `bootstrap_servers` first of all. Defaults that differ:
-            `client_id="kafkasafe-log"`, `on_refused_topic="accept"`.
+            `client_id="kafkasafe-log"`, `on_blocked_topic="accept"`.
 
     Attributes:
         dropped: How many records were not accepted.
@@ -86,8 +88,8 @@ class KafkaHandler(logging.Handler):
         level: int | str = logging.NOTSET,
         on_full: str = "wait",
         queue_records: int = 10_000,
-        block_s: float = 0.1,
-        close_s: float = 10.0,
+        block_ms: float = 100,
+        close_ms: float = 10_000,
         **configs: Any,
     ) -> None:
         super().__init__(level)
@@ -95,7 +97,7 @@ class KafkaHandler(logging.Handler):
 
         if on_full not in {"wait", "drop"}:
             raise ConfigError(f"on_full must be 'wait' or 'drop', not {on_full!r}")
-        numbers: dict[str, Any] = {"queue_records": queue_records, "block_s": block_s, "close_s": close_s}
+        numbers: dict[str, Any] = {"queue_records": queue_records, "block_ms": block_ms, "close_ms": close_ms}
         for name, value in numbers.items():
             least = 1 if name == "queue_records" else 0
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
@@ -105,7 +107,7 @@ class KafkaHandler(logging.Handler):
             _check_chosen("key", key)
         self._configs = {
             "client_id": "kafkasafe-log",
-            "on_refused_topic": "accept",
+            "on_blocked_topic": "accept",
             "max_block_ms": int(_PAUSE_S * 1000),
             **configs,
         }
@@ -115,8 +117,8 @@ class KafkaHandler(logging.Handler):
         self._key = key
         self._drops = on_full == "drop"
         self._most = queue_records
-        self._block_s = block_s
-        self._close_s = close_s
+        self._block_s = block_ms / 1000
+        self._close_s = close_ms / 1000
         self.dropped = 0
         self._begin()
         _HANDLERS.add(self)
@@ -316,7 +318,7 @@ class KafkaHandler(logging.Handler):
     def _spool_all(self) -> None:
         if self._producer is not None:
             with contextlib.suppress(Exception):
-                self._producer.flush_spool(self._close_s)
+                self._producer.durable(self._close_s)
 
     def _end(self) -> None:
         producer, self._producer = self._producer, None
@@ -331,7 +333,7 @@ class KafkaHandler(logging.Handler):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until what was logged before is on disk, `close_s` at most.
+        """Wait until what was logged before is on disk, `close_ms` at most.
 
         Not while this thread holds logging's own lock, which whatever logs may need: in `dictConfig` and `fileConfig`.
         """
@@ -344,7 +346,7 @@ class KafkaHandler(logging.Handler):
         mark.reached.wait(self._close_s)
 
     def close(self) -> None:
-        """Everything to the spool, within `close_s`; then as `SafeProducer.close`, which waits for deliveries a while.
+        """Everything to the spool, within `close_ms`; then as `SafeProducer.close`, which waits for deliveries a while.
 
         What is not delivered waits on disk for the next handler with this `spool_dir`. At the end of the interpreter
         `logging.shutdown` calls it, after all other exit handlers. Where `dictConfig` or `fileConfig` replaces this

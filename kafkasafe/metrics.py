@@ -448,9 +448,9 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch
 
 
 def consumer_readings(
-    stats: ConsumerStats, progress: Mapping[TopicPartition, PartitionProgress]
+    stats: ConsumerStats, progress: Mapping[TopicPartition, PartitionProgress], group: str
 ) -> Iterator[Reading]:
-    """What a consumer shows."""
+    """What a consumer of the group (empty: of none) shows."""
     yield from stats.retry_readings()
     for name, by_pair in (
         ("offset_resets", stats.resets),
@@ -463,7 +463,7 @@ def consumer_readings(
         ("skipped_records", stats.skipped_records),
         ("log_divergences", stats.divergences),
         ("diverged_records", stats.diverged_records),
-        ("history_trimmed", stats.history_trimmed),
+        ("loss_checks_inconclusive", stats.history_trimmed),
         ("offset_not_available_seconds", stats.unavailable_s),
         ("partition_not_ready_seconds", stats.not_ready_s),
     )
@@ -473,10 +473,10 @@ def consumer_readings(
     for (topic, partition), at in progress.items():
         lag = 0 if at.position is None or at.end_offset is None else max(0, at.end_offset - at.position)
         # Those of a topic's partitions are added up.
-        yield CONSUMER["lag_records"], (topic,), lag
+        yield CONSUMER["lag_records"], (topic, group), lag
         yield CONSUMER["not_ready_partitions"], (topic,), at.not_ready_s is not None
         yield CONSUMER["remote_storage_not_ready_partitions"], (topic,), at.remote
-        yield CONSUMER["undecided_partitions"], (topic,), at.undecided
+        yield CONSUMER["stopped_partitions"], (topic,), at.undecided
         for name, offset in (("end_offset", at.end_offset), ("position", at.position)):
             if offset is not None:
                 yield CONSUMER[name], (topic, str(partition)), offset
@@ -495,11 +495,11 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
         for pair, count in counts.copy().items():
             yield PRODUCER[name], pair, count
     for name, by_name in (
-        ("acked_loss_detected", stats.losses),
+        ("data_loss_detected", stats.losses),
         ("atomic_batches", stats.units),
-        ("acked_lost_records", stats.lost_records),
-        ("acked_healed_records", stats.healed_records),
-        ("history_trimmed", stats.history_trimmed),
+        ("data_loss_records", stats.lost_records),
+        ("data_loss_restored_records", stats.healed_records),
+        ("loss_checks_inconclusive", stats.history_trimmed),
     ):
         for label, number in by_name.copy().items():
             yield PRODUCER[name], (label,), number
@@ -524,8 +524,9 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
     for step, count in state.units.items():
         yield PRODUCER["atomic_batches_waiting"], (step,), count
     for refused in state.refused:
-        yield PRODUCER["refused_destinations"], (refused.topic, refused.error), 1
-        yield PRODUCER["refused_records"], (refused.topic, refused.error), refused.records
-        yield PRODUCER["refused_age_seconds"], (refused.topic, refused.error), refused.age_s
+        labels = (refused.kind, refused.name, refused.error)
+        yield PRODUCER["blocked_destinations"], labels, 1
+        yield PRODUCER["blocked_records"], labels, refused.records
+        yield PRODUCER["blocked_age_seconds"], labels, refused.age_s
     for (topic, partition), offset in state.last_acked_offsets.items():
         yield PRODUCER["last_acked_offset"], (topic, str(partition)), offset

@@ -23,32 +23,32 @@ from uuid import UUID
 
 from kafkasafe._core.offsets import (
     BaselineError,
-    Cause,
     EndOffsets,
     Held,
+    HeldReason,
     Isolation,
     Key,
     Lowered,
+    LoweredReason,
     Proof,
     Result,
     Undecidable,
     Value,
-    Why,
 )
 from kafkasafe._io.files import Files, OsFiles, read_whole, replace_whole
 
 __all__ = [
     "BaselineError",
-    "Cause",
     "EndOffsetTracker",
     "Held",
+    "HeldReason",
     "IsolationLevel",
     "Lowered",
+    "LoweredReason",
     "Proof",
     "Result",
     "Undecidable",
     "Value",
-    "Why",
 ]
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]

@@ -113,7 +113,7 @@ class ConnectionOptions(TypedDict, total=False):
     """A factory for kafka-python's network client. A consumer with its own one does not get kafkasafe's
     connections.
     """
-    metrics: bool
+    prometheus: bool
     """Let prometheus-client's default registry collect this client's metrics. `kafkasafe.metrics.install` does
     it for another registry.
     """
@@ -169,7 +169,7 @@ class ProducerOptions(ConnectionOptions, total=False):
     not acknowledge it in `spool_after_ms`, when memory is full, and at `close`. "never": there are no files;
     `close` or a crash loses what is not acknowledged.
     """
-    delivery: Literal["idempotent", "staged"]
+    delivery: Literal["idempotent", "transactional"]
     """"idempotent": each batch goes to its partition by itself. "staged": in transactions, for readers of
     committed records.
     """
@@ -191,16 +191,16 @@ class ProducerOptions(ConnectionOptions, total=False):
     """How many bytes of rejected records each lane keeps. None: as `spool_max_bytes`, at most 256 MiB."""
     retain_acked_bytes: int
     """Keep so many bytes of delivered records on disk, to send them again if the cluster loses them."""
-    retain_acked_s: float
+    retain_acked_ms: float
     """Keep delivered records on disk for so many seconds, to send them again if the cluster loses them."""
-    on_acked_loss: Literal["heal", "raise", "event"]
+    on_data_loss: Literal["restore", "raise", "event"]
     """What to do when the cluster lost acknowledged records. "heal": send again what the spool has,
     DataLossError for the rest. "raise": DataLossError for all. "event": only the event, the log and the
     metrics.
     """
-    heal_recreated_topics: bool
+    restore_recreated_topics: bool
     """Send lost records again also into a topic that was deleted and created again."""
-    acked_loss_check_ms: float
+    data_loss_check_ms: float
     """How often idle partitions are checked for lost records, milliseconds."""
     on_corrupt: Literal["raise", "quarantine"]
     """What to do about damage in the spool. "raise": SpoolCorruptError. "quarantine": copy the damaged bytes
@@ -208,10 +208,10 @@ class ProducerOptions(ConnectionOptions, total=False):
     """
     on_undecidable: Literal["raise", "resend", "skip"]
     """What to do with a batch of which it cannot be known whether it is in the log. "raise": UndecidableError
-    from `send` and `flush` until `resume_parked`. "resend": send it; it may be there twice. "skip": take it as
+    from `send` and `flush` until `resolve_undecidable`. "resend": send it; it may be there twice. "skip": take it as
     delivered; it may be missing.
     """
-    dead_letter: Callable[..., object] | None
+    on_rejected: Callable[..., object] | None
     """A function that gets each record that the cluster rejected permanently: topic, partition, key, value,
     headers, timestamp_ms, error.
     """
@@ -219,11 +219,11 @@ class ProducerOptions(ConnectionOptions, total=False):
     """A function that gets each event of `kafkasafe.events`. A producer calls it on its own thread, a consumer
     on the thread that polls.
     """
-    refused_timeout_ms: float | None
+    blocked_timeout_ms: float | None
     """How long the cluster may refuse a topic before the records that wait for it are rejected, milliseconds.
     None: for ever.
     """
-    on_refused_topic: Literal["raise", "accept"]
+    on_blocked_topic: Literal["raise", "accept"]
     """What `send` does for a topic that the cluster refuses. "raise": kafka-python's exception for the error
     code. "accept": take the record, which waits.
     """
@@ -305,7 +305,7 @@ class ConsumerOptions(ConnectionOptions, total=False):
     """A file that remembers end offsets and starts over restarts. One consumer for each file. None: nothing is
     remembered.
     """
-    offsets_hold_timeout_s: float
+    offsets_hold_timeout_ms: float
     """How long a lower end offset without a proof is held before it is called undecidable, seconds. A lower
     start is believed then.
     """

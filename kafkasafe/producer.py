@@ -60,7 +60,7 @@ class RecordFuture(FutureRecordMetadata):
     # kafka-python assigns these three; here they are computed when asked.
     @property
     def is_done(self) -> bool:  # type: ignore[override]
-        """Whether the record was acknowledged (and its commit mark is durable), or refused, or given up."""
+        """Whether the record was acknowledged (and its commit mark is durable), or rejected, or given up."""
         chunk = self._chunk
         return chunk.parcels is not None and chunk.locate(self._index)[0].done
 
@@ -140,7 +140,7 @@ class RecordFuture(FutureRecordMetadata):
 
         Raises:
             KafkaTimeoutError: Not acknowledged in time. The record stays in the spool and is still delivered.
-            RejectedError: The cluster refused it.
+            RejectedError: The cluster rejected it.
             WrongClusterError: Another cluster answers instead of the one that the record is for. It is delivered when
                 that one answers again.
         """
@@ -212,7 +212,7 @@ class RecordFuture(FutureRecordMetadata):
         return self.is_done and self.exception is None
 
     def failed(self) -> bool:
-        """The record was refused or given up."""
+        """The record was rejected or given up."""
         return self.is_done and self.exception is not None
 
     def retriable(self) -> bool:
@@ -254,7 +254,7 @@ class RecordFuture(FutureRecordMetadata):
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
-        """Call `f(*args, exception, **kwargs)` when the record is refused or given up."""
+        """Call `f(*args, exception, **kwargs)` when the record is rejected or given up."""
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
         if not self._enlisted(self._chunk.errbacks, call) and self.failed():
             safely(lambda: call(self.exception))
@@ -308,32 +308,32 @@ class SafeProducer(Opening):
         spool_sync (str): "group": one fsync for all batches that wait. "each": one per batch. "os": none; a crash of
             the machine (not of the process) may lose what is not acknowledged.
         delivery (str): "idempotent": each batch goes to its partition by itself, once, for readers of any kind.
-            "staged": in a transaction, committed in a step of its own, by this process or by another one; exactly once
-            for readers with `isolation_level="read_committed"`. See docs/staged.md.
+            "transactional": in a transaction, committed in a step of its own, by this process or by another one;
+            exactly once for readers with `isolation_level="read_committed"`. See docs/staged.md.
         spool_lane (int): Ask for this lane; LaneBusyError if another process has it. Default: the lowest free one.
         retain_acked_bytes (int): Keep so many bytes of delivered records on disk. Default: 0.
         delivery_timeout_ms (int): When it ends a future fails, but the record stays in the spool and is delivered.
-        retain_acked_s (float): Keep delivered records on disk for so many seconds. Default: 0.
-        on_acked_loss (str): What to do about acknowledged records that the cluster lost. "heal": send again what the
+        retain_acked_ms (float): Keep delivered records on disk for so many milliseconds. Default: 0.
+        on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": send again what the
             spool still has, in order, before anything newer; what it does not have is a DataLossError of the next
             `send`, `flush` or `close`. "raise": send nothing again, DataLossError for all of it. Each loss is raised
-            once. "event": neither. `AckedDataLost`, the log and the counters tell of it in any case.
-        heal_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
+            once. "event": only report it. Every mode emits `DataLost`, logs an error and counts it.
+        restore_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
             Default: no.
-        acked_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
-        on_undecidable (str): What to do with a batch of which nobody knows whether it is in the log: "raise" (from
-            `send` and `flush`, until `resume_parked`), "resend" (it may be there twice) or "skip".
+        data_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
+        on_undecidable (str): What to do with a batch whose presence in the log cannot be determined: "raise" (from
+            `send` and `flush`, until `resolve_undecidable`), "resend" (it may be there twice) or "skip".
         on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
             Damage found while sending stops its partition only ("raise": until the file is restored).
-        dead_letter (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
-            record that the cluster refused for good.
+        on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
+            record that the cluster rejected. For a dead-letter topic, send to it from here, through another producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
-        metrics (bool): Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
+        prometheus (bool): Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
             others. Default: no.
-        refused_timeout_ms (int): How long the cluster may refuse a topic that is missing, forbidden or invalid, or
+        blocked_timeout_ms (int): How long the cluster may refuse a topic that is missing, forbidden or invalid, or
             timestamps that are too far ahead, or fail on one batch, before what waits for it is rejected. Counted in
             this life of the producer, without a break. None: for ever. Default: seven days.
-        on_refused_topic (str): What `send` does meanwhile for a topic that is missing, forbidden or invalid: "raise"
+        on_blocked_topic (str): What `send` does meanwhile for a topic that is missing, forbidden or invalid: "raise"
             kafka-python's exception for the code (the record is not accepted), or "accept" more records, which wait.
         producer_id_expiration_ms (int): As on the brokers. Default: 86400000.
 
@@ -353,7 +353,7 @@ class SafeProducer(Opening):
         # see what is inherited.
         __init__ = Opening.__init__
         flush = Flushing.flush
-        flush_spool = Flushing.flush_spool
+        durable = Flushing.durable
         close = Closing.close
         __del__ = Closing.__del__
         partitions_for = Looking.partitions_for
@@ -375,7 +375,8 @@ class SafeProducer(Opening):
     ) -> RecordFuture:
         """Accept a record.
 
-        It is on disk soon after (`future.durable()`, `flush_spool()`), and in the cluster as soon as that takes it.
+        It is on disk soon after (`future.durable()`, `producer.durable()`), and in the cluster as soon as that takes
+        it.
 
         Args:
             topic: Topic name.
@@ -397,9 +398,9 @@ class SafeProducer(Opening):
                 slow. The record was not accepted.
             TopicAuthorizationFailedError, UnknownTopicOrPartitionError, InvalidTopicError: The cluster refuses the
                 topic, confirmed (a missing one for a minute: it may be new), and records wait for it. This one was not
-                accepted; those are delivered when the cluster takes them (`on_refused_topic="raise"`).
+                accepted; those are delivered when the cluster takes them (`on_blocked_topic="raise"`).
             ProducerClosedError: After `close`.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_acked_loss`); once for
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`); once for
                 each loss. The record was not accepted: send it again.
             TypeError: Key or value is not bytes and there is no serializer for it; headers of another shape.
             ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
@@ -453,8 +454,8 @@ class SafeProducer(Opening):
                 batch.send("audit", entry)
             batch.outcome.get()
 
-        An exception in the block: nothing of it is sent. At the end of the block the batch goes into the spool as one
-        unit, and from there to the cluster in one transaction: readers with `isolation_level="read_committed"` see all
+        An exception in the block: nothing of it is sent. At the end of the block the batch goes into the spool as a
+        whole, and from there to the cluster in one transaction: readers with `isolation_level="read_committed"` see all
         of it or nothing, exactly once, whatever crashes. It waits there through an outage.
 
         Args:
@@ -469,10 +470,10 @@ class SafeProducer(Opening):
         future._producer, future._chunk, future._index, future._first = self, chunk, index, True
         return future
 
-    def resume_parked(self, *, resend: bool) -> None:
+    def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about the undecidable batches that the last UndecidableError spoke of; about all, if none was raised.
 
-        What is parked after that error is for another decision: the next `send` or `flush` raises it.
+        A batch that becomes undecidable after that error is for another decision: the next `send` or `flush` raises it.
 
         Args:
             resend: True: send it under a new id; it may then be in the log twice. False: take it as delivered.
@@ -483,7 +484,7 @@ class SafeProducer(Opening):
         if not isinstance(resend, bool):
             raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
         self._check_fork()
-        self._pump.resume_parked(resend=resend)
+        self._pump.resolve_undecidable(resend=resend)
 
     @classmethod
     def max_usable_produce_magic(cls, api_version: tuple[int, ...]) -> int:  # noqa: ARG003  # KafkaProducer's signature

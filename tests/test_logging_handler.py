@@ -116,7 +116,7 @@ def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(
     options, own_logger, stderr, fake_kafka
 ):
     handler = attach(
-        KafkaHandler("logs", queue_records=5, block_s=0.2, spool_max_bytes=16 << 20, **options), own_logger
+        KafkaHandler("logs", queue_records=5, block_ms=200, spool_max_bytes=16 << 20, **options), own_logger
     )
     own_logger.info("before")
     handler.flush()
@@ -207,8 +207,8 @@ def test_what_cannot_be_sent_costs_nothing_else(options, stderr, fake_kafka):
         ({"topic": "not a topic"}, "topic: "),
         ({"key": 5}, "key must be a string or a function"),
         ({"queue_records": "many"}, "queue_records must be a number of at least 1"),
-        ({"block_s": float("nan")}, "block_s must be a number of at least 0"),
-        ({"close_s": None}, "close_s must be a number of at least 0"),
+        ({"block_ms": float("nan")}, "block_ms must be a number of at least 0"),
+        ({"close_ms": None}, "close_ms must be a number of at least 0"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(given, message):
@@ -220,7 +220,7 @@ def test_what_cannot_work_is_said_at_once(given, message):
 @pytest.mark.real
 def test_who_waits_for_room_has_it_before_those_who_log_just_then(options, own_logger, stderr, monkeypatch):
     """Each place that became free went to a thread that logged at that moment; who waited dropped its record."""
-    handler = attach(KafkaHandler("logs", queue_records=1, block_s=LONG_S, **options), own_logger)
+    handler = attach(KafkaHandler("logs", queue_records=1, block_ms=LONG_S * 1000, **options), own_logger)
     let_go = threading.Semaphore(0)
     sent = []
 

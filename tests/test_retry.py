@@ -94,7 +94,9 @@ def test_a_success_costs_nothing(world):
 
 def test_pauses_double_with_jitter_up_to_the_bound(world):
     clock, policy, call, _ = world
-    assert call(policy(first_s=1, max_s=4, deadline_s=None, attempts=9), Broker(clock, 5), "a") == ("a",)
+    assert call(policy(first_ms=1000, max_ms=4000, deadline_ms=None, attempts=9), Broker(clock, 5), "a") == (
+        "a",
+    )
     # Halfway between the least pause, of ten tries a second, and the bound.
     assert clock.pauses == [0.55, 1.05, 2.05, 2.05, 2.05]
 
@@ -117,7 +119,7 @@ def test_the_deadline_ends_it_with_the_last_error_and_what_was_tried(world):
     clock, policy, call, events = world
     broker = Broker(clock, 99, takes_s=0.25)
     with pytest.raises(OffsetNotAvailableError) as raised:
-        call(policy(deadline_s=10, first_s=1, max_s=4), broker)
+        call(policy(deadline_ms=10_000, first_ms=1000, max_ms=4000), broker)
     assert clock.now - 1000 <= 10
     tries = len(broker.asked_at)
     (note,) = raised.value.__notes__
@@ -143,7 +145,7 @@ def test_a_deadline_of_nothing_is_one_try(world):
     clock, policy, call, _ = world
     broker = Broker(clock, 99)
     with pytest.raises(OffsetNotAvailableError):
-        call(policy(deadline_s=0), broker)
+        call(policy(deadline_ms=0), broker)
     assert (len(broker.asked_at), clock.pauses) == (1, [])
 
 
@@ -261,7 +263,7 @@ def test_the_key_may_come_from_the_arguments(world):
 
 def test_a_crowd_before_one_partition_is_told_when_its_deadline_comes_first():
     clock = Clock()
-    policy = RetryPolicy(deadline_s=1, attempts=1, rate_per_s=1, clock=clock, sleep=clock.sleep)
+    policy = RetryPolicy(deadline_ms=1000, attempts=1, rate_per_s=1, clock=clock, sleep=clock.sleep)
     broker = Broker(clock, 1)
     with pytest.raises(OffsetNotAvailableError):
         policy.on(HOT)(broker.ask)()
@@ -282,14 +284,14 @@ def test_a_turn_behind_the_deadline_ends_a_retry_with_its_own_error():
         for _ in range(20):
             policy._turn_s(HOT, 100)
 
-    policy = RetryPolicy(deadline_s=5, rate_per_s=1, clock=clock, sleep=clock.sleep, on_retry=crowd)
+    policy = RetryPolicy(deadline_ms=5000, rate_per_s=1, clock=clock, sleep=clock.sleep, on_retry=crowd)
     with pytest.raises(OffsetNotAvailableError):
         policy.on(HOT)(Broker(clock, 9).ask)()
     assert [event.gave_up for event in events] == [None, "deadline"]
 
 
 def test_many_threads_on_one_failing_partition_keep_the_rate_for_real():
-    policy = RetryPolicy(deadline_s=0.55, first_s=0.001, rate_per_s=20)
+    policy = RetryPolicy(deadline_ms=550, first_ms=1, rate_per_s=20)
     asked = []
 
     @policy.on(HOT)
@@ -325,12 +327,17 @@ def test_partitions_that_nobody_asks_for_any_more_are_forgotten(monkeypatch):
     outcomes=st.lists(st.booleans(), min_size=1, max_size=60),
     dice=st.floats(0, 1, exclude_max=True),
     takes_s=st.floats(0, 2),
-    first_s=st.floats(0.001, 5),
+    first_ms=st.floats(1, 5000),
 )
-def test_no_luck_and_no_timing_breaks_rate_or_deadline(outcomes, dice, takes_s, first_s):
+def test_no_luck_and_no_timing_breaks_rate_or_deadline(outcomes, dice, takes_s, first_ms):
     clock = Clock()
     policy = RetryPolicy(
-        deadline_s=20, first_s=first_s, rate_per_s=10, clock=clock, sleep=clock.sleep, dice=lambda: dice
+        deadline_ms=20_000,
+        first_ms=first_ms,
+        rate_per_s=10,
+        clock=clock,
+        sleep=clock.sleep,
+        dice=lambda: dice,
     )
     begun = []
     failed = [False]
@@ -420,7 +427,7 @@ def test_a_cancelled_task_is_not_held_up():
         async def ask():
             raise OffsetNotAvailableError
 
-        task = asyncio.create_task(RetryPolicy(first_s=30, max_s=30, dice=lambda: 0.9).call(ask))
+        task = asyncio.create_task(RetryPolicy(first_ms=30_000, max_ms=30_000, dice=lambda: 0.9).call(ask))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -449,17 +456,17 @@ def test_nested_and_recursive_calls_do_not_mix():
 @pytest.mark.parametrize(
     "options",
     [
-        {"deadline_s": -1},
-        {"deadline_s": "1"},
-        {"deadline_s": float("nan")},
-        {"deadline_s": True},
+        {"deadline_ms": -1000},
+        {"deadline_ms": "1"},
+        {"deadline_ms": float("nan")},
+        {"deadline_ms": True},
         {"attempts": 0},
         {"attempts": 1.5},
-        {"first_s": 0},
-        {"max_s": -1},
+        {"first_ms": 0},
+        {"max_ms": -1000},
         {"rate_per_s": 0},
         {"rate_per_s": float("inf")},
-        {"deadline_s": None},
+        {"deadline_ms": None},
         {"api": "ListOffset"},
     ],
 )
@@ -472,8 +479,8 @@ def test_what_it_did_is_in_prometheus():
     clock = Clock()
     registry = CollectorRegistry()
     options = {"clock": clock, "sleep": clock.sleep, "client_id": "mine"}
-    policy = RetryPolicy(deadline_s=None, attempts=3, api="list_offsets", **options)
-    other = RetryPolicy(deadline_s=None, attempts=2, **options)
+    policy = RetryPolicy(deadline_ms=None, attempts=3, api="list_offsets", **options)
+    other = RetryPolicy(deadline_ms=None, attempts=2, **options)
     metrics.install(policy, other, registry=registry)
     policy.call(Broker(clock, 2).ask)
     policy.call(Broker(clock, 1, NotLeaderForPartitionError).ask)
@@ -499,4 +506,7 @@ def test_its_repr_says_what_fails():
     policy = RetryPolicy(attempts=1, clock=clock)
     with pytest.raises(OffsetNotAvailableError):
         policy.on(HOT)(Broker(clock, 1).ask)()
-    assert "rate_per_s=10, 1 partitions failing" in repr(policy)
+    assert (
+        "deadline_ms=120000, attempts=1, first_ms=100, max_ms=10000, rate_per_s=10, 1 partitions failing"
+        in repr(policy)
+    )

@@ -84,7 +84,7 @@ def test_no_lock_is_held_over_disk_or_user_code(fake_kafka, tmp_path, monkeypatc
         "bootstrap_servers": fake_kafka.bootstrap_servers,
         "spool_dir": tmp_path,
         "on_event": lambda _: look("on_event"),
-        "dead_letter": lambda **_: look("dead_letter"),
+        "on_rejected": lambda **_: look("on_rejected"),
         "request_timeout_ms": 1000,
     }
     for life in range(2):
@@ -104,4 +104,4 @@ def test_no_lock_is_held_over_disk_or_user_code(fake_kafka, tmp_path, monkeypatc
     producer.flush(60)
     producer.close()
     assert held == []
-    assert {"on_event", "dead_letter", "callback", "errback", "OsFiles.free_bytes"} <= seen
+    assert {"on_event", "on_rejected", "callback", "errback", "OsFiles.free_bytes"} <= seen

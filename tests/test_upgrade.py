@@ -19,13 +19,13 @@ pytestmark = pytest.mark.kafka
 
 PARTITIONS = 2
 LOSSES = (
-    events.AckedDataLost,
-    events.BatchParked,
-    events.BatchRejected,
+    events.DataLost,
+    events.RecordsUndecidable,
+    events.RecordsRejected,
     events.LogDiverged,
-    events.OffsetLowered,
+    events.EndOffsetRegressed,
     events.PositionReset,
-    events.RecordsMissing,
+    events.SpoolRecordsMissing,
 )
 
 
@@ -71,7 +71,7 @@ class Scene:
             for number in range(self.sent[name], self.sent[name] + count):
                 producer.send(self.topic, b"%s %d" % (name.encode(), number), partition=number % PARTITIONS)
             self.sent[name] += count
-            producer.flush_spool(60)
+            producer.durable(60)
 
     def flush(self) -> None:
         for producer in self.producers.values():

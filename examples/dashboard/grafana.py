@@ -72,14 +72,14 @@ _NUMBERS = (
     Shown(
         "Acknowledged records lost",
         "short",
-        (("sum(kafkasafe_acked_lost_records_total[]) or vector(0)", "lost"),),
+        (("sum(kafkasafe_data_loss_records_total[]) or vector(0)", "lost"),),
         "What the cluster acknowledged and lost, since the processes began.",
         (None, 1),
     ),
     Shown(
-        "Healed records",
+        "Restored records",
         "short",
-        (("sum(kafkasafe_acked_healed_records_total[]) or vector(0)", "healed"),),
+        (("sum(kafkasafe_data_loss_restored_records_total[]) or vector(0)", "restored"),),
         "Of those, what is in the log again, from the retained spool.",
     ),
     Shown(
@@ -193,20 +193,20 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Seconds of pause per second, of all partitions together.",
             ),
             Shown(
-                "Refused by the cluster",
+                "Blocked by the cluster",
                 "short",
                 (
-                    ("sum(kafkasafe_refused_destinations[]) or vector(0)", "partitions"),
-                    ("sum(kafkasafe_refused_records[]) or vector(0)", "records that wait"),
+                    ("sum(kafkasafe_blocked_destinations[]) or vector(0)", "partitions"),
+                    ("sum(kafkasafe_blocked_records[]) or vector(0)", "records that wait"),
                 ),
                 "A right or a topic is missing, or a broker fails on a batch: what waits is kept, and tried again.",
             ),
             Shown(
-                "Rejected, and left behind",
+                "Rejected, and orphaned",
                 "short",
                 (
                     ("sum(kafkasafe_rejected_kept_records[])", "rejected, kept"),
-                    ("sum(kafkasafe_spool_left_behind_records[])", "left behind in other directories"),
+                    ("sum(kafkasafe_orphaned_spool_records[])", "orphaned in other directories"),
                 ),
                 "kafkasafe spool resend brings the former back, spool drain the latter.",
             ),
@@ -240,8 +240,8 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 (
                     ("sum by (client_id) (kafkasafe_in_doubt_batches[])", "{{client_id}} in doubt"),
                     (
-                        "sum by (client_id, verdict, method) (kafkasafe_in_doubt_resolved_total[])",
-                        "{{client_id}} {{verdict}} by {{method}}",
+                        "sum by (client_id, result, evidence) (kafkasafe_in_doubt_resolved_total[])",
+                        "{{client_id}} {{result}} by {{evidence}}",
                     ),
                 ),
                 "After a crash or a lost answer: was the batch in the log, and how that was found out.",
@@ -251,27 +251,27 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "short",
                 (
                     (
-                        "sum by (client_id, error, verdict) (kafkasafe_sequence_errors_total[])",
-                        "{{client_id}} {{error}} {{verdict}}",
+                        "sum by (client_id, error, result) (kafkasafe_sequence_errors_total[])",
+                        "{{client_id}} {{error}} {{result}}",
                     ),
                 ),
                 "decided: it was proven which batches the cluster has; gap: it misses an earlier one as well.",
             ),
             Shown(
-                "Lost and healed records",
+                "Lost and restored records",
                 "short",
                 (
-                    ("sum by (client_id, topic) (kafkasafe_acked_lost_records_total[])", "{{topic}} lost"),
+                    ("sum by (client_id, topic) (kafkasafe_data_loss_records_total[])", "{{topic}} lost"),
                     (
-                        "sum by (client_id, topic) (kafkasafe_acked_healed_records_total[])",
-                        "{{topic}} put back",
+                        "sum by (client_id, topic) (kafkasafe_data_loss_restored_records_total[])",
+                        "{{topic}} restored",
                     ),
                     (
-                        "sum by (client_id, detector) (kafkasafe_acked_loss_detected_total[])",
-                        "{{client_id}} noticed by {{detector}}",
+                        "sum by (client_id, reason) (kafkasafe_data_loss_detected_total[])",
+                        "{{client_id}} noticed by {{reason}}",
                     ),
                     (
-                        "sum(kafkasafe_history_trimmed_total[]) or vector(0)",
+                        "sum(kafkasafe_loss_checks_inconclusive_total[]) or vector(0)",
                         "histories that were removed before they could be checked",
                     ),
                 ),
@@ -347,7 +347,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ),
                     (
                         "sum by (client_id) (kafkasafe_spool_full_total[])",
-                        "{{client_id}} sends refused: full",
+                        "{{client_id}} sends rejected: no room",
                     ),
                 ),
                 "Damage is set aside and told, never passed over.",
@@ -367,7 +367,12 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             Shown(
                 "Held back for earlier producers",
                 "short",
-                (("sum by (client_id) (kafkasafe_held_back_partitions[])", "{{client_id}} partitions"),),
+                (
+                    (
+                        "sum by (client_id) (kafkasafe_waiting_for_older_partitions[])",
+                        "{{client_id}} partitions",
+                    ),
+                ),
                 "What they left in other lanes of the directory is delivered first.",
             ),
             Shown(
@@ -384,7 +389,12 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             Shown(
                 "Lag",
                 "short",
-                (("sum by (client_id, topic) (kafkasafe_lag_records[])", "{{client_id}} {{topic}}"),),
+                (
+                    (
+                        "sum by (client_id, group, topic) (kafkasafe_lag_records[])",
+                        "{{client_id}} {{group}} {{topic}}",
+                    ),
+                ),
                 "Offsets between position and end.",
             ),
             Shown(
@@ -419,8 +429,8 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "short",
                 (
                     (
-                        "sum by (client_id, topic, cause) (kafkasafe_end_offset_regressions_total[])",
-                        "{{client_id}} {{topic}} end went back: {{cause}}",
+                        "sum by (client_id, topic, reason) (kafkasafe_end_offset_regressions_total[])",
+                        "{{client_id}} {{topic}} end went back: {{reason}}",
                     ),
                     (
                         "sum by (client_id, topic) (kafkasafe_diverged_records_total[])",
@@ -438,8 +448,8 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "short",
                 (
                     (
-                        "sum by (client_id, topic, why) (kafkasafe_end_offsets_held_total[])",
-                        "{{client_id}} {{topic}} {{why}}",
+                        "sum by (client_id, topic, reason) (kafkasafe_end_offsets_held_total[])",
+                        "{{client_id}} {{topic}} {{reason}}",
                     ),
                 ),
                 "Lower ends that were answered and not believed: nothing proved that records are gone.",
@@ -468,7 +478,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{topic}} remote storage",
                     ),
                     (
-                        "sum by (client_id, topic) (kafkasafe_undecided_partitions[])",
+                        "sum by (client_id, topic) (kafkasafe_stopped_partitions[])",
                         "{{client_id}} {{topic}} waits for the application",
                     ),
                 ),
@@ -571,7 +581,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{topic}} records lost: {{reason}}",
                     ),
                 ),
-                "held: a lower end was not believed; lowered: it was, with a proof; lost: a query goes on without.",
+                "held: a lower end was not believed; regressed: it was, with a proof; lost: a query goes on without.",
             ),
         ),
     ),
@@ -645,7 +655,7 @@ def build() -> str:
     builder = (
         d.Dashboard("kafkasafe")
         .uid("kafkasafe")
-        .description("What is spooled, in doubt, lost, put back, held or diverged.")
+        .description("What is spooled, in doubt, lost, restored, held or diverged.")
         .tags(["kafka", "kafkasafe"])
         .timezone("browser")
         .refresh("30s")

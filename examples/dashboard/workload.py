@@ -24,25 +24,25 @@ from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import Exchange, FaultProxy, Rule
 
 ALERTS = {
-    "AckedDataLost": ("payments",),
-    "EndOffsetRegression": ("ledger",),
+    "DataLost": ("payments",),
+    "EndOffsetRegressed": ("ledger",),
     "LogDiverged": ("ledger",),
     "SpoolNearFull": ("sensors",),
     "SpoolStalled": ("sensors",),
     # Nothing of the sensors is delivered; one partition of the devices is stuck while others go on.
     "PartitionStuck": ("devices", "sensors"),
     "ProducerIdNearExpiry": ("sensors",),
-    "RefusedByCluster": ("devices",),
+    "BlockedByCluster": ("devices",),
     "RecordsRejected": ("uploads",),
-    "UndecidableBatch": ("tickets",),
+    "RecordsUndecidable": ("tickets",),
     "SpoolCorrupt": ("cameras",),
     "ConsumerSkipped": ("reports",),
-    "UndecidedPartitions": ("auditor",),
+    "StoppedPartitions": ("auditor",),
     "RemoteStorageNotReady": ("archive",),
 }
 """Alerts, and the clients of the workload whose fault each reports. No other has it."""
 
-UNSEEN_ALERTS = frozenset({"SpoolDisplaced", "SpoolLeftBehind"})
+UNSEEN_ALERTS = frozenset({"SpoolDisplaced", "OrphanedSpoolFound"})
 """What is not shown here: tests/producer/test_default_spool.py and tests/producer/test_place.py have the faults."""
 
 SPARK_ALERTS = frozenset({"SparkBatchFailed", "SparkSourceDataLost"})
@@ -53,8 +53,8 @@ LASTING = (
     "SpoolStalled",
     "PartitionStuck",
     "ProducerIdNearExpiry",
-    "RefusedByCluster",
-    "UndecidedPartitions",
+    "BlockedByCluster",
+    "StoppedPartitions",
     "RemoteStorageNotReady",
 )
 """Those that end with their fault; the others report for 15 minutes what has happened."""
@@ -120,7 +120,7 @@ class Workload:
         self.server = stack.enter_context(serve(registry=self.registry, partitions=True))
         stack.callback(self._end)  # before what the threads use is closed
         self._stack = stack
-        payments = self._producer("payments", retain_acked_bytes=1 << 20, acked_loss_check_ms=500)
+        payments = self._producer("payments", retain_acked_bytes=1 << 20, data_loss_check_ms=500)
         plain = KafkaProducer(bootstrap_servers=self.cluster.bootstrap_servers)
         for number in range(200):
             payments.send("payments", b"%d" % number)
@@ -222,11 +222,11 @@ class Workload:
         self.lose_sight_of_the_archive()
 
     def forget_the_tickets(self) -> None:
-        """Sent, no answer; then the log is trimmed and the brokers forget the producer: UndecidableBatch."""
+        """Sent, no answer; then the log is trimmed and the brokers forget the producer: RecordsUndecidable."""
         lost = self.proxy.on("Produce", topic="tickets").drop()
         for number in range(5):
             self._tickets.send("tickets", b"%d" % number)
-        self._tickets.flush_spool(60)
+        self._tickets.durable(60)
         lost.wait(1, 60)
         place = TopicPartition("tickets", 0)
         _until(lambda: self.cluster._log_end(1, "tickets", 0) == 5, "the tickets to be in the log")
@@ -253,7 +253,7 @@ class Workload:
         behind.wait(3, 60)
 
     def lose_the_log(self) -> None:
-        """A disk is lost: AckedDataLost (the payments are put back), and EndOffsetRegression of the invoices."""
+        """A disk is lost: DataLost (the payments are restored), and EndOffsetRegressed of the invoices."""
         self.cluster.kill_all()
         for topic in ("payments", "invoices"):
             shutil.rmtree(self.cluster.data_dir(1) / f"{topic}-0")
@@ -281,7 +281,7 @@ class Workload:
         then_ms = int((time.time() - _OUTAGE_S) * 1000)
         for number in range(50):
             sensors.send("sensors", b"%d" % number, timestamp_ms=then_ms)
-        sensors.flush_spool(60)
+        sensors.durable(60)
         rule.wait(1, 60)  # sent: it has an id, and is in doubt
         sensors.close(timeout=0)
         self._sensors = self._open_sensors()
@@ -292,7 +292,7 @@ class Workload:
     def refuse_one_device(self) -> None:
         """One partition has had too few replicas for 20 minutes, others go on: PartitionStuck, and no SpoolStalled.
 
-        A right is taken away as well: RefusedByCluster. And answers of the partition that goes on are of somebody who
+        A right is taken away as well: BlockedByCluster. And answers of the partition that goes on are of somebody who
         lost the batch before (45), or has it twice (46): a sequence error is a question, not a loss.
         """
         self._devices.send("devices", b"first", partition=1).get(60)
@@ -344,7 +344,7 @@ class Workload:
     def trim_the_reports(self) -> None:
         """Retention passes a consumer that was away: ConsumerSkipped. Before that its leader falters for a moment.
 
-        One that may not be reset has to be given a position: UndecidedPartitions.
+        One that may not be reset has to be given a position: StoppedPartitions.
         """
         falters = self.proxy.on("Fetch", topic="reports").answer(
             code=9, high_watermark=-1, records=None, times=3

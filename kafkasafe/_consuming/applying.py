@@ -17,7 +17,7 @@ from kafkasafe._io.inquiry import Inquiry, pause_s
 from kafkasafe._io.lookups import OUT_OF_RANGE
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.errors import LogDivergedError
-from kafkasafe.events import HistoryTrimmed, LogDiverged, PositionReset
+from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 
 __all__ = ["Applying"]
 
@@ -212,7 +212,9 @@ class Applying(Fetched):
                 start = outcome.log_start_offset
                 # A position before the log's start is reset, with an event of its own.
                 if start == part.position and walked.epoch > part.lineage.newest_epoch:
-                    self._emit(HistoryTrimmed(tp.topic, tp.partition, part.position, start, outcome.reason))
+                    self._emit(
+                        LossCheckInconclusive(tp.topic, tp.partition, part.position, start, outcome.reason)
+                    )
             part.state.complete_validation()
             return
         part.suspected = False
@@ -225,7 +227,7 @@ class Applying(Fetched):
             replaced=outcome.replaced,
             epochs=outcome.rolled_back_epochs,
             exact=outcome.exact,
-            cause="recreated" if walked.recreated else "truncated",
+            reason="recreated" if walked.recreated else "truncated",
             round_trips=walked.round_trips,
         )
         part.undecided = Undecided(event, walked.topic_id)
@@ -257,7 +259,7 @@ def _diverged_error(event: LogDiverged) -> LogDivergedError:
     )
     what = (
         "the topic was deleted and recreated"
-        if event.cause == "recreated"
+        if event.reason == "recreated"
         else "an unclean election or a lost disk"
     )
     choice = (

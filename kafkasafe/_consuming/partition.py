@@ -83,7 +83,7 @@ class Undecided:
         A log that was cut goes on under newer epochs. The epochs of a recreated topic begin at 0 again: any offset
         looks like one of the new log.
         """
-        return self.event.cause == "truncated" and bool(self.event.epochs)
+        return self.event.reason == "truncated" and bool(self.event.epochs)
 
     def forbids(self, offset: int) -> bool:
         """Whether this offset must not be committed: it would skip records of the new log that were never read."""

@@ -15,7 +15,7 @@ from kafkasafe._core.epochs import UNDEFINED, BatchMemory, Lineage, LineageError
 from kafkasafe._io.at_once import at_once
 from kafkasafe._io.inquiry import Pause, Procedure
 from kafkasafe.cluster.api import EARLIEST, LATEST
-from kafkasafe.events import OffsetLowered
+from kafkasafe.events import EndOffsetRegressed
 
 __all__ = ["Positions"]
 
@@ -117,8 +117,8 @@ class Positions(Walking):
             if time.monotonic() - began >= self._safe.offsets_hold_timeout_s:
                 lowered = self._tracker.accept(tp.topic, tp.partition, isolation_level=self._isolation)
                 if lowered is not None:
-                    event = OffsetLowered(
-                        tp.topic, tp.partition, lowered.offset, lowered.previous, lowered.cause.value
+                    event = EndOffsetRegressed(
+                        tp.topic, tp.partition, lowered.offset, lowered.previous, lowered.reason.value
                     )
                     self._emit(event)
                     return lowered.offset

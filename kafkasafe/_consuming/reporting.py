@@ -13,10 +13,10 @@ from kafkasafe._consuming.waiting import Waiting
 from kafkasafe._io.stats import PartitionProgress, Reading
 from kafkasafe.events import (
     ConsumerEvent,
-    HistoryTrimmed,
+    EndOffsetHeld,
+    EndOffsetRegressed,
     LogDiverged,
-    OffsetHeld,
-    OffsetLowered,
+    LossCheckInconclusive,
     PartitionNotReady,
     PartitionReady,
     PositionReset,
@@ -33,7 +33,7 @@ class Reporting(Waiting):
         self.counters[type(event).__name__] += 1
         self._count(event)
         match event:
-            case LogDiverged() | OffsetLowered():
+            case LogDiverged() | EndOffsetRegressed():
                 self._say(logging.ERROR, event)
             case PositionReset(skipped=skipped) if skipped is not None:
                 self._say(logging.WARNING, event)
@@ -65,11 +65,11 @@ class Reporting(Waiting):
             case LogDiverged(rolled_back=(first, last)):
                 stats.divergences[topic] += 1
                 stats.diverged_records[topic] += last - first + 1
-            case OffsetLowered(cause=cause, look_up="latest"):
-                stats.regressions[topic, cause] += 1
-            case OffsetHeld(why=why, look_up="latest"):
-                stats.held[topic, why] += 1
-            case OffsetLowered() | OffsetHeld():
+            case EndOffsetRegressed(reason=reason, look_up="latest"):
+                stats.regressions[topic, reason] += 1
+            case EndOffsetHeld(reason=reason, look_up="latest"):
+                stats.held[topic, reason] += 1
+            case EndOffsetRegressed() | EndOffsetHeld():
                 pass  # these metrics are about ends
             case PositionReset(reason=reason, skipped=skipped):
                 stats.resets[topic, reason] += 1
@@ -79,12 +79,12 @@ class Reporting(Waiting):
                 stats.not_ready_s[topic] += after_s
             case PartitionNotReady():
                 pass  # counted when it is over
-            case HistoryTrimmed():
+            case LossCheckInconclusive():
                 stats.history_trimmed[topic] += 1
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""
-        return consumer_readings(self._stats, self._progress())
+        return consumer_readings(self._stats, self._progress(), self.config["group_id"] or "")
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
         """Where it is on each assigned partition, for metrics; on any thread."""

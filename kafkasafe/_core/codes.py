@@ -172,7 +172,7 @@ class Action(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """What is given up if the same answer comes for longer than `refused_timeout_ms`; until then it is waited for."""
+    """What is given up if the same answer comes for longer than `blocked_timeout_ms`; until then it is waited for."""
 
     NONE = "none"
     """Nothing: the cluster is not ready, and that is all."""

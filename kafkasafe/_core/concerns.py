@@ -19,14 +19,14 @@ class Concern:
         level: "breaks": a promise does not hold with it. "note": it holds, with a limit that should be known.
         setting: Name of the setting.
         value: What it is.
-        why: What goes wrong.
+        reason: What goes wrong.
         fix: What to do.
     """
 
     level: Literal["breaks", "note"]
     setting: str
     value: str
-    why: str
+    reason: str
     fix: str
 
 
@@ -49,55 +49,57 @@ def concerns_of(
     """
     found: list[Concern] = []
 
-    def add(level: Literal["breaks", "note"], setting: str, value: object, why: str, fix: str) -> None:
-        found.append(Concern(level, setting, str(value), why, fix))
+    def add(level: Literal["breaks", "note"], setting: str, value: object, reason: str, fix: str) -> None:
+        found.append(Concern(level, setting, str(value), reason, fix))
 
     if replicas == 1:
         add("breaks", "replication factor", 1, "what one disk loses is lost", "3 replicas")
     least = _number(topic.get("min.insync.replicas"))
     if least is not None and least < 2:
-        why = "acks=all is answered when one replica has the record: the loss of that one loses it"
-        add("breaks", "min.insync.replicas", least, why, "min.insync.replicas=2, with 3 replicas")
+        reason = "acks=all is answered when one replica has the record: the loss of that one loses it"
+        add("breaks", "min.insync.replicas", least, reason, "min.insync.replicas=2, with 3 replicas")
     if topic.get("unclean.leader.election.enable") == "true":
-        why = "a replica that misses acknowledged records may become leader"
+        reason = "a replica that misses acknowledged records may become leader"
         fix = "unclean.leader.election.enable=false"
-        add("breaks", "unclean.leader.election.enable", "true", why, fix)
+        add("breaks", "unclean.leader.election.enable", "true", reason, fix)
     policy = topic.get("cleanup.policy") or ""
     if "delete" in policy:
         kept = _number(topic.get("retention.ms"))
         if kept is not None and 0 <= kept < outage_ms:
-            why = (
+            reason = (
                 f"after an outage of {_span(outage_ms)} the proof of what was appended may be deleted already"
             )
-            add("breaks", "retention.ms", kept, why, f"retention.ms={outage_ms} or more")
+            add("breaks", "retention.ms", kept, reason, f"retention.ms={outage_ms} or more")
         size = _number(topic.get("retention.bytes"))
         if size is not None and size >= 0:
-            why = "how long the log reaches back depends on how much is written"
-            add("note", "retention.bytes", size, why, "retention.bytes=-1, or room for the longest outage")
+            reason = "how long the log reaches back depends on how much is written"
+            add("note", "retention.bytes", size, reason, "retention.bytes=-1, or room for the longest outage")
     if "compact" in policy:
-        why = "compaction may remove a batch before it is looked for after an outage: then its outcome is unknown"
+        reason = "compaction may remove a batch before it is looked for after an outage: then its outcome is unknown"
         fix = f"min.compaction.lag.ms={outage_ms} or more"
         lag = _number(topic.get("min.compaction.lag.ms"))
         if lag is None or lag < outage_ms:
-            add("note", "cleanup.policy", policy, why, fix)
+            add("note", "cleanup.policy", policy, reason, fix)
     if topic.get("message.timestamp.type") != "LogAppendTime":
         for name in ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms"):
             before = _number(topic.get(name))
             if before is not None and before < outage_ms:
-                why = f"a record that waited for {_span(outage_ms)} is refused for its timestamp"
-                add("breaks", name, before, why, f"{name}={outage_ms} or more")
+                reason = f"a record that waited for {_span(outage_ms)} is refused for its timestamp"
+                add("breaks", name, before, reason, f"{name}={outage_ms} or more")
     expires = _number(broker.get("producer.id.expiration.ms"))
     if expires is not None and expires < assumed_expiration_ms:
-        why = f"producers assume {assumed_expiration_ms}: they would trust a leader that has forgotten them"
+        reason = (
+            f"producers assume {assumed_expiration_ms}: they would trust a leader that has forgotten them"
+        )
         fix = f"producer_id_expiration_ms={expires} as an option of the producers"
-        add("breaks", "producer.id.expiration.ms", expires, why, fix)
+        add("breaks", "producer.id.expiration.ms", expires, reason, fix)
     elif expires is not None and expires < outage_ms:
-        why = f"after an outage of {_span(outage_ms)} only the log itself can tell what was appended"
+        reason = f"after an outage of {_span(outage_ms)} only the log itself can tell what was appended"
         add(
             "note",
             "producer.id.expiration.ms",
             expires,
-            why,
+            reason,
             f"producer.id.expiration.ms={outage_ms} or more",
         )
     return found

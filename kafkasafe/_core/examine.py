@@ -116,7 +116,7 @@ def fates(
                 case m.Committed(_, _, entries):
                     told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries}
                 case m.Rejected(position, code, message):
-                    told[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'refused'} ({code})")
+                    told[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'rejected'} ({code})")
                 case m.Replaced(position):
                     told[position] = SpoolFate(Fate.REPLACED)
                 case m.Moved(moves):
@@ -161,7 +161,7 @@ class Finding(enum.Enum):
     """The leader has it, but its replicas have not confirmed it yet: a change of leaders may undo it."""
     ABSENT = "absent"
     """It is not in the log."""
-    UNKNOWABLE = "unknowable"
+    UNDECIDABLE = "undecidable"
     """Nobody can know: see the evidence."""
     NOT_ANSWERED = "not_answered"
     """The cluster did not tell."""
@@ -274,7 +274,7 @@ class Examination:
             evidence = f"the batch header at offset {offsets[0]} has its id {name}{twice}"
             return Verdict(Finding.COMMITTED, offsets, evidence)
         if index in self._strange:
-            return Verdict(Finding.UNKNOWABLE, (), f"{self._strange[index]}, {batch.count} were to be there")
+            return Verdict(Finding.UNDECIDABLE, (), f"{self._strange[index]}, {batch.count} were to be there")
         where = f"the log was read from offset {self.start_offset} to {self.next_offset}, it is not there"
         hidden = self.hidden_before > self.start_offset
         if hidden:
@@ -301,7 +301,7 @@ class Examination:
                 return Verdict(
                     Finding.COMMITTED, (), f"{state}; where it was is trimmed or compacted: {where}"
                 )
-            return Verdict(Finding.UNKNOWABLE, (), f"{state}, which includes it, but {where}")
+            return Verdict(Finding.UNDECIDABLE, (), f"{state}, which includes it, but {where}")
         forgot = f"the leader does not remember producer id {batch.producer_id}"
         if view is not None:
             forgot = f"the leader remembers epoch {view.producer_epoch} of producer id {batch.producer_id}"
@@ -316,7 +316,7 @@ class Examination:
                 f"a later batch of the same id is at offset {after}: it was there; {where}",
             )
         if hidden and before < self.hidden_before:
-            return Verdict(Finding.UNKNOWABLE, (), f"{forgot}; {where}")
+            return Verdict(Finding.UNDECIDABLE, (), f"{forgot}; {where}")
         later = f"; a later batch of the same id is at offset {after}" if after >= 0 else ""
         return Verdict(Finding.ABSENT, (), f"{where}{later}")
 

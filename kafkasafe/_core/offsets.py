@@ -33,17 +33,17 @@ from kafkasafe._core.sealed import SealError, seal, unseal
 
 __all__ = [
     "BaselineError",
-    "Cause",
     "EndOffsets",
     "Held",
+    "HeldReason",
     "Isolation",
     "Key",
     "Lowered",
+    "LoweredReason",
     "Proof",
     "Result",
     "Undecidable",
     "Value",
-    "Why",
 ]
 
 UNDEFINED: Final = -1
@@ -77,7 +77,7 @@ class Key:
     isolation: Isolation = Isolation.READ_UNCOMMITTED
 
 
-class Why(enum.Enum):
+class HeldReason(enum.Enum):
     """Why an answer was not believed, or there was none."""
 
     OFFSET_NOT_AVAILABLE = "offset_not_available"
@@ -99,7 +99,7 @@ class Why(enum.Enum):
     offset may (`EndOffsets.observe_start`)."""
 
 
-class Cause(enum.Enum):
+class LoweredReason(enum.Enum):
     """Why an offset is lower than before."""
 
     TRUNCATED = "truncated"
@@ -157,7 +157,7 @@ class Held:
     Attributes:
         offset: The remembered value; None when there is none yet.
         answered: What the answer said; None when it said nothing.
-        why: The reason.
+        reason: The reason.
         since_s: For how long answers have been held, seconds.
         ask_epoch: OffsetForLeaderEpoch of this epoch tells whether records are gone (give the answer to
             `EndOffsets.prove`, of a start to `EndOffsets.prove_start`); None where it cannot help.
@@ -168,7 +168,7 @@ class Held:
 
     offset: int | None
     answered: int | None
-    why: Why
+    reason: HeldReason
     since_s: float = 0.0
     ask_epoch: int | None = None
     refresh_metadata: bool = False
@@ -183,14 +183,14 @@ class Lowered:
     Attributes:
         offset: The new value.
         previous: The value before.
-        cause: Of an end: what happened to the records from `offset` to `previous` − 1. Of a start: what happened to the
-            log that began at `previous`.
-        proof: The evidence; None when `cause` is ACCEPTED.
+        reason: Of an end: what happened to the records from `offset` to `previous` − 1. Of a start: what happened to
+            the log that began at `previous`.
+        proof: The evidence; None when `reason` is ACCEPTED.
     """
 
     offset: int
     previous: int
-    cause: Cause
+    reason: LoweredReason
     proof: Proof | None
 
 
@@ -337,17 +337,17 @@ class EndOffsets:
             raise ValueError(f"an end offset cannot be {offset}")
         known = self._of(key)
         if topic_id in known.former_ids:
-            return Held(_or_none(known.end), offset, Why.FORMER_TOPIC, refresh_metadata=True)
+            return Held(_or_none(known.end), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
         self._identify(known, topic_id)
         if (proof := known.recreated) is not None:
             previous, known.recreated = known.end_before, None
             known.end, known.end_epoch, known.newest_epoch = offset, leader_epoch, leader_epoch
             if offset < previous:
-                return Lowered(offset, previous, Cause.RECREATED, proof)
+                return Lowered(offset, previous, LoweredReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
             # However high: that leader is deposed, and an unclean election may have cut what it still counts.
-            return Held(_or_none(known.end), offset, Why.FORMER_LEADER, refresh_metadata=True)
+            return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
         known.newest_epoch = max(known.newest_epoch, leader_epoch)
         if offset >= known.end:
             known.end, known.end_epoch = offset, leader_epoch
@@ -365,9 +365,9 @@ class EndOffsets:
         since_s = 0.0 if known.held_since is None else max(0.0, now - known.held_since)
         end = _or_none(known.end)
         if code == OFFSET_NOT_AVAILABLE:
-            return Held(end, None, Why.OFFSET_NOT_AVAILABLE, since_s)
+            return Held(end, None, HeldReason.OFFSET_NOT_AVAILABLE, since_s)
         if code == LEADER_NOT_AVAILABLE:
-            return Held(end, None, Why.LEADER_NOT_AVAILABLE, since_s, refresh_metadata=True)
+            return Held(end, None, HeldReason.LEADER_NOT_AVAILABLE, since_s, refresh_metadata=True)
         raise ValueError(f"error code {code} does not say that an offset is not available yet")
 
     def _hold(self, known: _Known, offset: int, now: float, leader_epoch: int) -> Result:
@@ -377,7 +377,7 @@ class EndOffsets:
         ask = known.end_epoch if known.end_epoch >= 0 and leader_epoch >= 0 else None
         if ask is None and since_s >= self._hold_timeout_s:
             return Undecidable(known.end, offset, since_s)
-        return Held(known.end, offset, Why.LOWER, since_s, ask)
+        return Held(known.end, offset, HeldReason.LOWER, since_s, ask)
 
     def prove(
         self,
@@ -408,18 +408,27 @@ class EndOffsets:
         since_s = known.since(now)
         if UNDEFINED < leader_epoch < known.newest_epoch:
             return Held(
-                known.end, known.answered, Why.FORMER_LEADER, since_s, known.end_epoch, refresh_metadata=True
+                known.end,
+                known.answered,
+                HeldReason.FORMER_LEADER,
+                since_s,
+                known.end_epoch,
+                refresh_metadata=True,
             )
         if requested_epoch != known.end_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
             # Another question, or no answer: "unknown" is not a loss.
-            return Held(known.end, known.answered, Why.LOWER, since_s, known.end_epoch)
+            return Held(known.end, known.answered, HeldReason.LOWER, since_s, known.end_epoch)
         if end_offset >= known.end:
-            return Held(known.end, known.answered, Why.CATCHING_UP, since_s, known.end_epoch)
+            return Held(known.end, known.answered, HeldReason.CATCHING_UP, since_s, known.end_epoch)
         known.newest_epoch = max(leader_epoch, known.newest_epoch)
-        cause = Cause.UNCLEAN_ELECTION if known.newest_epoch > known.end_epoch else Cause.TRUNCATED
+        reason = (
+            LoweredReason.UNCLEAN_ELECTION
+            if known.newest_epoch > known.end_epoch
+            else LoweredReason.TRUNCATED
+        )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
         # The answer itself may be early as well: only what the proof says is gone is given up.
-        return self._lower(known, max(known.answered, end_offset), cause, proof)
+        return self._lower(known, max(known.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Lowered | None:
         """Believe the lower answer that is held; the caller's decision in an undecidable case.
@@ -428,15 +437,19 @@ class EndOffsets:
             None when none is held.
         """
         known = self._of(key)
-        return None if known.held_since is None else self._lower(known, known.answered, Cause.ACCEPTED, None)
+        return (
+            None
+            if known.held_since is None
+            else self._lower(known, known.answered, LoweredReason.ACCEPTED, None)
+        )
 
-    def _lower(self, known: _Known, offset: int, cause: Cause, proof: Proof | None) -> Lowered:
+    def _lower(self, known: _Known, offset: int, reason: LoweredReason, proof: Proof | None) -> Lowered:
         previous = known.end
         known.end, known.end_epoch = offset, known.newest_epoch
         # The new log may have grown past the place where it parted from the old one.
         known.cut(offset if proof is None else proof.end_offset)
         known.release()
-        return Lowered(offset, previous, cause, proof)
+        return Lowered(offset, previous, reason, proof)
 
     # --- earliest ---
 
@@ -472,12 +485,12 @@ class EndOffsets:
             raise ValueError(f"a start offset cannot be {offset}")
         known = self._of(key)
         if topic_id in known.former_ids:
-            return Held(_or_none(known.start), offset, Why.FORMER_TOPIC, refresh_metadata=True)
+            return Held(_or_none(known.start), offset, HeldReason.FORMER_TOPIC, refresh_metadata=True)
         recreated = self._identify(known, topic_id)
         if offset < known.start:
             since_s = known.start_since(now)
             known.start_answered = offset
-            return self._hold_start(known, since_s, Why.LOWER, _or_none(known.start_epoch))
+            return self._hold_start(known, since_s, HeldReason.LOWER, _or_none(known.start_epoch))
         previous, known.start_before = known.start_before, -1
         if offset > known.start or leader_epoch >= 0:
             known.start_epoch = leader_epoch
@@ -514,17 +527,19 @@ class EndOffsets:
             return Value(_or_none(known.start), known.start_epoch)
         since_s = known.start_since(now)
         if UNDEFINED < leader_epoch < known.newest_epoch:
-            return Held(known.start, known.start_answered, Why.FORMER_LEADER, since_s, refresh_metadata=True)
+            return Held(
+                known.start, known.start_answered, HeldReason.FORMER_LEADER, since_s, refresh_metadata=True
+            )
         if requested_epoch != known.start_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
-            return self._hold_start(known, since_s, Why.LOWER, None)
+            return self._hold_start(known, since_s, HeldReason.LOWER, None)
         if end_offset >= known.start:
             if known.topic_id is not None:
-                return Held(known.start, known.start_answered, Why.NOT_DELETED, since_s)
+                return Held(known.start, known.start_answered, HeldReason.NOT_DELETED, since_s)
             # A topic that was recreated counts its epochs from 0 again.
-            return self._hold_start(known, since_s, Why.NOT_DELETED, None)
+            return self._hold_start(known, since_s, HeldReason.NOT_DELETED, None)
         newest = max(known.newest_epoch, known.start_epoch)
-        cause = Cause.UNCLEAN_ELECTION if leader_epoch > newest else Cause.TRUNCATED
-        return self._lower_start(known, cause, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
+        reason = LoweredReason.UNCLEAN_ELECTION if leader_epoch > newest else LoweredReason.TRUNCATED
+        return self._lower_start(known, reason, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
 
     def accept_start(self, key: Key) -> Lowered | None:
         """Believe the lower start that is held; the caller's decision in an undecidable case.
@@ -536,23 +551,25 @@ class EndOffsets:
             None when none is held.
         """
         known = self._of(key)
-        return None if known.start_held_since is None else self._lower_start(known, Cause.ACCEPTED, None)
+        return (
+            None if known.start_held_since is None else self._lower_start(known, LoweredReason.ACCEPTED, None)
+        )
 
     def _hold_start(
-        self, known: _Known, since_s: float, why: Why, ask_epoch: int | None
+        self, known: _Known, since_s: float, reason: HeldReason, ask_epoch: int | None
     ) -> Held | Undecidable:
         if ask_epoch is None and since_s >= self._hold_timeout_s:
             return Undecidable(known.start, known.start_answered, since_s)
-        return Held(known.start, known.start_answered, why, since_s, ask_epoch)
+        return Held(known.start, known.start_answered, reason, since_s, ask_epoch)
 
     @staticmethod
-    def _lower_start(known: _Known, cause: Cause, proof: Proof | None) -> Lowered:
+    def _lower_start(known: _Known, reason: LoweredReason, proof: Proof | None) -> Lowered:
         previous, offset = known.start, known.start_answered
         if proof is not None:
             known.cut(proof.end_offset)
         known.start, known.start_epoch = offset, UNDEFINED
         known.release_start()
-        return Lowered(offset, previous, cause, proof)
+        return Lowered(offset, previous, reason, proof)
 
     # --- by timestamp ---
 
@@ -586,12 +603,12 @@ class EndOffsets:
             raise ValueError(f"offset {offset}: a look-up that finds nothing is given as None")
         known = self._of(key)
         if topic_id in known.former_ids:
-            return _held(known.found.get(timestamp_ms), offset, Why.FORMER_TOPIC)
+            return _held(known.found.get(timestamp_ms), offset, HeldReason.FORMER_TOPIC)
         recreated = self._identify(known, topic_id)
         before = known.found.get(timestamp_ms)
         if offset is None:
             if before is not None and before.offset >= known.start:
-                return _held(before, None, Why.NOT_FOUND)
+                return _held(before, None, HeldReason.NOT_FOUND)
             return Value(None, recreated=recreated)
         known.found[timestamp_ms] = _Record(offset, leader_epoch, found_timestamp_ms)
         known.found.move_to_end(timestamp_ms)
@@ -666,14 +683,14 @@ def _or_none(offset: int) -> int | None:
     return offset if offset >= 0 else None
 
 
-def _held(record: _Record | None, answered: int | None, why: Why) -> Held:
-    refresh = why is Why.FORMER_TOPIC
+def _held(record: _Record | None, answered: int | None, reason: HeldReason) -> Held:
+    refresh = reason is HeldReason.FORMER_TOPIC
     if record is None:
-        return Held(None, answered, why, refresh_metadata=refresh)
+        return Held(None, answered, reason, refresh_metadata=refresh)
     return Held(
         record.offset,
         answered,
-        why,
+        reason,
         refresh_metadata=refresh,
         leader_epoch=record.leader_epoch,
         timestamp_ms=record.timestamp_ms,

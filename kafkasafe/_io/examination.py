@@ -226,7 +226,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
             _identity(entry.header),
             entry.header.max_timestamp,
             SpoolFate(
-                Fate.REJECTED, note=f"{entry.reason or 'refused'} ({entry.code})" if entry.code != -1 else ""
+                Fate.REJECTED, note=f"{entry.reason or 'rejected'} ({entry.code})" if entry.code != -1 else ""
             ),
             file.path,
             entry.given,
@@ -351,7 +351,7 @@ def examine(
                 places.setdefault((content.name, batch.topic, batch.partition), []).append(batch)
             elif batch.known.fate is Fate.UNKNOWN:
                 evidence = "marks about it are lost to damage in the spool, one may have given it an id"
-                found.append(Examined(batch, Verdict(Finding.UNKNOWABLE, (), evidence)))
+                found.append(Examined(batch, Verdict(Finding.UNDECIDABLE, (), evidence)))
             else:
                 evidence = "it has no batch id, and nothing is sent without one"
                 found.append(Examined(batch, Verdict(Finding.NOT_SENT, (), evidence)))
@@ -520,7 +520,7 @@ def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[
 def _doubted(batch: SpooledBatch, verdict: Verdict, changed: str) -> Verdict:
     if verdict.finding is Finding.ABSENT and batch.known.fate is Fate.UNKNOWN:
         evidence = f"marks are lost to damage in the spool, it may have another id; {verdict.evidence}"
-        return Verdict(Finding.UNKNOWABLE, (), evidence)
+        return Verdict(Finding.UNDECIDABLE, (), evidence)
     return Verdict(verdict.finding, verdict.offsets, verdict.evidence + changed)
 
 

@@ -38,8 +38,17 @@ from kafkasafe.cluster.api import (
     TopicInfo,
 )
 from kafkasafe.errors import RemoteStorageNotReadyError
-from kafkasafe.events import LookUp, OffsetHeld, OffsetLowered
-from kafkasafe.offsets import EndOffsetTracker, Held, IsolationLevel, Lowered, Result, Undecidable, Value, Why
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, LookUp
+from kafkasafe.offsets import (
+    EndOffsetTracker,
+    Held,
+    HeldReason,
+    IsolationLevel,
+    Lowered,
+    Result,
+    Undecidable,
+    Value,
+)
 
 __all__ = ["OUT_OF_RANGE", "REMOTE", "End", "LeaderChangedError", "LookUps", "Note", "id_of"]
 
@@ -57,7 +66,7 @@ Note = Callable[[Exception], None]
 _NOT_AVAILABLE: Final = frozenset({5, 78})
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
-_OLD: Final = frozenset({Why.FORMER_LEADER, Why.FORMER_TOPIC})
+_OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
 # How many answers of a former leader or topic are waited out.
 _OLD_ANSWERS: Final = 3
 _NOWHERE: Final = 2**63  # after each offset
@@ -104,7 +113,7 @@ class LookUps:
         network: Callable[[], Cluster],
         tracker: EndOffsetTracker,
         stats: ConsumerStats,
-        emit: Callable[[OffsetHeld | OffsetLowered], None],
+        emit: Callable[[EndOffsetHeld | EndOffsetRegressed], None],
         isolation: int,
         note: Note,
     ) -> None:
@@ -313,7 +322,7 @@ class LookUps:
                     continue
                 answer = sure
             result = self._observe_time(topic, partition, timestamp, answer)
-            if isinstance(result, Held) and result.why is Why.NOT_FOUND:
+            if isinstance(result, Held) and result.reason is HeldReason.NOT_FOUND:
                 # Retention or a truncation may have removed the record: that is what these two find out.
                 yield from self.start(topic, partition, note)
                 yield from self.end(topic, partition, note)
@@ -392,16 +401,16 @@ class LookUps:
         match result:
             case Value(offset=int(offset), recreated=recreated, previous=previous):
                 if recreated and previous is not None and offset < previous:
-                    self._emit(OffsetLowered(topic, partition, offset, previous, "recreated", look_up))
+                    self._emit(EndOffsetRegressed(topic, partition, offset, previous, "recreated", look_up))
                 return offset
-            case Lowered(offset=offset, previous=previous, cause=cause):
-                self._emit(OffsetLowered(topic, partition, offset, previous, cause.value, look_up))
+            case Lowered(offset=offset, previous=previous, reason=reason):
+                self._emit(EndOffsetRegressed(topic, partition, offset, previous, reason.value, look_up))
                 return offset
-            case Held(offset=int(offset), why=why) if why not in _OLD or tries >= _OLD_ANSWERS:
-                self._emit(OffsetHeld(topic, partition, offset, answered, why.value, look_up))
+            case Held(offset=int(offset), reason=reason) if reason not in _OLD or tries >= _OLD_ANSWERS:
+                self._emit(EndOffsetHeld(topic, partition, offset, answered, reason.value, look_up))
                 return offset
             case Undecidable(offset=offset):
-                self._emit(OffsetHeld(topic, partition, offset, answered, "undecidable", look_up))
+                self._emit(EndOffsetHeld(topic, partition, offset, answered, "undecidable", look_up))
                 return offset
             case _:
                 return None

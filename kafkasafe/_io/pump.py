@@ -201,7 +201,7 @@ class Pump:
             if ready():
                 return True
             raise UsageError(
-                "on_event and dead_letter run on the producer's own thread: waiting for deliveries there would never"
+                "on_event and on_rejected run on the producer's own thread: waiting for deliveries there would never"
                 " end. Nothing was changed; send() is possible there, do the waiting in another thread"
             )
         with self._let_go():
@@ -262,8 +262,8 @@ class Pump:
         gauges["spool_records"] = (
             0 if self._config.in_memory else sum(journal.spooled_records for journal in journals)
         )
-        gauges["spool_left_behind_records"] = self.engine.surroundings.left_behind_records
-        gauges["held_back_partitions"] = sum(len(journal.held_back()) for journal in journals)
+        gauges["orphaned_spool_records"] = self.engine.surroundings.left_behind_records
+        gauges["waiting_for_older_partitions"] = sum(len(journal.held_back()) for journal in journals)
         gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
         gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
         gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes
@@ -280,7 +280,7 @@ class Pump:
         refused = [each for each in self.engine.endings.refused() if each.confirmed]
         return PumpState(gauges, offsets, refused, units)
 
-    def resume_parked(self, *, resend: bool) -> None:
+    def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide undecidable batches: send them again (they may be twice in the log), or take them as delivered.
 
         Those that the last error spoke of; where none was raised, all that are there. A batch that was parked since is

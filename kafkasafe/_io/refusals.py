@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import kafka.errors as kafka_errors
 
@@ -15,6 +15,8 @@ from kafkasafe._core.codes import Scope, classify_code
 
 __all__ = ["RefusedDestination", "because", "error_for_send", "read_needed", "refused"]
 
+_OF_ID: Final = "transactional id "
+_OF_GROUP: Final = "group "
 _NAMED: Final = 3
 """How many destinations a sentence names."""
 
@@ -44,6 +46,19 @@ class RefusedDestination:
     records: int
     confirmed: bool
     whole: bool
+
+    @property
+    def kind(self) -> Literal["topic", "transactional_id", "group"]:
+        """What is refused: of a partition, its topic."""
+        # No name of a topic has a space.
+        if self.topic.startswith(_OF_ID):
+            return "transactional_id"
+        return "group" if self.topic.startswith(_OF_GROUP) else "topic"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.topic.removeprefix(_OF_ID).removeprefix(_OF_GROUP) if self.kind != "topic" else self.topic
 
     @property
     def error(self) -> str:
@@ -105,17 +120,17 @@ def because(waiting: Iterable[RefusedDestination]) -> str:
         return ""
     more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     fixes = dict.fromkeys(classify_code(each.code).explanation for each in named[:_NAMED])
-    return f" The cluster refuses {'; '.join(map(str, named[:_NAMED]))}{more}. {' '.join(fixes)}"
+    return f" Blocked by the cluster: {'; '.join(map(str, named[:_NAMED]))}{more}. {' '.join(fixes)}"
 
 
 def error_for_send(
     refused: RefusedDestination, spool_dir: Path, *, of_topic: bool = True
 ) -> kafka_errors.KafkaError:
     """kafka-python's exception for the code, to be raised by `send`: a topic is refused, or one partition of it."""
-    where = f"topic {refused.topic}" if of_topic else f"{refused.topic}-{refused.partition}"
+    where = f"Topic {refused.topic}" if of_topic else f"{refused.topic}-{refused.partition}"
     error: kafka_errors.KafkaError = kafka_errors.for_code(refused.code)(
-        f"The cluster refuses {where}: {refused.reason}. The record was not accepted. What was accepted"
+        f"{where} is blocked by the cluster: {refused.reason}. The record was not accepted. What was accepted"
         f" before ({counted(refused.records, 'record')}) is kept in {spool_dir} and delivered as soon as the cluster"
-        f" takes it. {classify_code(refused.code).explanation} on_refused_topic='accept' takes more records meanwhile"
+        f" accepts it. {classify_code(refused.code).explanation} on_blocked_topic='accept' takes more records meanwhile"
     )
     return error

@@ -23,7 +23,7 @@ __all__ = ["Plan", "Step", "carry_out", "plan_repair"]
 
 _FINISHED: Final = {
     Fate.COMMITTED: "it is delivered",
-    Fate.REJECTED: "the cluster refused it, and it is kept in rejected/",
+    Fate.REJECTED: "the cluster rejected it, and it is kept in rejected/",
     Fate.REPLACED: "its records live on in other batches",
     Fate.LOST: "it was given up",
 }
@@ -39,7 +39,7 @@ class Step:
         segment: File name.
         start: First byte.
         end: Behind the last byte.
-        why: Why nothing is lost by it.
+        reason: Why nothing is lost by it.
         content: What is written, for "address".
     """
 
@@ -47,7 +47,7 @@ class Step:
     segment: str
     start: int
     end: int
-    why: str
+    reason: str
     content: str = ""
 
 
@@ -99,8 +99,8 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         path, at = found.torn
         size = size_of(files, path)
         if size > at:
-            why = "nothing proves that it was durable: it is what a crash leaves"
-            steps.append(Step("cut", path.name, at, size, why))
+            reason = "nothing proves that it was durable: it is what a crash leaves"
+            steps.append(Step("cut", path.name, at, size, reason))
         steps += [
             Step("cut", doomed.name, 0, size_of(files, doomed), "it stands behind a torn tail")
             for doomed in found.doomed
@@ -177,8 +177,8 @@ def _finished(
     if known.fate is Fate.REJECTED and f"{damage.position:020d}.log" not in _names(files, lane, "rejected"):
         return None
     at = f", at offset {known.base_offset} of its partition" if known.base_offset >= 0 else ""
-    why = f"a mark behind it says that {_FINISHED[known.fate]}{at}"
-    return Step("quarantine", damage.path.name, damage.start, damage.end, why)
+    reason = f"a mark behind it says that {_FINISHED[known.fate]}{at}"
+    return Step("quarantine", damage.path.name, damage.start, damage.end, reason)
 
 
 def _why_left(damage: Damage) -> str:

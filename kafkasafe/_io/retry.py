@@ -73,7 +73,7 @@ class RetryPolicy:
 
     Use it as a decorator of a function or a coroutine function, or call through it:
 
-        policy = RetryPolicy(deadline_s=30)
+        policy = RetryPolicy(deadline_ms=30_000)
 
         @policy
         def end_offset(topic, partition): ...
@@ -88,11 +88,11 @@ class RetryPolicy:
     (`kafkasafe_retries_total` ...; label `api` is the request kind, or the function's name where there is none).
 
     Args:
-        deadline_s: Seconds after which no further try begins, counted from the first one's begin. A pause that would
-            end behind it is not begun. None: none. A try that runs is not interrupted: give the call a timeout.
+        deadline_ms: Milliseconds after which no further try begins, counted from the first one's begin. A pause that
+            would end behind it is not begun. None: none. A try that runs is not interrupted: give the call a timeout.
         attempts: Most tries, the first one included. None: any number.
-        first_s: Upper bound of the first pause, seconds; it doubles with each failure.
-        max_s: Upper bound of any pause that the back-off makes, seconds.
+        first_ms: Upper bound of the first pause; it doubles with each failure.
+        max_ms: Upper bound of any pause that the back-off makes.
         rate_per_s: While a partition fails, at most so many tries a second go to it, whoever makes them and whatever
             the dice say; a success lifts the cap. Calls without a partition are capped one by one. 10 is what design
             and KIP-1007 (KAFKA-19599: 9,000 fetches a second) ask for.
@@ -102,7 +102,7 @@ class RetryPolicy:
         reraise: True: a call that is given up raises its last error, with a note that says what was tried. False:
             tenacity's `RetryError`, with the last error as its cause.
         whether: Instead of `kafkasafe.classify`: the verdict on an error.
-        wait: Instead of `first_s`, `max_s` and `dice`: any of tenacity's waits, or a function of tenacity's
+        wait: Instead of `first_ms`, `max_ms` and `dice`: any of tenacity's waits, or a function of tenacity's
             `RetryCallState` that gives the seconds until the next try. `rate_per_s` still caps calls with a partition.
         client_id: Label of its metrics.
         clock: Monotonic seconds.
@@ -117,10 +117,10 @@ class RetryPolicy:
     def __init__(
         self,
         *,
-        deadline_s: float | None = 120.0,
+        deadline_ms: float | None = 120_000,
         attempts: int | None = None,
-        first_s: float = 0.1,
-        max_s: float = 10.0,
+        first_ms: float = 100,
+        max_ms: float = 10_000,
         rate_per_s: float = 10.0,
         api: str | None = None,
         on_retry: Callable[[RetryEvent], object] | None = None,
@@ -133,17 +133,19 @@ class RetryPolicy:
         async_sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        self._deadline_s = None if deadline_s is None else _seconds("deadline_s", deadline_s, zero=True)
+        self._deadline_s = (
+            None if deadline_ms is None else _number("deadline_ms", deadline_ms, zero=True) / 1000
+        )
         if attempts is not None and (type(attempts) is not int or attempts < 1):
             raise ConfigError(f"attempts must be at least 1 or None, not {attempts!r}")
         self._attempts = attempts
-        self._first_s = _seconds("first_s", first_s)
-        self._max_s = _seconds("max_s", max_s)
-        self._least_s = 1 / _seconds("rate_per_s", rate_per_s)
-        if deadline_s is None and attempts is None:
+        self._first_s = _number("first_ms", first_ms) / 1000
+        self._max_s = _number("max_ms", max_ms) / 1000
+        self._least_s = 1 / _number("rate_per_s", rate_per_s)
+        if deadline_ms is None and attempts is None:
             # P6 of the design: nothing is retried for ever unless somebody has said so.
             raise ConfigError(
-                "deadline_s and attempts are both None: a call would be tried for ever; set one"
+                "deadline_ms and attempts are both None: a call would be tried for ever; set one"
             )
         self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=dice)
         # Asked once, so that a wrong name is told here and not at the first error.
@@ -161,8 +163,9 @@ class RetryPolicy:
 
     def __repr__(self) -> str:
         return (
-            f"RetryPolicy(deadline_s={self._deadline_s}, attempts={self._attempts}, first_s={self._first_s},"
-            f" max_s={self._max_s}, rate_per_s={1 / self._least_s:g}, {len(self._next_turn)} partitions failing)"
+            f"RetryPolicy(deadline_ms={_shown_ms(self._deadline_s)}, attempts={self._attempts},"
+            f" first_ms={_shown_ms(self._first_s)}, max_ms={_shown_ms(self._max_s)}, rate_per_s={1 / self._least_s:g},"
+            f" {len(self._next_turn)} partitions failing)"
         )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -463,7 +466,11 @@ def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
-def _seconds(name: str, value: Any, *, zero: bool = False) -> float:
+def _shown_ms(seconds: float | None) -> str:
+    return "None" if seconds is None else f"{seconds * 1000:g}"
+
+
+def _number(name: str, value: Any, *, zero: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{name} must be a number, not {value!r}")
     if value < 0 or (value == 0 and not zero):

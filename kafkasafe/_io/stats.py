@@ -112,7 +112,7 @@ _RETRIES: Final = (
 """Of both: no family may come twice."""
 
 _TRIMMED: Final = Definition(
-    "history_trimmed",
+    "loss_checks_inconclusive",
     "counter",
     "Elections after which nothing was left to prove that the log ever had what was acknowledged, or read.",
     ("topic",),
@@ -122,28 +122,36 @@ _TRIMMED: Final = Definition(
 _DEFINITIONS: Final = (
     Definition("records", "counter", "Records by what became of them.", ("topic", "outcome")),
     *_RETRIES,
-    Definition("request_errors", "counter", "Requests answered with an error, or not.", ("api", "error")),
+    Definition(
+        "request_errors",
+        "counter",
+        "Requests that failed: error responses and missing responses.",
+        ("api", "error"),
+    ),
     Definition(
         "sequence_errors",
         "counter",
         "Sequence errors, by what the cluster's state proved.",
-        ("error", "verdict"),
+        ("error", "result"),
     ),
     Definition(
         "in_doubt_resolved",
         "counter",
         "Batches in doubt, by what was found and how.",
-        ("verdict", "method"),
+        ("result", "evidence"),
     ),
     Definition(
-        "acked_loss_detected",
+        "data_loss_detected",
         "counter",
         "Times that acknowledged records were found to be gone.",
-        ("detector",),
+        ("reason",),
     ),
-    Definition("acked_lost_records", "counter", "Acknowledged records that the cluster lost.", ("topic",)),
+    Definition("data_loss_records", "counter", "Acknowledged records that the cluster lost.", ("topic",)),
     Definition(
-        "acked_healed_records", "counter", "Lost acknowledged records that are in the log again.", ("topic",)
+        "data_loss_restored_records",
+        "counter",
+        "Lost acknowledged records that are in the log again.",
+        ("topic",),
     ),
     _TRIMMED,
     Definition(
@@ -162,11 +170,11 @@ _DEFINITIONS: Final = (
         "gauge",
         "Lanes that are not where their path leads, and cannot be restored for now: nothing in them is called durable.",
     ),
-    Definition("spool_full", "counter", "Sends that were refused because there was no room."),
+    Definition("spool_full", "counter", "Sends that were rejected because there was no room."),
     Definition(
         "spool_copied_bytes",
         "counter",
-        "Bytes of what waits that were written once more, so that what is delivered before and after could be deleted.",
+        "Bytes of undelivered batches copied to the log's end to free segments (compaction).",
     ),
     Definition(
         "spool_replayed_records",
@@ -182,14 +190,14 @@ _DEFINITIONS: Final = (
     ),
     Definition("spool_capacity_bytes", "gauge", "Largest size of the spool."),
     Definition(
-        "spool_left_behind_records",
+        "orphaned_spool_records",
         "gauge",
         "Records that wait in other directories beside the default one, which no process delivers.",
         merge="max",
     ),
     Definition("spool_segments", "gauge", "Files of the spool."),
     Definition(
-        "held_back_partitions",
+        "waiting_for_older_partitions",
         "gauge",
         "Partitions of which records wait until what earlier producers left in other lanes is delivered.",
     ),
@@ -203,22 +211,22 @@ _DEFINITIONS: Final = (
         merge="max",
     ),
     Definition(
-        "refused_destinations",
+        "blocked_destinations",
         "gauge",
-        "Partitions, transactional ids and groups that the cluster refuses for a reason that may pass: a right, a"
+        "Partitions, transactional ids and groups that the cluster blocks for a reason that may pass: a right, a"
         " topic, one batch. What waits for them is kept.",
-        ("topic", "error"),
+        ("kind", "name", "error"),
     ),
-    Definition("refused_records", "gauge", "Records that wait for them.", ("topic", "error")),
+    Definition("blocked_records", "gauge", "Records that wait for them.", ("kind", "name", "error")),
     Definition(
-        "refused_age_seconds",
+        "blocked_age_seconds",
         "gauge",
-        "For how long they have been refused; after refused_timeout_ms what waits for them is rejected.",
-        ("topic", "error"),
+        "For how long they have been blocked; after blocked_timeout_ms what waits for them is rejected.",
+        ("kind", "name", "error"),
         merge="max",
     ),
     Definition("unfinished_batches", "gauge", "Batches accepted and not yet acknowledged."),
-    Definition("in_doubt_batches", "gauge", "Batches that may have been appended without our knowing."),
+    Definition("in_doubt_batches", "gauge", "Batches sent without a known outcome."),
     Definition("undurable_batches", "gauge", "Batches accepted and not yet on disk."),
     Definition(
         "producer_id_age_seconds",
@@ -259,9 +267,11 @@ _CONSUMER: Final = (
     Definition("offset_resets", "counter", "Positions that auto_offset_reset set.", ("topic", "reason")),
     Definition("skipped_records", "counter", "Offsets that resets left out.", ("topic",)),
     Definition(
-        "end_offset_regressions", "counter", "End offsets that went back, with a proof.", ("topic", "cause")
+        "end_offset_regressions", "counter", "End offsets that went back, with a proof.", ("topic", "reason")
     ),
-    Definition("end_offsets_held", "counter", "Lower end offsets that were not believed.", ("topic", "why")),
+    Definition(
+        "end_offsets_held", "counter", "Lower end offsets that were not believed.", ("topic", "reason")
+    ),
     Definition(
         "log_divergences", "counter", "Times that records which were read were found to be gone.", ("topic",)
     ),
@@ -283,7 +293,7 @@ _CONSUMER: Final = (
         "lag_records",
         "gauge",
         "Offsets between position and end, of the assigned partitions of a topic.",
-        ("topic",),
+        ("topic", "group"),
     ),
     Definition(
         "not_ready_partitions",
@@ -298,7 +308,7 @@ _CONSUMER: Final = (
         ("topic",),
     ),
     Definition(
-        "undecided_partitions",
+        "stopped_partitions",
         "gauge",
         "Partitions that wait for the application to choose a position.",
         ("topic",),
@@ -362,9 +372,9 @@ class Stats(RetryStats):
     Attributes:
         records: By (topic, outcome): accepted, committed, rejected, timed_out, damaged, dropped.
         errors: By (api, error): answers with an error code, and requests without an answer.
-        sequence_errors: By (error, verdict).
-        in_doubt_resolved: By (verdict, method): batches.
-        losses: By detector: how often acknowledged records were found to be gone.
+        sequence_errors: By (error, result).
+        in_doubt_resolved: By (result, evidence): batches.
+        losses: By reason: how often acknowledged records were found to be gone.
         lost_records: By topic.
         healed_records: By topic.
         history_trimmed: By topic: how often nothing was left to prove that what was acknowledged was ever there.
@@ -402,8 +412,8 @@ class ConsumerStats(RetryStats):
     Attributes:
         resets: By (topic, reason): positions set by `auto_offset_reset`.
         skipped_records: By topic: offsets that those left out.
-        regressions: By (topic, cause): end offsets that went back, with a proof.
-        held: By (topic, why): lower end offsets that were not believed.
+        regressions: By (topic, reason): end offsets that went back, with a proof.
+        held: By (topic, reason): lower end offsets that were not believed.
         divergences: By topic: how often records that were read were found to be gone.
         diverged_records: By topic: how many (offsets).
         history_trimmed: By topic: how often nothing was left to prove that what was read was ever there.

@@ -124,7 +124,7 @@ def insist(attempt: Callable[[float], T], *, deadline: float, what: str, api: st
         return attempt(deadline - time.monotonic())
 
     tried.__qualname__ = what
-    policy = RetryPolicy(deadline_s=max(0.0, deadline - time.monotonic()), wait=_wait_s, api=api)
+    policy = RetryPolicy(deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=_wait_s, api=api)
     return policy.call(tried)
 
 

@@ -215,7 +215,7 @@ class Accepting(Sealing):
         self._raise_loss()
         self._raise_failure()
         refused = pump.refused_topics.get(topic)
-        if refused is not None and self._config.on_refused_topic == "raise":
+        if refused is not None and self._config.on_blocked_topic == "raise":
             raise error_for_send(refused, self._config.spool_dir)
 
     def _made_chunk(self, topic: str) -> Chunk | None:

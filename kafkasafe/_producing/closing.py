@@ -66,7 +66,7 @@ class Closing(Flushing):
             WrongClusterError: Another cluster answers instead of the one that records wait for. It is closed all the
                 same, and they are on disk.
             DataLossError: As of `flush`; all losses that were not raised yet in one (`others`). It is closed all the
-                same. Where the answer did not come in time a WARNING says so (`acked_loss_unknown`), and the next
+                same. Where the answer did not come in time a WARNING says so (`data_loss_unknown`), and the next
                 producer on the directory asks again.
             ValueError: A negative timeout, or nan.
         """
@@ -144,7 +144,7 @@ class Closing(Flushing):
             were, are = ("was", "is") if records == 1 else ("were", "are")
             raise SpoolWriteError(
                 f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
-                " lost with the producer. Everything that durable(), flush_spool() or get() confirmed is safe"
+                " lost with the producer. Everything that durable() or get() confirmed is safe"
             )
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
@@ -182,7 +182,7 @@ class Closing(Flushing):
                 doubted,
                 "" if self._config.in_memory else then,
                 client_id=self.client_id,
-                event="acked_loss_unknown",
+                event="data_loss_unknown",
             )
         left = dict(self._pump.left)
         elsewhere = self._pump.left_elsewhere

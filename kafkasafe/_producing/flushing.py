@@ -1,4 +1,4 @@
-"""`flush` and `flush_spool`: waiting for the fate of all that was accepted, and the error where it does not come."""
+"""`flush` and `durable`: waiting for the fate of all that was accepted, and the error where it does not come."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Flushing(Calling):
             KafkaTimeoutError: Not everything in time. The message says what is on disk and will be delivered, and what
                 is in memory only; callbacks will be called.
             SpoolWriteError: There is no memory to encode what was accepted. The next call tries again.
-            UndecidableError: A batch is parked (`on_undecidable="raise"`).
+            UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
             WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
                 and are delivered when theirs answers again.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_acked_loss`); once for
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`); once for
                 each loss, the next one by the next call. What waits is delivered all the same.
         """
         self._check_fork()
@@ -122,7 +122,7 @@ class Flushing(Calling):
             return f"they are {only}"
         return f"{unfinished - memory} of them are in the spool and will be delivered, {memory} are {only}"
 
-    def flush_spool(self, timeout: float | None = None) -> None:
+    def durable(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
 
         With `spool="never"` only the cluster makes a record durable: this is `flush`, and also waits for what
@@ -160,7 +160,7 @@ class Flushing(Calling):
         self._raise_unspooled(number, timeout)
 
     def _raise_unspooled(self, number: int, timeout: float | None) -> None:
-        """The end of `flush_spool`: nothing, or the error."""
+        """The end of `durable`: nothing, or the error."""
         ledger = self._pump.ledger
         spooled = ledger.spooled(number)
         # Also where nothing is left to wait for: then it was given up.

@@ -130,7 +130,7 @@ class Opening(Looking):
         except BaseException:
             lock.release()
             raise
-        if config.metrics:
+        if config.prometheus:
             install(self)
         PRODUCERS.add(self)
         if not config.in_memory:

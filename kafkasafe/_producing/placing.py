@@ -37,7 +37,7 @@ class Placing(State):
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
         refused = self._pump.refused_partitions.get((topic, number))
-        if refused is not None and self._config.on_refused_topic == "raise":
+        if refused is not None and self._config.on_blocked_topic == "raise":
             raise error_for_send(refused, self._config.spool_dir, of_topic=False)
         return number
 

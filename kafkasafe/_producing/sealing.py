@@ -162,7 +162,7 @@ class Sealing(Encoding):
         if chunk.parcels is None:
             encoded = chunk.encoded or self._encoded(chunk)
             if chunk.encoded is None:
-                if self._config.delivery == "staged" and encoded.parcels:
+                if self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 chunk.encoded = encoded
                 chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
@@ -189,7 +189,7 @@ class Sealing(Encoding):
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
-    """Have them delivered together (`delivery="staged"`): the parcel that stands for all of them."""
+    """Have them delivered together (`delivery="transactional"`): the parcel that stands for all of them."""
     slip = Slip(joins=parcels[0].topic)
     for parcel in parcels:
         parcel.slip = slip

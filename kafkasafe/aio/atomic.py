@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -160,22 +160,8 @@ class AtomicBatch:
             offsets, group = await offsets._positions()
         self._batch.send_offsets(offsets, group)
 
-    def spool_after_commit(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call `f(*args, metadata, **kwargs)` on the loop when the batch is committed.
-
-        Raises:
-            UsageError: The batch was committed or dropped.
-            TypeError: `f` cannot be called.
-        """
-        if not callable(f):
-            raise TypeError(f"spool_after_commit: {f!r} cannot be called")
-        loop = asyncio.get_running_loop()
-        self._batch.spool_after_commit(
-            lambda metadata: loop.call_soon_threadsafe(lambda: f(*args, metadata, **kwargs))
-        )
-
     async def commit(self) -> BatchOutcome:
-        """Hand it over as one unit.
+        """Hand it over as a whole.
 
         Cancelled meanwhile it is accepted as a whole by then, and `outcome` is there; or it is dropped, and `outcome`
         is a UsageError. Who sends its records again in the latter case has none of them twice.

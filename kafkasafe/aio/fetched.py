@@ -149,7 +149,7 @@ def handed_out(consumer: Any) -> tuple[dict[TopicPartition, Any], Any]:
     """On the consumer's thread: what was handed out, by partition, and the member of the group that it is.
 
     Raises:
-        LogDivergedError: A partition is undecided (see `on_divergence`).
+        LogDivergedError: A partition is stopped (see `on_divergence`).
     """
     if undecided := consumer._undecided():
         raise consumer._told(undecided)

@@ -47,7 +47,7 @@ class RecordFuture:
             The metadata, as KafkaProducer has them: `topic`, `partition`, `offset`, `timestamp` …
 
         Raises:
-            RejectedError: The cluster refused it for good.
+            RejectedError: The cluster rejected it.
             DeliveryTimeoutError: `delivery_timeout_ms` ended. The record is still delivered.
             WrongClusterError: See `kafkasafe.RecordFuture.get`.
             SpoolError: The producer ended by an error.
@@ -93,7 +93,7 @@ class RecordFuture:
         return self
 
     def done(self) -> bool:
-        """Whether the record was acknowledged, or refused, or given up."""
+        """Whether the record was acknowledged, or rejected, or given up."""
         return self._record().is_done
 
     def result(self) -> RecordMetadata:

@@ -45,7 +45,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
     belongs to the loop that it was started on; other threads use `asyncio.run_coroutine_threadsafe`.
 
     Nothing here holds the loop up: another thread opens the spool, encodes, waits for room and for the cluster.
-    Serializers and a partitioner of yours run on the loop; `dead_letter` and `on_event` on the producer's own thread.
+    Serializers and a partitioner of yours run on the loop; `on_rejected` and `on_event` on the producer's own thread.
 
     Args:
         loop: Ignored; aiokafka's.
@@ -326,8 +326,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         )
         producer._raise_unsettled(number, timeout, finished=finished)
 
-    async def flush_spool(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Wait until every record accepted before is durable; as `kafkasafe.SafeProducer.flush_spool`.
+    async def durable(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Wait until every record accepted before is durable; as `kafkasafe.SafeProducer.durable`.
 
         Args:
             timeout: Seconds, None for ever.
@@ -376,9 +376,9 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         producer._check_topic(topic)
         return await call_in_thread("kafkasafe-aio-look", lambda: producer.partitions_for(topic))
 
-    def resume_parked(self, *, resend: bool) -> None:
-        """Decide about undecidable batches; see `kafkasafe.SafeProducer.resume_parked`."""
-        self._opened.resume_parked(resend=resend)
+    def resolve_undecidable(self, *, resend: bool) -> None:
+        """Decide about undecidable batches; see `kafkasafe.SafeProducer.resolve_undecidable`."""
+        self._opened.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
         """Whether the cluster answers: use it as readiness probe."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, SourceDataLost
 from kafkasafe.spark.options import imported
 from kafkasafe.spark.outcomes import tell_source_event
 from kafkasafe.spark.tokens import function_of
@@ -13,7 +13,7 @@ __all__ = ["Notice", "Notices"]
 
 log = logging.getLogger("kafkasafe.spark")
 
-Notice = OffsetHeld | OffsetLowered | SourceDataLost
+Notice = EndOffsetHeld | EndOffsetRegressed | SourceDataLost
 
 
 class Notices:
@@ -33,7 +33,7 @@ class Notices:
 
     def tell(self, event: Notice) -> None:
         """One event. What the hook raises ends the query."""
-        if isinstance(event, OffsetHeld):
+        if isinstance(event, EndOffsetHeld):
             log.info("%s", event)
         else:
             log.warning("%s", event)
@@ -45,10 +45,10 @@ class Notices:
 def _counted(event: Notice) -> tuple[str, str, str, int]:
     """Topic, kind of event, reason, records lost."""
     match event:
-        case OffsetHeld():
-            return event.topic, "held", event.why, 0
-        case OffsetLowered():
-            return event.topic, "lowered", event.cause, 0
+        case EndOffsetHeld():
+            return event.topic, "held", event.reason, 0
+        case EndOffsetRegressed():
+            return event.topic, "regressed", event.reason, 0
         case SourceDataLost():
             lost = 0 if event.lost is None else event.lost[1] - event.lost[0] + 1
             return event.topic, "lost", event.reason, lost

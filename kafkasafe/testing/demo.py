@@ -18,8 +18,8 @@ process, without a system call per record that would change the timing. One byte
 
 - *attempted* before `send`: from here on the number is used up;
 - *accepted* after `send` returned;
-- *durable* after a `flush_spool` that began after `send` returned (SafeProducer), or after the commit of the row in
-  the outbox;
+- *durable* after a `producer.durable()` that began after `send` returned (SafeProducer), or after the commit of the
+  row in the outbox;
 - *acked* when the client says that the cluster has it, *failed* when it says that it gave up.
 
 One control is the usual answer to a producer that forgets: an **outbox**. The application commits each record to a
@@ -730,7 +730,7 @@ class _Safe:
     def observe(self) -> None:
         reached = self._next
         if reached > self._promised:
-            self._producer.flush_spool(30.0)
+            self._producer.durable(30.0)
             self._ledger["durable"][self._promised : reached] = 1
             self._promised = reached
         self._futures.note()

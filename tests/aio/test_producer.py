@@ -44,7 +44,7 @@ def test_a_record_is_accepted_then_durable_then_delivered(options, fake_kafka):
             assert (await producer.send_and_wait("orders", b"w", partition=0)).offset == 1
             assert await producer.partitions_for("orders") == {0}
             await producer.flush()
-            await producer.flush_spool()
+            await producer.durable()
         with pytest.raises(ProducerClosedError):
             await producer.send("orders", b"late")
 
@@ -391,11 +391,11 @@ def test_the_loop_waits_for_no_disk_no_lock_and_no_opening(options, fake_kafka, 
                 await other.close(0.5)
             futures = [await producer.send("orders", b"v" * 1000) for _ in range(200)]
             await futures[-1].durable()
-            await producer.flush_spool()
+            await producer.durable()
             await asyncio.gather(*futures)
             outage(fake_kafka)
             await producer.send("orders", b"w")
-            await producer.flush_spool()
+            await producer.durable()
             fake_kafka.start_all()
             await producer.flush()
         ticking.cancel()
@@ -546,7 +546,7 @@ def test_after_close_nothing_is_waited_for(options, fake_kafka):
         await producer.close(0.0)
         for _ in range(2):
             await producer.flush()
-            await producer.flush_spool(timeout=60)
+            await producer.durable(timeout=60)
         await future.durable()
         with pytest.raises(ProducerClosedError):
             await producer.send("orders", b"")
@@ -593,7 +593,7 @@ def test_a_time_that_is_none_is_refused(options, fake_kafka):
                     batch.send("orders", b"")
                 waits = (
                     producer.flush,
-                    producer.flush_spool,
+                    producer.durable,
                     future.durable,
                     batch.outcome.durable,
                     producer.close,

@@ -154,8 +154,8 @@ def test_who_logs_is_not_held_up_while_the_broker_hangs_or_is_dead(broker, tmp_p
         "handler-logs",
         bootstrap_servers=broker.bootstrap_servers,
         spool_dir=tmp_path,
-        block_s=0.2,
-        close_s=LONG_S,
+        block_ms=200,
+        close_ms=LONG_S * 1000,
     )
     root, logger = logging.getLogger(), logging.getLogger("real-app")
     level = root.level

@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import LineageFileError, LogDivergedError
-from kafkasafe.events import LogDiverged, OffsetLowered
+from kafkasafe.events import EndOffsetRegressed, LogDiverged
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -39,7 +39,7 @@ def cluster():
 
 @pytest.fixture
 def consumers(cluster):
-    cluster.heal()
+    cluster.recover()
     with Consumers(cluster) as opened:
         yield opened
 
@@ -275,7 +275,7 @@ def test_a_topic_made_anew(cluster, consumers):
     with pytest.raises(LogDivergedError, match="recreated") as told:
         consumer.poll(120_000)
     event = told.value.event
-    assert (event.cause, event.at, event.rolled_back) == ("recreated", 0, (0, 5))
+    assert (event.reason, event.at, event.rolled_back) == ("recreated", 0, (0, 5))
     consumer.seek(tp, 0)
     assert [record.value for record in collect(consumer, 9)] == [b"y"] * 9
 
@@ -328,7 +328,7 @@ def test_a_log_that_lost_its_end_is_lower_with_a_proof(cluster, consumers, tmp_p
     with Writer(cluster) as writer:
         writer.write(topic, 4)
     assert after.end_offsets([tp]) == {tp: 4}
-    (lowered,) = consumers.of(OffsetLowered)
-    assert (lowered.offset, lowered.previous, lowered.cause) == (4, 12, "unclean_election")
+    (lowered,) = consumers.of(EndOffsetRegressed)
+    assert (lowered.offset, lowered.previous, lowered.reason) == (4, 12, "unclean_election")
     assert after.end_offsets([tp]) == {tp: 4}
     assert len(consumers.events) == 1

@@ -222,7 +222,7 @@ class TestOptions:
             {"auto_offset_reset": "erliest"},
             {"remote_storage_timeout_ms": 0},
             {"on_event": 7},
-            {"offsets_hold_timeout_s": -1},
+            {"offsets_hold_timeout_ms": -1000},
             {"offsets_path": "/"},
             {"offsets_path": "/nowhere/ends.json"},
             {"lineage_path": "/nowhere/lineage.json"},

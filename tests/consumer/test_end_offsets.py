@@ -12,7 +12,7 @@ from consuming import Consumers, Raw, Slowness, Writer, new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe.cluster.api import Failure
-from kafkasafe.events import OffsetLowered, PositionReset
+from kafkasafe.events import EndOffsetRegressed, PositionReset
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
@@ -44,7 +44,7 @@ def some_cluster(request):
 def consumers(some_cluster):
     with Consumers(some_cluster) as opened:
         yield opened
-    some_cluster.heal()
+    some_cluster.recover()
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_leader_that_moves_under_load(some_cluster, consumers, asked, tmp_path
     assert not failures
     ends = [end for end, _ in seen]
     assert ends == sorted(ends)
-    assert not consumers.of(OffsetLowered)
+    assert not consumers.of(EndOffsetRegressed)
     for first, answered in moved:
         assert answered - first < 5.0 + 2 * slowness.seconds
     busiest = max(collections.Counter(int(at) for at in itertools.chain(calls, *more_calls)).values())

@@ -11,7 +11,7 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndTimestamp
 
 from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError
-from kafkasafe.events import OffsetHeld, OffsetLowered
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -103,7 +103,7 @@ def test_a_leader_that_has_not_deleted_as_much_does_not_move_the_start_back(clus
     rule = proxy.on("ListOffsets", topic=topic).when(looks_up(EARLIEST)).set(offset=0)
     assert consumer.beginning_offsets([tp]) == {tp: 5}
     assert rule.hits == 2  # the second one after fresh metadata
-    assert consumers.events == [OffsetHeld(topic, 0, 5, 0, "not_deleted", "earliest")]
+    assert consumers.events == [EndOffsetHeld(topic, 0, 5, 0, "not_deleted", "earliest")]
     assert len(proxy.requests("OffsetForLeaderEpoch", topic=topic)) == 1
     proxy.clear()
     delete_before(cluster, topic, 8)
@@ -123,7 +123,7 @@ def test_the_start_of_another_log_is_believed_with_the_proof(cluster, consumers)
     assert consumer.beginning_offsets([tp]) == {tp: 0}
     (lowered,) = consumers.events
     assert (lowered.offset, lowered.previous, lowered.look_up) == (0, 5, "earliest")
-    assert lowered.cause in {"unclean_election", "truncated"}
+    assert lowered.reason in {"unclean_election", "truncated"}
 
 
 def test_the_start_of_a_topic_that_was_recreated(cluster, consumers):
@@ -135,7 +135,7 @@ def test_the_start_of_a_topic_that_was_recreated(cluster, consumers):
     assert consumer.beginning_offsets([tp]) == {tp: 5}
     recreate(cluster, topic)
     assert until(lambda: consumer.beginning_offsets([tp])) == {tp: 0}
-    assert OffsetLowered(topic, 0, 0, 5, "recreated", "earliest") in consumers.events
+    assert EndOffsetRegressed(topic, 0, 0, 5, "recreated", "earliest") in consumers.events
 
 
 def test_without_epochs_a_lower_start_is_held_for_a_while_only(cluster, proxy, consumers):
@@ -145,13 +145,13 @@ def test_without_epochs_a_lower_start_is_held_for_a_while_only(cluster, proxy, c
     delete_before(cluster, topic, 5)
     starts = proxy.on("ListOffsets", topic=topic).when(looks_up(EARLIEST))
     starts.set(leader_epoch=-1)
-    consumer = consumers(offsets_hold_timeout_s=1.5)
+    consumer = consumers(offsets_hold_timeout_ms=1500)
     assert consumer.beginning_offsets([tp]) == {tp: 5}
     starts.set(offset=0)
     assert consumer.beginning_offsets([tp]) == {tp: 5}
     until(lambda: consumer.beginning_offsets([tp]) == {tp: 0})
-    assert consumers.of(OffsetHeld)[0] == OffsetHeld(topic, 0, 5, 0, "lower", "earliest")
-    assert consumers.of(OffsetLowered) == [OffsetLowered(topic, 0, 0, 5, "accepted", "earliest")]
+    assert consumers.of(EndOffsetHeld)[0] == EndOffsetHeld(topic, 0, 5, 0, "lower", "earliest")
+    assert consumers.of(EndOffsetRegressed) == [EndOffsetRegressed(topic, 0, 0, 5, "accepted", "earliest")]
 
 
 def test_the_start_is_remembered_from_one_life_to_the_next(cluster, proxy, consumers, tmp_path):
@@ -164,7 +164,7 @@ def test_the_start_is_remembered_from_one_life_to_the_next(cluster, proxy, consu
     consumer.close()
     proxy.on("ListOffsets", topic=topic).when(looks_up(EARLIEST)).set(offset=0)
     assert consumers(offsets_path=tmp_path / "ends.json").beginning_offsets([tp]) == {tp: 5}
-    assert consumers.of(OffsetHeld)[0].why == "not_deleted"
+    assert consumers.of(EndOffsetHeld)[0].reason == "not_deleted"
 
 
 def test_a_position_is_reset_to_what_the_leader_has_now(cluster, proxy, consumers):
@@ -195,7 +195,7 @@ def test_a_record_that_was_found_by_time_stays_found(cluster, proxy, consumers):
     rule.set(offset=-1, timestamp=-1, leader_epoch=-1)
     assert consumer.offsets_for_times(wanted) == found
     assert rule.hits == 1
-    assert consumers.events == [OffsetHeld(topic, 0, 5, -1, "not_found", "timestamp")]
+    assert consumers.events == [EndOffsetHeld(topic, 0, 5, -1, "not_found", "timestamp")]
     # Retention explains it.
     delete_before(cluster, topic, 7)
     assert consumer.offsets_for_times(wanted) == {tp: None}
@@ -212,7 +212,7 @@ def test_a_record_that_was_found_by_time_and_is_gone(cluster, consumers):
     assert consumer.offsets_for_times({tp: 1_004_500})[tp].offset == 5
     cluster.lose_log(topic)
     assert consumer.offsets_for_times({tp: 1_004_500}, timeout_ms=60_000) == {tp: None}
-    assert (consumers.of(OffsetLowered)[0].previous, consumers.of(OffsetHeld)) == (10, [])
+    assert (consumers.of(EndOffsetRegressed)[0].previous, consumers.of(EndOffsetHeld)) == (10, [])
 
 
 def test_looking_up_what_is_not_there(cluster, consumers):

@@ -62,7 +62,7 @@ def test_an_undecided_partition_does_not_stop_the_others(kafka, consumers):
     with pytest.raises(kafka_errors.OffsetOutOfRangeError):
         consumer.position(stuck)
     seen = scrape(registry)
-    assert seen["kafkasafe_undecided_partitions", topic] == 1
+    assert seen["kafkasafe_stopped_partitions", topic] == 1
     assert (seen["kafkasafe_position", "0", topic], seen["kafkasafe_end_offset", "0", topic]) == (10, 10)
     consumer.pause(flowing)
     began = time.monotonic()
@@ -71,7 +71,7 @@ def test_an_undecided_partition_does_not_stop_the_others(kafka, consumers):
     assert time.monotonic() - began < 50
     consumer.seek(stuck, 6)
     assert [record.offset for record in collect(consumer, 4)] == [6, 7, 8, 9]
-    assert scrape(registry)["kafkasafe_undecided_partitions", topic] == 0
+    assert scrape(registry)["kafkasafe_stopped_partitions", topic] == 0
 
 
 def test_a_scrape_counts_what_happened(kafka, consumers, tmp_path):
@@ -92,15 +92,15 @@ def test_a_scrape_counts_what_happened(kafka, consumers, tmp_path):
         seen = scrape(registry)
     assert seen["kafkasafe_offset_resets_total", topic, "retention"] == 1
     assert seen["kafkasafe_skipped_records_total", topic] == 7
-    assert seen["kafkasafe_lag_records", topic] == 5
+    assert seen["kafkasafe_lag_records", "", topic] == 5
     assert seen["kafkasafe_not_ready_partitions", topic] == 0
     assert seen["kafkasafe_retries_exhausted_total", "list_offsets"] == 1
     assert sum(count for key, count in seen.items() if key[0] == "kafkasafe_retries_total") >= 1
     assert seen["kafkasafe_retry_backoff_seconds_total", "list_offsets"] > 0
     assert ("kafkasafe_end_offset", "0", topic) not in seen
     uninstall(consumer, registry=registry)
-    assert ("kafkasafe_lag_records", topic) not in scrape(registry)
-    consumers(client_id="by option", metrics=True)
+    assert ("kafkasafe_lag_records", "", topic) not in scrape(registry)
+    consumers(client_id="by option", prometheus=True)
     assert 'client_id="by option"' not in generate_latest(registry).decode()
     assert any(consumer.client_id == "by option" for consumer in install(registry=REGISTRY).sources)
     with pytest.raises(TypeError, match="not of 'me'"):

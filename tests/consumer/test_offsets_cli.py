@@ -62,7 +62,7 @@ def test_a_topic_made_anew_is_a_loss_and_is_told_once(kafka, capsys, tmp_path):
     code, out, _ = run(capsys, "offsets", topic, *more)
     (row,) = json.loads(out)
     assert (code, row["end_offset"]) == (1, 3)
-    assert row["note"] == "LOWERED: offsets 3 to 9 are gone (recreated)"
+    assert row["note"] == "REGRESSED: offsets 3 to 9 are gone (recreated)"
     code, out, _ = run(capsys, "offsets", topic, *more)
     assert (code, json.loads(out)[0]["note"]) == (0, "")
 

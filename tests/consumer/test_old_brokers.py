@@ -16,8 +16,8 @@ from kafka.errors import KafkaTimeoutError
 
 from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import LogDivergedError
-from kafkasafe.events import OffsetHeld, OffsetLowered
-from kafkasafe.offsets import Cause, EndOffsetTracker, Lowered, Undecidable
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
+from kafkasafe.offsets import EndOffsetTracker, Lowered, LoweredReason, Undecidable
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -57,7 +57,7 @@ def cluster(request, clusters):
 def consumers(cluster):
     with Consumers(cluster) as opened:
         yield opened
-    cluster.heal()
+    cluster.recover()
 
 
 def controller(cluster):
@@ -142,14 +142,14 @@ def test_the_bug_of_kip_207(cluster, consumers, tmp_path):
     assert raw_ends == [10] * raw_ends.index(0) + [0] * raw_ends.count(0) + [10]
     assert controls == {"kafka-python": 0, "confluent-kafka": 0}
     assert set(ours) == set(tracked) == {10}
-    assert not consumers.of(OffsetLowered)
-    assert {(event.offset, event.answered, event.why) for event in consumers.of(OffsetHeld)} == {
+    assert not consumers.of(EndOffsetRegressed)
+    assert {(event.offset, event.answered, event.reason) for event in consumers.of(EndOffsetHeld)} == {
         (10, 0, "lower")
     }
     # One who does not want to wait so long decides himself.
     assert {result.offset for result in hasty_results} == {10}
     hasty.observe(*tp, 0)
-    assert hasty.accept(*tp) == Lowered(0, 10, Cause.ACCEPTED, None)
+    assert hasty.accept(*tp) == Lowered(0, 10, LoweredReason.ACCEPTED, None)
 
 
 # --- logs that tell of no leader epochs -----------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
     topic = new_topic(pair, 1, replication_factor=1)
     tp = TopicPartition(topic, 0)
     with Consumers(pair) as consumers:
-        consumer = consumers.assigned(topic, auto_offset_reset="latest", offsets_hold_timeout_s=3.0)
+        consumer = consumers.assigned(topic, auto_offset_reset="latest", offsets_hold_timeout_ms=3000)
         consuming.produce(pair, topic, [b"x"] * 10, acks="all")
         assert consumer.end_offsets([tp]) == {tp: 10}
         pair.lose_log(topic)
@@ -272,8 +272,8 @@ def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
         assert consumer.end_offsets([tp]) == {tp: 10}
         assert consumer.position(tp) == 4
         assert consumer.end_offsets([tp]) == {tp: 4}
-        (lowered,) = consumers.of(OffsetLowered)
-        assert (lowered.offset, lowered.previous, lowered.cause) == (4, 10, "accepted")
-        assert {event.why for event in consumers.of(OffsetHeld)} <= {"lower", "undecidable"}
+        (lowered,) = consumers.of(EndOffsetRegressed)
+        assert (lowered.offset, lowered.previous, lowered.reason) == (4, 10, "accepted")
+        assert {event.reason for event in consumers.of(EndOffsetHeld)} <= {"lower", "undecidable"}
         consuming.produce(pair, topic, [b"z"], acks="all")
         assert [record.offset for record in collect(consumer, 1)] == [4]

@@ -41,7 +41,7 @@ def running(request):
 
 @pytest.fixture
 def cluster(running):
-    running.heal()
+    running.recover()
     return running
 
 

@@ -59,7 +59,7 @@ def cluster(tmp_path_factory):
 def consumers(cluster):
     with Consumers(cluster) as opened:
         yield opened
-    cluster.heal()
+    cluster.recover()
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ class Side:
 
 @pytest.fixture
 def side(cluster):
-    cluster.heal()
+    cluster.recover()
     return Side(cluster)
 
 

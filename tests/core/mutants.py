@@ -265,7 +265,7 @@ class RejectsMissingTopic(j.Journal):
     """A topic that is unknown for a moment is taken for deleted."""
 
     def __init__(self, **of: Any) -> None:
-        super().__init__(**{**of, "refused_timeout_s": 0.0})
+        super().__init__(**{**of, "blocked_timeout_s": 0.0})
 
 
 class SumsMissingTime(j.Journal):

@@ -43,7 +43,7 @@ def findings(*args, **more):
 
 
 C, A, P = Finding.COMMITTED, Finding.ABSENT, Finding.APPENDED
-K, N = Finding.UNKNOWABLE, Finding.NOT_ANSWERED
+K, N = Finding.UNDECIDABLE, Finding.NOT_ANSWERED
 OTHER = BatchId(9, 0, 0, 10)
 
 

@@ -852,7 +852,7 @@ def test_what_was_sent_to_a_log_that_was_cut_is_looked_for_in_all_of_it() -> Non
 
 
 def test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet() -> None:
-    shell = Keeps(refused_timeout_s=0.0)
+    shell = Keeps(blocked_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
     shell.lose(batches[2], sent=False, code=29)
     shell.ack(batches[1], 1)
@@ -1069,7 +1069,7 @@ def test_unchosen_batches_are_divided_when_the_topic_is_known() -> None:
 
 
 def test_a_topic_is_rejected_only_after_it_was_missing_without_a_break() -> None:
-    shell = Shell(refused_timeout_s=60.0)
+    shell = Shell(blocked_timeout_s=60.0)
     batches = shell.flowing(1, 1)
     for _ in range(3):
         shell.refuse(batches[1], 3)
@@ -1090,7 +1090,7 @@ def test_a_topic_is_rejected_only_after_it_was_missing_without_a_break() -> None
 
 
 def test_a_topic_that_was_never_there_is_rejected_after_a_while() -> None:
-    shell = Shell(refused_timeout_s=60.0)
+    shell = Shell(blocked_timeout_s=60.0)
     (batch,) = shell.seal(1, partition=j.UNCHOSEN)
     shell.turn()
     for at in (0.0, 30.0, 59.0):
@@ -1104,7 +1104,7 @@ def test_a_topic_that_was_never_there_is_rejected_after_a_while() -> None:
 
 def test_what_is_rejected_at_once_is_put_aside_in_portions() -> None:
     """Others go on between them. A crash between two leaves the rest unfinished, and in order."""
-    shell = Keeps(refused_timeout_s=0.0, aside_batches=2)
+    shell = Keeps(blocked_timeout_s=0.0, aside_batches=2)
     batches = shell.flowing(1, 1, 1, 1, 1, 1)
     late = shell.seal(1, 1)
     for batch in batches[1:]:
@@ -1127,7 +1127,7 @@ def test_what_is_rejected_at_once_is_put_aside_in_portions() -> None:
 
 
 def test_a_portion_is_bounded_in_bytes() -> None:
-    shell = Shell(refused_timeout_s=0.0)
+    shell = Shell(blocked_timeout_s=0.0)
     number = shell.journal.destination("t", j.UNCHOSEN)
     for size in (600_000, 600_000, 3_000_000, 10):
         shell.journal.seal(number, count=1, size_bytes=size, max_timestamp=NOW_MS)
@@ -1145,7 +1145,7 @@ def test_a_portion_is_bounded_in_bytes() -> None:
 
 
 def test_a_topic_that_comes_into_being_between_two_portions_gets_the_rest() -> None:
-    shell = Shell(refused_timeout_s=0.0, aside_batches=1)
+    shell = Shell(blocked_timeout_s=0.0, aside_batches=1)
     shell.journal.granted(7, 0)
     batches = shell.seal(1, 1, 1, partition=j.UNCHOSEN)
     shell.turn()
@@ -1180,7 +1180,7 @@ def test_a_rejection_that_cannot_be_kept_waits_and_is_tried_again() -> None:
 
 
 def test_of_many_rejections_those_that_were_kept_are_finished() -> None:
-    shell = Shell(refused_timeout_s=0.0)
+    shell = Shell(blocked_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1, 1)
     shell.room = 2
     for batch in batches[1:]:
@@ -1196,7 +1196,7 @@ def test_of_many_rejections_those_that_were_kept_are_finished() -> None:
 
 
 def test_records_of_a_topic_that_never_was_wait_for_room_in_rejected() -> None:
-    shell = Shell(refused_timeout_s=60.0)
+    shell = Shell(blocked_timeout_s=60.0)
     (batch,) = shell.seal(1, partition=j.UNCHOSEN)
     shell.turn()
     shell.room = 0
@@ -1222,7 +1222,7 @@ def test_a_mark_of_resent_records_stays_until_their_file_is_gone() -> None:
 
 
 def test_an_unauthorised_topic_rejects_what_waits_and_does_not_continue_its_sequence() -> None:
-    shell = Shell(refused_timeout_s=0.0)
+    shell = Shell(blocked_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
     shell.refuse(batches[1], 29)
     shell.refuse(batches[2], 29)
@@ -1262,7 +1262,7 @@ def refused_for(shell: Shell, batch: j.Batch, code: int, seconds: float, step_s:
 
 @pytest.mark.parametrize("code", [3, 29, -1, 2])
 def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
-    shell = Shell(refused_timeout_s=3600.0)
+    shell = Shell(blocked_timeout_s=3600.0)
     batches = shell.flowing(1, 1, 1)
     shell.lose(batches[2], sent=False)
     refused_for(shell, batches[1], code, 3500.0)
@@ -1296,7 +1296,7 @@ def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
 
 
 def test_a_new_life_begins_the_time_anew() -> None:
-    shell = Keeps(refused_timeout_s=3600.0)
+    shell = Keeps(blocked_timeout_s=3600.0)
     batches = shell.flowing(1, 1)
     refused_for(shell, batches[1], 29, 3500.0)
     heir = shell.reborn()
@@ -1311,7 +1311,7 @@ def test_a_new_life_begins_the_time_anew() -> None:
 
 @pytest.mark.parametrize("other", ["answer", "silence", "long sleep"])
 def test_a_refusal_with_a_break_has_not_lasted(other: str) -> None:
-    shell = Shell(refused_timeout_s=100.0)
+    shell = Shell(blocked_timeout_s=100.0)
     batches = shell.flowing(1, 1)
     shell.refuse(batches[1], 29)
     shell.turn()
@@ -1359,7 +1359,7 @@ def test_a_missing_topic_is_told_after_a_while_and_a_missing_right_at_once() -> 
 
 
 def test_a_batch_that_was_refused_for_too_long_is_divided_and_its_good_records_are_delivered() -> None:
-    shell = Shell(refused_timeout_s=60.0)
+    shell = Shell(blocked_timeout_s=60.0)
     batches = shell.flowing(1, 2)
     refused_for(shell, batches[1], 2, 60.0)
     assert shell.divides == [j.Divide(batches[1], refused=True)]
@@ -1415,7 +1415,7 @@ def test_not_being_allowed_to_ask_proves_nothing() -> None:
 
 
 def test_a_topic_that_may_not_be_asked_about_is_rejected_before_the_first_send() -> None:
-    shell = Shell(refused_timeout_s=0.0)
+    shell = Shell(blocked_timeout_s=0.0)
     shell.journal.granted(7, 0)
     (batch,) = shell.seal(1)
     shell.turn()
@@ -1808,7 +1808,7 @@ def test_a_refusal_of_what_the_leader_has_is_not_believed(code: int) -> None:
 
 
 def test_on_error_what_is_refused_in_memory_goes_to_disk_first() -> None:
-    shell = Shell(durable_first=False, refused_timeout_s=0.0)
+    shell = Shell(durable_first=False, blocked_timeout_s=0.0)
     batches = shell.flowing(1, 1, 1)
     shell.refuse(batches[1], 29)
     shell.refuse(batches[2], 29)
@@ -2073,7 +2073,7 @@ def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
 
 
 def test_a_topic_that_the_metadata_does_not_know_is_rejected_after_a_while() -> None:
-    shell = Shell(refused_timeout_s=60.0)
+    shell = Shell(blocked_timeout_s=60.0)
     batches = shell.flowing(1, 1)
     shell.lose(batches[1], sent=False, code=3)
     shell.turn()

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from kafkasafe._core import offsets as o
 from kafkasafe._core.offsets import (
     BaselineError,
-    Cause,
     EndOffsets,
     Held,
+    HeldReason,
     Isolation,
     Key,
     Lowered,
+    LoweredReason,
     Proof,
     Undecidable,
     Value,
-    Why,
 )
 from kafkasafe._core.sealed import seal
 from kafkasafe.offsets import EndOffsetTracker
@@ -61,11 +61,11 @@ def test_answers_that_go_up_are_believed():
 def test_the_measured_bug_10_0_10_never_shows():
     # Brokers 1.1.1 and 2.0.1: no epochs, error 0.
     tracker = ends((10, -1))
-    assert tracker.observe(KEY, 0, 1.0) == Held(10, 0, Why.LOWER)
-    assert tracker.observe(KEY, 0, 6.9) == Held(10, 0, Why.LOWER, pytest.approx(5.9))
+    assert tracker.observe(KEY, 0, 1.0) == Held(10, 0, HeldReason.LOWER)
+    assert tracker.observe(KEY, 0, 6.9) == Held(10, 0, HeldReason.LOWER, pytest.approx(5.9))
     assert tracker.observe(KEY, 10, 7.0) == Value(10)
     # It is over: a later one begins anew.
-    assert tracker.observe(KEY, 9, 100.0) == Held(10, 9, Why.LOWER)
+    assert tracker.observe(KEY, 9, 100.0) == Held(10, 9, HeldReason.LOWER)
 
 
 def test_without_epochs_a_lower_answer_that_stays_is_undecidable():
@@ -74,7 +74,7 @@ def test_without_epochs_a_lower_answer_that_stays_is_undecidable():
     assert isinstance(tracker.observe(KEY, 5, 29.9), Held)
     assert tracker.observe(KEY, 6, 30.0) == Undecidable(10, 6, 30.0)
     assert tracker.end_offset(KEY) == 10, "reported, not believed"
-    assert tracker.accept(KEY) == Lowered(6, 10, Cause.ACCEPTED, None)
+    assert tracker.accept(KEY) == Lowered(6, 10, LoweredReason.ACCEPTED, None)
     assert tracker.accept(KEY) is None
     assert tracker.observe(KEY, 6, 31.0) == Value(6)
 
@@ -82,7 +82,9 @@ def test_without_epochs_a_lower_answer_that_stays_is_undecidable():
 def test_with_epochs_the_leader_can_be_asked_and_time_proves_nothing():
     tracker = ends((20, 0))
     for now in (0.0, 1000.0):
-        assert tracker.observe(KEY, 10, now, leader_epoch=2) == Held(20, 10, Why.LOWER, now, ask_epoch=0)
+        assert tracker.observe(KEY, 10, now, leader_epoch=2) == Held(
+            20, 10, HeldReason.LOWER, now, ask_epoch=0
+        )
 
 
 def test_unclean_election_as_measured():
@@ -90,7 +92,7 @@ def test_unclean_election_as_measured():
     tracker = ends((20, 0))
     tracker.observe(KEY, 10, 0.0, leader_epoch=2)
     proof = Proof(requested_epoch=0, reply_epoch=0, end_offset=10, leader_epoch=2)
-    assert tracker.prove(KEY, 0, 0, 10, 0.1) == Lowered(10, 20, Cause.UNCLEAN_ELECTION, proof)
+    assert tracker.prove(KEY, 0, 0, 10, 0.1) == Lowered(10, 20, LoweredReason.UNCLEAN_ELECTION, proof)
     assert tracker.end_offset(KEY) == 10
     assert tracker.observe(KEY, 11, 1.0, leader_epoch=2) == Value(11, 2)
 
@@ -100,7 +102,7 @@ def test_a_log_that_became_shorter_under_its_own_epoch():
     tracker.observe(KEY, 5, 0.0, leader_epoch=3)
     lowered = tracker.prove(KEY, 3, 3, 5, 0.1, leader_epoch=3)
     assert isinstance(lowered, Lowered)
-    assert lowered.cause is Cause.TRUNCATED
+    assert lowered.reason is LoweredReason.TRUNCATED
 
 
 def test_only_what_is_proven_is_given_up():
@@ -115,24 +117,24 @@ def test_only_what_is_proven_is_given_up():
 
 
 @pytest.mark.parametrize(
-    ("requested", "reply", "end", "leader", "why"),
+    ("requested", "reply", "end", "leader", "reason"),
     [
-        (3, 3, 20, 4, Why.CATCHING_UP),
-        (3, 3, 25, 4, Why.CATCHING_UP),
-        (3, 2, 20, 4, Why.CATCHING_UP),
-        (3, -1, -1, 4, Why.LOWER),  # unknown, and no loss
-        (3, 3, -1, 4, Why.LOWER),
-        (3, -1, 5, 4, Why.LOWER),  # a broker that does not say which epoch
-        (2, 2, 5, 4, Why.LOWER),  # another question
-        (3, 4, 5, 4, Why.LOWER),  # nonsense
-        (3, 3, 5, 2, Why.FORMER_LEADER),
+        (3, 3, 20, 4, HeldReason.CATCHING_UP),
+        (3, 3, 25, 4, HeldReason.CATCHING_UP),
+        (3, 2, 20, 4, HeldReason.CATCHING_UP),
+        (3, -1, -1, 4, HeldReason.LOWER),  # unknown, and no loss
+        (3, 3, -1, 4, HeldReason.LOWER),
+        (3, -1, 5, 4, HeldReason.LOWER),  # a broker that does not say which epoch
+        (2, 2, 5, 4, HeldReason.LOWER),  # another question
+        (3, 4, 5, 4, HeldReason.LOWER),  # nonsense
+        (3, 3, 5, 2, HeldReason.FORMER_LEADER),
     ],
 )
-def test_what_is_no_proof_lowers_nothing(requested, reply, end, leader, why):
+def test_what_is_no_proof_lowers_nothing(requested, reply, end, leader, reason):
     tracker = ends((20, 3))
     tracker.observe(KEY, 5, 0.0, leader_epoch=4)
     held = tracker.prove(KEY, requested, reply, end, 2.0, leader_epoch=leader)
-    assert held == Held(20, 5, why, 2.0, ask_epoch=3, refresh_metadata=why is Why.FORMER_LEADER)
+    assert held == Held(20, 5, reason, 2.0, ask_epoch=3, refresh_metadata=reason is HeldReason.FORMER_LEADER)
     assert tracker.end_offset(KEY) == 20
 
 
@@ -147,7 +149,7 @@ def test_a_proof_that_comes_late_changes_nothing():
 def test_a_deposed_leader_is_not_believed_however_high():
     tracker = ends((10, 4))
     assert tracker.observe(KEY, 30, 0.0, leader_epoch=3) == Held(
-        10, 30, Why.FORMER_LEADER, refresh_metadata=True
+        10, 30, HeldReason.FORMER_LEADER, refresh_metadata=True
     )
     assert tracker.end_offset(KEY) == 10
 
@@ -155,17 +157,18 @@ def test_a_deposed_leader_is_not_believed_however_high():
 def test_an_end_without_epoch_is_not_proven_by_a_former_one():
     # Records up to 20 may be of an epoch newer than 3: where 3 ends says nothing of them.
     tracker = ends((10, 3), (20, -1))
-    assert tracker.observe(KEY, 15, 0.0, leader_epoch=5) == Held(20, 15, Why.LOWER)
+    assert tracker.observe(KEY, 15, 0.0, leader_epoch=5) == Held(20, 15, HeldReason.LOWER)
     assert isinstance(tracker.prove(KEY, 3, 3, 10, 0.1, leader_epoch=5), Held)
 
 
 @pytest.mark.parametrize(
-    ("code", "why", "refresh"), [(78, Why.OFFSET_NOT_AVAILABLE, False), (5, Why.LEADER_NOT_AVAILABLE, True)]
+    ("code", "reason", "refresh"),
+    [(78, HeldReason.OFFSET_NOT_AVAILABLE, False), (5, HeldReason.LEADER_NOT_AVAILABLE, True)],
 )
-def test_a_leader_that_is_not_ready_is_waited_for(code, why, refresh):
-    assert EndOffsets().unavailable(KEY, code, 0.0) == Held(None, None, why, refresh_metadata=refresh)
+def test_a_leader_that_is_not_ready_is_waited_for(code, reason, refresh):
+    assert EndOffsets().unavailable(KEY, code, 0.0) == Held(None, None, reason, refresh_metadata=refresh)
     tracker = ends((10, 3))
-    assert tracker.unavailable(KEY, code, 0.0) == Held(10, None, why, refresh_metadata=refresh)
+    assert tracker.unavailable(KEY, code, 0.0) == Held(10, None, reason, refresh_metadata=refresh)
     tracker.observe(KEY, 5, 1.0, leader_epoch=4)
     assert tracker.unavailable(KEY, code, 4.0).since_s == 3.0
     with pytest.raises(ValueError, match="error code 6"):
@@ -186,11 +189,11 @@ def test_a_recreated_topic_is_proven_by_its_id():
     tracker.observe(KEY, 10, 0.0, leader_epoch=7, topic_id=OLD)
     proof = Proof(old_topic_id=OLD, topic_id=NEW)
     assert tracker.observe(KEY, 2, 1.0, leader_epoch=0, topic_id=NEW) == Lowered(
-        2, 10, Cause.RECREATED, proof
+        2, 10, LoweredReason.RECREATED, proof
     )
     # A broker that has not heard yet.
     assert tracker.observe(KEY, 50, 2.0, leader_epoch=7, topic_id=OLD) == Held(
-        2, 50, Why.FORMER_TOPIC, refresh_metadata=True
+        2, 50, HeldReason.FORMER_TOPIC, refresh_metadata=True
     )
     assert tracker.observe(KEY, 3, 3.0, leader_epoch=0, topic_id=NEW) == Value(3, 0)
     assert tracker.observe(KEY, 4, 3.0, leader_epoch=0) == Value(4, 0)
@@ -207,12 +210,14 @@ def test_whichever_look_up_notices_it_the_end_is_lowered_with_the_proof():
     tracker.observe(KEY, 10, 0.0, topic_id=OLD)
     assert tracker.observe_start(KEY, 0, topic_id=NEW) == Value(0, recreated=True)
     assert tracker.observe_start(KEY, 0, topic_id=b"3" * 16) == Value(0, recreated=True)
-    assert tracker.observe_start(KEY, 0, topic_id=OLD) == Held(0, 0, Why.FORMER_TOPIC, refresh_metadata=True)
+    assert tracker.observe_start(KEY, 0, topic_id=OLD) == Held(
+        0, 0, HeldReason.FORMER_TOPIC, refresh_metadata=True
+    )
     assert tracker.observe_timestamp(KEY, 5, 0, topic_id=OLD) == Held(
-        None, 0, Why.FORMER_TOPIC, refresh_metadata=True
+        None, 0, HeldReason.FORMER_TOPIC, refresh_metadata=True
     )
     lowered = tracker.observe(KEY, 2, 1.0, topic_id=b"3" * 16)
-    assert (lowered.offset, lowered.previous, lowered.cause) == (2, 10, Cause.RECREATED)
+    assert (lowered.offset, lowered.previous, lowered.reason) == (2, 10, LoweredReason.RECREATED)
 
 
 def test_the_ids_of_deleted_topics_are_bounded():
@@ -228,7 +233,7 @@ def test_the_ids_of_deleted_topics_are_bounded():
 def test_the_earliest_offset_goes_up():
     tracker = EndOffsets()
     assert tracker.observe_start(KEY, 5) == Value(5)
-    assert tracker.observe_start(KEY, 3) == Held(5, 3, Why.LOWER)
+    assert tracker.observe_start(KEY, 3) == Held(5, 3, HeldReason.LOWER)
     assert tracker.observe_start(KEY, 8) == Value(8)
     with pytest.raises(ValueError, match="-1"):
         tracker.observe_start(KEY, -1)
@@ -247,38 +252,38 @@ class TestALowerStart:
     def tracker(self):
         tracker = EndOffsets(hold_timeout_s=30.0)
         tracker.observe_start(KEY, 5, 0.0, leader_epoch=3, topic_id=OLD)
-        assert tracker.observe_start(KEY, 2, 1.0, leader_epoch=1) == Held(5, 2, Why.LOWER, ask_epoch=3)
+        assert tracker.observe_start(KEY, 2, 1.0, leader_epoch=1) == Held(5, 2, HeldReason.LOWER, ask_epoch=3)
         return tracker
 
     def test_of_a_log_that_has_the_first_record_still_is_held(self, tracker):
         """However long: the records in front of it are those that were deleted."""
         for now in (1.0, 500.0):
             held = tracker.prove_start(KEY, 3, 3, 6, now, leader_epoch=4)
-            assert (held.offset, held.answered, held.why) == (5, 2, Why.NOT_DELETED)
+            assert (held.offset, held.answered, held.reason) == (5, 2, HeldReason.NOT_DELETED)
         # Up to it the log is the same even where it ends right there.
-        assert tracker.prove_start(KEY, 3, 3, 5, 2.0, leader_epoch=4).why is Why.NOT_DELETED
+        assert tracker.prove_start(KEY, 3, 3, 5, 2.0, leader_epoch=4).reason is HeldReason.NOT_DELETED
 
     def test_of_another_log_is_believed(self, tracker):
         assert tracker.prove_start(KEY, 3, 2, 4, 2.0, leader_epoch=4) == Lowered(
-            2, 5, Cause.UNCLEAN_ELECTION, Proof(3, 2, 4, 4)
+            2, 5, LoweredReason.UNCLEAN_ELECTION, Proof(3, 2, 4, 4)
         )
         assert tracker.observe_start(KEY, 2, 3.0, leader_epoch=4) == Value(2, 4)
         assert tracker.prove_start(KEY, 4, 4, 9, 3.0) == Value(2, 4)  # nothing is held
 
     def test_under_the_same_leader_is_a_truncation(self, tracker):
-        assert tracker.prove_start(KEY, 3, 3, 0, 2.0, leader_epoch=3).cause is Cause.TRUNCATED
+        assert tracker.prove_start(KEY, 3, 3, 0, 2.0, leader_epoch=3).reason is LoweredReason.TRUNCATED
 
     @pytest.mark.parametrize(("requested", "reply", "end"), [(3, -1, -1), (3, 4, 2), (2, 2, 2)])
     def test_an_answer_that_tells_nothing_proves_nothing_for_a_while(self, tracker, requested, reply, end):
-        assert tracker.prove_start(KEY, requested, reply, end, 2.0) == Held(5, 2, Why.LOWER, 1.0)
+        assert tracker.prove_start(KEY, requested, reply, end, 2.0) == Held(5, 2, HeldReason.LOWER, 1.0)
         assert tracker.prove_start(KEY, requested, reply, end, 31.0) == o.Undecidable(5, 2, 30.0)
-        assert tracker.accept_start(KEY) == Lowered(2, 5, Cause.ACCEPTED, None)
+        assert tracker.accept_start(KEY) == Lowered(2, 5, LoweredReason.ACCEPTED, None)
         assert tracker.accept_start(KEY) is None
 
     def test_of_a_deposed_leader_is_asked_for_again(self, tracker):
         tracker.observe(KEY, 20, 1.0, leader_epoch=7)
         held = tracker.prove_start(KEY, 3, 3, 6, 2.0, leader_epoch=6)
-        assert (held.why, held.refresh_metadata) == (Why.FORMER_LEADER, True)
+        assert (held.reason, held.refresh_metadata) == (HeldReason.FORMER_LEADER, True)
 
     def test_that_is_over_is_forgotten(self, tracker):
         tracker.observe_start(KEY, 6, 20.0, leader_epoch=3)
@@ -298,7 +303,7 @@ class TestALowerStart:
         tracker = EndOffsets(hold_timeout_s=30.0)
         tracker.observe_start(KEY, 5, 0.0, leader_epoch=0)
         tracker.observe_start(KEY, 0, 1.0, leader_epoch=0)
-        assert tracker.prove_start(KEY, 0, 0, 9, 2.0, leader_epoch=0).why is Why.NOT_DELETED
+        assert tracker.prove_start(KEY, 0, 0, 9, 2.0, leader_epoch=0).reason is HeldReason.NOT_DELETED
         assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), o.Undecidable)
 
     def test_in_the_next_life(self, tracker):
@@ -312,7 +317,7 @@ class TestALowerStart:
         rows = [{name: row[name] for name in row if name != "start_epoch"} for row in content["partitions"]]
         again = EndOffsets()
         again.restore(seal("end offsets", 1, rows))
-        assert again.observe_start(KEY, 2, 0.0) == Held(5, 2, Why.LOWER)
+        assert again.observe_start(KEY, 2, 0.0) == Held(5, 2, HeldReason.LOWER)
 
 
 def test_where_the_log_parted_decides_what_else_is_void():
@@ -337,7 +342,7 @@ def test_a_record_that_was_found_stays_found():
     tracker = EndOffsets()
     assert tracker.observe_timestamp(KEY, 1000, None) == Value(None)
     assert tracker.observe_timestamp(KEY, 1000, 7) == Value(7)
-    assert tracker.observe_timestamp(KEY, 1000, None) == Held(7, None, Why.NOT_FOUND)
+    assert tracker.observe_timestamp(KEY, 1000, None) == Held(7, None, HeldReason.NOT_FOUND)
     assert tracker.observe_timestamp(KEY, 2000, None) == Value(None)
     tracker.observe_start(KEY, 8)  # retention took it
     assert tracker.observe_timestamp(KEY, 1000, None) == Value(None)
@@ -377,9 +382,9 @@ def test_the_next_life_remembers():
     again = EndOffsets()
     again.restore(tracker.encode())
     assert (again.end_offset(KEY), again.end_offset(COMMITTED)) == (12, 9)
-    assert again.observe(KEY, 2, 1.0, leader_epoch=5) == Held(12, 2, Why.LOWER, ask_epoch=4)
-    assert again.observe(KEY, 50, 1.0, topic_id=OLD).why is Why.FORMER_TOPIC
-    assert again.observe_start(KEY, 4) == Held(5, 4, Why.LOWER)
+    assert again.observe(KEY, 2, 1.0, leader_epoch=5) == Held(12, 2, HeldReason.LOWER, ask_epoch=4)
+    assert again.observe(KEY, 50, 1.0, topic_id=OLD).reason is HeldReason.FORMER_TOPIC
+    assert again.observe_start(KEY, 4) == Held(5, 4, HeldReason.LOWER)
 
 
 def stored(**changed) -> str:
@@ -517,8 +522,8 @@ class BelievesTheAnswer(EndOffsets):
 
 
 class LowersToTheAnswer(EndOffsets):
-    def _lower(self, known, offset, cause, proof):
-        return super()._lower(known, known.answered, cause, proof)
+    def _lower(self, known, offset, reason, proof):
+        return super()._lower(known, known.answered, reason, proof)
 
 
 class LowersWhenAsked(EndOffsets):
@@ -526,7 +531,7 @@ class LowersWhenAsked(EndOffsets):
 
     def prove(self, key, requested_epoch, reply_epoch, end_offset, now, **of):
         known = self._of(key)
-        return self._lower(known, known.answered, Cause.TRUNCATED, Proof())
+        return self._lower(known, known.answered, LoweredReason.TRUNCATED, Proof())
 
 
 class NeverLowers(EndOffsets):
@@ -608,7 +613,7 @@ def test_the_clock_is_the_tracker_s():
     assert tracker.unavailable("orders", 0, 78).offset == 10
     now[0] = 5.0
     assert tracker.observe("orders", 0, 3) == Undecidable(10, 3, 5.0)
-    assert tracker.accept("orders", 0) == Lowered(3, 10, Cause.ACCEPTED, None)
+    assert tracker.accept("orders", 0) == Lowered(3, 10, LoweredReason.ACCEPTED, None)
     assert tracker.accept("orders", 0) is None
 
 
@@ -618,7 +623,7 @@ def test_a_proof_through_the_tracker():
     held = tracker.observe("orders", 0, 10, leader_epoch=2, topic_id=uuid.UUID(int=5).bytes)
     assert held.ask_epoch == 0
     lowered = tracker.prove("orders", 0, requested_epoch=0, reply_epoch=0, end_offset=10, leader_epoch=2)
-    assert lowered.cause is Cause.UNCLEAN_ELECTION
+    assert lowered.reason is LoweredReason.UNCLEAN_ELECTION
     assert repr(tracker) == "<EndOffsetTracker in memory>"
 
 
@@ -644,14 +649,14 @@ def test_the_tracker_judges_starts_and_look_ups_by_time_too():
     told = []
     tracker = EndOffsetTracker(on_result=lambda *result: told.append(result))
     assert tracker.observe_start("orders", 0, 5, topic_id=uuid.UUID(bytes=OLD)) == Value(5)
-    assert tracker.observe_start("orders", 0, 3) == Held(5, 3, Why.LOWER)
+    assert tracker.observe_start("orders", 0, 3) == Held(5, 3, HeldReason.LOWER)
     assert tracker.observe_timestamp("orders", 0, 1000, 7) == Value(7)
-    assert tracker.observe_timestamp("orders", 0, 1000, None) == Held(7, None, Why.NOT_FOUND)
-    assert [why.why for _, _, why in told] == [Why.LOWER, Why.NOT_FOUND]
+    assert tracker.observe_timestamp("orders", 0, 1000, None) == Held(7, None, HeldReason.NOT_FOUND)
+    assert [reason.reason for _, _, reason in told] == [HeldReason.LOWER, HeldReason.NOT_FOUND]
     tracker.observe_start("orders", 0, 8)
     assert tracker.observe_timestamp("orders", 0, 1000, None) == Value(None)
     assert tracker.observe_start("orders", 0, 0, topic_id=NEW) == Value(0, recreated=True)
-    assert tracker.observe_timestamp("orders", 0, 9, 1, topic_id=OLD).why is Why.FORMER_TOPIC
+    assert tracker.observe_timestamp("orders", 0, 9, 1, topic_id=OLD).reason is HeldReason.FORMER_TOPIC
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{}", seal("end offsets", 9, []).encode()])

@@ -99,7 +99,7 @@ def test_a_rule_that_does_not_see_the_first_loss_is_found_by_its_test(promtool, 
     """The tests can fail: `increase` alone is blind to a counter that begins with the loss."""
     text = (EXAMPLE / "rules.yml").read_text()
     naive = text.replace(
-        "or kafkasafe_acked_lost_records_total unless kafkasafe_acked_lost_records_total offset 15m", ""
+        "or kafkasafe_data_loss_records_total unless kafkasafe_data_loss_records_total offset 15m", ""
     )
     assert naive != text
     (tmp_path / "rules.yml").write_text(naive)

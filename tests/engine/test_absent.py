@@ -49,9 +49,9 @@ def test_a_record_for_a_partition_that_does_not_exist_is_rejected_at_once(broker
     said = rejected(wrong)
     assert "orders has no partition 2: it has 2 partitions, as broker" in said
     assert ("the only one" in said) is (brokers == 1)
-    (told,) = [each for each in seen if isinstance(each, events.BatchRejected)]
+    (told,) = [each for each in seen if isinstance(each, events.RecordsRejected)]
     assert (told.topic, told.partition, told.records, told.code) == ("orders", 2, 1, 3)
-    assert not [each for each in seen if isinstance(each, events.TopicRefused)]
+    assert not [each for each in seen if isinstance(each, events.TopicBlocked)]
     assert life.engine.endings.refused_topics == life.engine.endings.refused_partitions == {}
     ledger = life.engine.ledger
     assert ledger.settled(ledger.last_number()), "flush() returns"
@@ -116,7 +116,7 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
     """Nothing waits for it; its loss is known only when the partition is known not to exist."""
     made = world(3)
     seen: list = []
-    life = made.start(on_event=seen.append, heal_recreated_topics=heal, retain_acked_bytes=1 << 20)
+    life = made.start(on_event=seen.append, restore_recreated_topics=heal, retain_acked_bytes=1 << 20)
     first = [life.send("orders", partition, [b"%d" % partition]) for partition in range(3)]
     assert made.run(10, lambda: all(parcel.done for parcel in first))
     remade(made, 2)
@@ -124,12 +124,12 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
     ledger = life.engine.ledger
     made.run(1)
     assert made.run(6 * PROMPT_S, lambda: ledger.settled(ledger.last_number())), "flush() returns"
-    lost = {each.partition: each for each in seen if isinstance(each, events.AckedDataLost)}
+    lost = {each.partition: each for each in seen if isinstance(each, events.DataLost)}
     assert set(lost) == {0, 1, 2}
-    assert (lost[2].records, lost[2].healing_records) == (1, int(heal))
+    assert (lost[2].records, lost[2].restoring_records) == (1, int(heal))
     if heal:
         assert numbers(made.log("orders", 0)) == [0]
-        assert any(isinstance(each, events.BatchRejected) and each.partition == 2 for each in seen)
+        assert any(isinstance(each, events.RecordsRejected) and each.partition == 2 for each in seen)
         assert any(isinstance(each, DataLossError) and each.partition == 2 for each in ledger.losses)
     assert life.ground.own.journal.unfinished == 0
 
@@ -253,7 +253,7 @@ def test_send_hears_only_of_the_partition_where_rejected_records_find_no_room():
     assert set(life.engine.endings.refused_partitions) == {("orders", 2)}
     good = life.send("orders", 0, [b"0"])
     assert made.run(5, lambda: good.done)
-    assert any(isinstance(each, events.TopicRefused) and each.partition == 2 for each in seen)
+    assert any(isinstance(each, events.TopicBlocked) and each.partition == 2 for each in seen)
 
 
 def test_the_check_sees_a_partition_that_is_only_waited_for(monkeypatch):

@@ -18,7 +18,7 @@ class Shared:
     def __init__(self, **settings) -> None:
         self.world = World(**settings)
         self.world.centre.create_topic("t", 1, settings={"message.timestamp.after.max.ms": str(2**63 - 1)})
-        self.life = self.world.start(acked_loss_check_ms=3_600_000)
+        self.life = self.world.start(data_loss_check_ms=3_600_000)
         self.other = self.world.cluster.connect({"client_id": "other"})
         self.other.start()
 

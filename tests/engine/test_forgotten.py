@@ -13,7 +13,7 @@ from kafkasafe import events
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.testing.disk import ProcessKilled
 
-LOSSES = events.AckedDataLost | events.RecordsMissing | events.Healed
+LOSSES = events.DataLost | events.SpoolRecordsMissing | events.LostRecordsRestored
 
 
 class Scene:
@@ -108,7 +108,7 @@ def test_a_leader_check_that_had_no_answer_is_not_made_on_another_cluster():
     assert scene.losses == []
 
 
-@pytest.mark.parametrize("options", [{}, {"heal_recreated_topics": True, "retain_acked_bytes": 1 << 20}])
+@pytest.mark.parametrize("options", [{}, {"restore_recreated_topics": True, "retain_acked_bytes": 1 << 20}])
 def test_records_of_a_topic_that_was_gone_never_go_to_a_later_one_of_its_name(options):
     """After ten minutes without it what it had is forgotten, so none of it is lost when there is another."""
     scene = Scene(**options)
@@ -143,7 +143,7 @@ def test_a_first_loss_in_the_new_cluster_is_counted_without_the_old_ones():
     assert scene.losses == []
     scene.world.cluster.lose_log("orders", 0)
     scene.settle()
-    (loss,) = [event for event in scene.heard if isinstance(event, events.AckedDataLost)]
+    (loss,) = [event for event in scene.heard if isinstance(event, events.DataLost)]
     assert (loss.first_offset, loss.last_offset, loss.records) == (0, 1, 2)
     assert scene.world.log("orders", 0) == [b"other 1", b"other 2"]
 

@@ -46,7 +46,7 @@ def test_an_ack_under_an_earlier_epoch_is_no_loss_when_its_batch_is_gone_from_th
     life.send("t", 0, [b"four"])
     world.run(40.0)
     assert [value for value in world.log("t", 0) if value[:1] != b"y"] == [b"one", b"two", b"three", b"four"]
-    assert not [event for event in heard if isinstance(event, events.AckedDataLost | events.RecordsMissing)]
+    assert not [event for event in heard if isinstance(event, events.DataLost | events.SpoolRecordsMissing)]
 
 
 def test_that_the_newest_batch_is_gone_is_seen_after_its_segment_went():
@@ -70,7 +70,7 @@ def test_that_the_newest_batch_is_gone_is_seen_after_its_segment_went():
     _elected_again(world)
     life = world.start(sizes=sizes, on_event=heard.append)
     world.run(40.0)
-    (loss,) = [event for event in heard if isinstance(event, events.AckedDataLost)]
+    (loss,) = [event for event in heard if isinstance(event, events.DataLost)]
     assert (loss.first_offset, loss.last_offset, loss.records) == (1, 2, 2)
 
 
@@ -124,7 +124,7 @@ def test_batches_of_which_only_the_offsets_are_known_are_no_loss_where_they_are(
     world.start(**options)
     world.run(40.0)
     assert len([value for value in world.log("t", 0) if value != b"foreign"]) == 7
-    assert not [event for event in heard if isinstance(event, events.AckedDataLost | events.RecordsMissing)]
+    assert not [event for event in heard if isinstance(event, events.DataLost | events.SpoolRecordsMissing)]
 
 
 def test_batches_of_which_only_the_offsets_are_known_are_lost_where_others_are():
@@ -142,6 +142,6 @@ def test_batches_of_which_only_the_offsets_are_known_are_lost_where_others_are()
     world.centre.replicate()
     world.start(**options)
     world.run(40.0)
-    (loss,) = [event for event in heard if isinstance(event, events.AckedDataLost)]
+    (loss,) = [event for event in heard if isinstance(event, events.DataLost)]
     assert (loss.first_offset, loss.last_offset) == (1, 6)
     assert "others' records" in loss.evidence

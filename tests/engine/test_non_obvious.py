@@ -8,7 +8,7 @@ import pytest
 from virtual import TIMEOUT_S, World
 
 from kafkasafe._io.spool import Spool
-from kafkasafe.events import HistoryTrimmed
+from kafkasafe.events import LossCheckInconclusive
 
 
 class _Late:
@@ -41,7 +41,7 @@ def sent(world: World) -> int:
 
 def test_one_late_request_does_not_speak_for_those_before_it():
     """A wiped leader takes any sequence: its state then says that all up to the late one is there."""
-    world, life = opened(on_acked_loss="event")
+    world, life = opened(on_data_loss="event")
     before = sent(world)
     two = [life.send("orders", 0, [value]) for value in (b"b", b"c")]
     resolved_without = []
@@ -102,7 +102,7 @@ def test_an_election_is_looked_at_until_the_leader_answers(unanswered, writes):
     assert world.run(60, until=lambda: any(unanswered in line for line in world.lines[asked:]))
     world.cluster.cut(node=new)
     world.run(60)
-    trimmed = [event for event in seen if isinstance(event, HistoryTrimmed)]
+    trimmed = [event for event in seen if isinstance(event, LossCheckInconclusive)]
     assert [(event.position, event.log_start_offset) for event in trimmed] == [(1, 1)]
 
 
@@ -163,7 +163,7 @@ def test_what_was_sealed_before_its_topic_was_known_is_not_overtaken():
 
 def test_another_topic_of_the_name_is_noticed_though_its_log_is_longer():
     """Others have written to it: its end and its leader epoch do not say that it is another one."""
-    world, _ = opened(retain_acked_bytes=1_000_000, heal_recreated_topics=True)
+    world, _ = opened(retain_acked_bytes=1_000_000, restore_recreated_topics=True)
     world.centre.delete_topic("orders")
     world.cluster.create_topic("orders", 1)
     other = world.start().send("orders", 0, [b"others'"] * 5)

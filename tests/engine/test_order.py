@@ -56,7 +56,7 @@ def test_a_life_that_begins_holds_back_what_a_sibling_that_adopted_its_lane_stil
     assert made.run(120, lambda: drained(made))
     assert worker.ground.own.journal.held_back() == []
     assert numbers(made.log("orders", 0)) == list(range(100))
-    (held,) = [each for each in seen if isinstance(each, events.HeldBack)]
+    (held,) = [each for each in seen if isinstance(each, events.WaitingForOlderRecords)]
     assert (held.held_by, held.partitions) == (("lane-001",), (("orders", 0),))
 
 
@@ -188,7 +188,7 @@ def test_a_sibling_hands_a_lane_back_to_its_owner_that_returns():
     assert numbers(made.log("orders", 0)) == list(range(80))
     assert [type(each) for each in seen if "Lane" in type(each).__name__] == [
         events.LaneAdopted,
-        events.LaneHandedBack,
+        events.LaneReturned,
     ]
 
 
@@ -308,7 +308,7 @@ def test_a_dropped_producer_goes_before_what_others_accept_from_then_on():
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
     assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
-    (held,) = [each for each in seen if isinstance(each, events.HeldBack)]
+    (held,) = [each for each in seen if isinstance(each, events.WaitingForOlderRecords)]
     assert (held.held_by, held.partitions) == (("lane-000",), (("orders", 0),))
     assert later.ground.own.journal.afters == ()
 
@@ -384,8 +384,8 @@ def test_a_dropped_producer_that_never_writes_what_it_accepted_is_not_waited_for
     made.run(25)
     assert made.log("orders", 0) == []
     assert made.run(10, lambda: len(made.log("orders", 0)) == 5)
-    assert [type(each) for each in seen if not isinstance(each, events.BatchCommitted)] == [
-        events.OrderNotKept
+    assert [type(each) for each in seen if not isinstance(each, events.RecordsCommitted)] == [
+        events.OrderNotGuaranteed
     ]
 
 

@@ -42,7 +42,7 @@ class History:
         self.desks: dict[str, dict] = {}
         self.options = {
             "retain_acked_bytes": rng.choice([0, 1 << 20]),
-            "heal_recreated_topics": rng.choice([False, True]),
+            "restore_recreated_topics": rng.choice([False, True]),
             "sizes": {"spool_segment_bytes": rng.choice([700, 2000, 4 << 20])},
         }
         self.life = self.world.start(**self.options)

@@ -19,7 +19,7 @@ def test_what_is_refused_at_once_holds_nobody_up():
     """Another topic's records are durable before the rest of 2,000 refused batches is put aside."""
     world = World(auto_create_topics_enable="false")
     world.centre.create_topic("fine", 1)
-    life = world.start(refused_timeout_ms=2000)
+    life = world.start(blocked_timeout_ms=2000)
     refused = [life.send("gone", 0, [b"%d" % number]) for number in range(2000)]
     assert world.run(60, until=lambda: any(parcel.done for parcel in refused))
     done = sum(parcel.done for parcel in refused)
@@ -55,7 +55,7 @@ def test_what_is_delivered_gives_way_to_what_waits(caplog):
     world.set_outage(True)
     assert fill(world, life, "t") > 11 * MIB
     assert life.ground.own.spool.used_bytes <= 16 * MIB
-    gone = [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    gone = [event for event in seen if isinstance(event, events.RetainedRecordsDeleted)]
     assert gone[0].topic == "t"
     assert gone[-1].last_offset <= before
     # One after the other, without a hole, and only as much as was needed at the time.

@@ -244,7 +244,7 @@ def test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begu
 def test_a_unit_of_a_topic_that_stays_missing_is_given_up_as_a_whole():
     world = World(auto_create_topics_enable="false")
     world.centre.create_topic("orders", 1)
-    life = world.start(retry_backoff_ms=100, refused_timeout_ms=20_000)
+    life = world.start(retry_backoff_ms=100, blocked_timeout_ms=20_000)
     parcels = life.unit(("orders", 0, [b"1"]), ("missing", -1, [b"1"]))
     assert world.run(600, lambda: parcels[0].done)
     assert isinstance(parcels[0].error, BatchDroppedError)
@@ -318,7 +318,7 @@ def _time_out(version):
         assert world.run(60, lambda parcels=parcels: parcels[0].done)
     world.run(1)
     assert world.committed("orders", 0) == wanted
-    assert life.ground.counters["units_asked"] == 1
+    assert life.ground.counters["atomic_batches_asked"] == 1
     return world
 
 

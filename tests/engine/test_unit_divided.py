@@ -35,7 +35,7 @@ def test_what_is_too_large_is_divided_and_all_of_it_is_committed_at_once():
 
 
 def test_batches_that_share_a_transaction_are_divided_together():
-    world, life = started(delivery="staged")
+    world, life = started(delivery="transactional")
     heads = [life.unit(("orders", 0, VALUES), joins="orders")[0] for _ in range(5)]
     assert world.run(120, lambda: all(head.done for head in heads))
     world.run(1)

@@ -1,4 +1,4 @@
-"""Batches of `delivery="staged"` that wait for the disk together share a transaction; what belongs together by itself does not."""
+"""Batches of `delivery="transactional"` that wait for the disk together share a transaction; what belongs together by itself does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def started(**options):
     world = World()
     world.centre.create_topic("orders", 2)
     world.centre.create_topic("audit", 1)
-    return world, world.start(delivery="staged", retry_backoff_ms=100, **options)
+    return world, world.start(delivery="transactional", retry_backoff_ms=100, **options)
 
 
 def test_batches_of_a_topic_that_wait_together_are_committed_together():
@@ -62,7 +62,7 @@ def test_a_crash_after_they_were_joined_loses_and_repeats_nothing():
     assert world.run(60, lambda: heads[-1].durable)
     assert all(head.durable for head in heads)
     world.kill(life, power=True, seed=1)
-    life = world.start(delivery="staged", retry_backoff_ms=100)
+    life = world.start(delivery="transactional", retry_backoff_ms=100)
     assert world.run(60, lambda: not life.ground.own.journal.unfinished)
     world.run(1)
     assert world.committed("orders", 0) == names

@@ -7,7 +7,7 @@ from virtual import World
 
 from kafkasafe import events
 
-DELIVERIES = pytest.mark.parametrize("delivery", ["idempotent", "staged"])
+DELIVERIES = pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
 
 
 @DELIVERIES
@@ -20,7 +20,7 @@ def test_what_was_appended_under_a_later_leader_is_no_loss(delivery, retained, p
     lost = []
 
     def note(event):
-        if isinstance(event, events.AckedDataLost):
+        if isinstance(event, events.DataLost):
             lost.append(event)
 
     options = {"delivery": delivery, "retain_acked_bytes": retained, "on_event": note}

@@ -35,22 +35,22 @@ def test_what_is_refused_is_reported_until_it_is_taken(denied, unit, name):
     head = life.unit(
         ("orders", 0, [b"1", b"2"]), transactional_id=unit.get("transactional_id", ""), offsets=offsets
     )[0]
-    assert world.run(120, lambda: any(isinstance(each, events.TransactionsRefused) for each in seen))
+    assert world.run(120, lambda: any(isinstance(each, events.TransactionsBlocked) for each in seen))
     [refused] = life.engine.endings.refused()
     assert refused.confirmed
     assert not refused.whole
     assert (refused.records, refused.partition) == (2, -1)
     assert refused.topic.startswith(name)
     assert name in because([refused])
-    told = next(each for each in seen if isinstance(each, events.TransactionsRefused))
+    told = next(each for each in seen if isinstance(each, events.TransactionsBlocked))
     assert (told.name, told.code, told.records) == (refused.topic, refused.code, 2)
     assert not head.done
     world.centre.deny(*denied, on=False)
     assert world.run(120, lambda: head.done)
     assert head.error is None
     assert life.engine.endings.refused() == []
-    assert [each.name for each in seen if isinstance(each, events.TransactionsAccepted)] == [refused.topic]
-    assert sum(isinstance(each, events.TransactionsRefused) for each in seen) == 1
+    assert [each.name for each in seen if isinstance(each, events.TransactionsUnblocked)] == [refused.topic]
+    assert sum(isinstance(each, events.TransactionsBlocked) for each in seen) == 1
     world.run(1)
     assert world.committed("orders", 0) == [b"1", b"2"]
 
@@ -79,13 +79,13 @@ def test_the_offset_of_a_partition_that_is_gone_is_waited_for_as_records_are(ver
     """It was for ever, and nobody was told; nor was anything delivered that stood behind it on its partitions."""
     world = World(version=version)
     world.centre.create_topic("orders", 1)
-    life = world.start(retry_backoff_ms=100, refused_timeout_ms=120_000)
+    life = world.start(retry_backoff_ms=100, blocked_timeout_ms=120_000)
     seen = watched(life)
     there = m.Position("orders", 0, 3, -1, "")
     began = world.time.monotonic()
     head = life.unit(*parts, offsets=[m.GroupOffsets("app", "", -1, None, (there, position))])[0]
     behind = life.send("orders", 0, [b"behind"])
-    assert world.run(60, lambda: any(isinstance(each, events.TransactionsRefused) for each in seen))
+    assert world.run(60, lambda: any(isinstance(each, events.TransactionsBlocked) for each in seen))
     [refused] = life.engine.endings.refused()
     assert (refused.code, refused.confirmed, refused.whole) == (3, True, False)
     assert f"the offset of {position.topic}-{position.partition}" in refused.reason
@@ -106,15 +106,15 @@ def test_the_offset_of_a_partition_that_is_gone_is_waited_for_as_records_are(ver
 def test_offsets_go_on_when_their_topic_is_there():
     world = World()
     world.centre.create_topic("orders", 1)
-    life = world.start(retry_backoff_ms=100, refused_timeout_ms=None)
+    life = world.start(retry_backoff_ms=100, blocked_timeout_ms=None)
     seen = watched(life)
     head = life.unit(*RECORDS, offsets=[m.GroupOffsets("app", "", -1, None, (GONE,))])[0]
-    assert world.run(60, lambda: any(isinstance(each, events.TransactionsRefused) for each in seen))
+    assert world.run(60, lambda: any(isinstance(each, events.TransactionsBlocked) for each in seen))
     assert not world.run(3600, lambda: head.done)
     world.centre.create_topic("gone", 1)
     assert world.run(60, lambda: head.done)
     assert head.error is None
-    assert [each.code for each in seen if isinstance(each, events.TransactionsAccepted)] == [3]
+    assert [each.code for each in seen if isinstance(each, events.TransactionsUnblocked)] == [3]
     assert life.engine.endings.refused() == []
 
 

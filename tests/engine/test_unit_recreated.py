@@ -6,7 +6,7 @@ import pytest
 from virtual import World
 
 BROKERS = pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
-DELIVERIES = pytest.mark.parametrize("delivery", ["idempotent", "staged"])
+DELIVERIES = pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
 
 
 def started(version: str, delivery: str):
@@ -15,8 +15,8 @@ def started(version: str, delivery: str):
         world.centre.create_topic(topic, 1)
     options = {
         "delivery": delivery,
-        "on_acked_loss": "heal",
-        "heal_recreated_topics": True,
+        "on_data_loss": "restore",
+        "restore_recreated_topics": True,
         "retain_acked_bytes": 1 << 20,
     }
     return world, world.start(**options), options
@@ -128,7 +128,7 @@ def test_a_unit_that_is_half_prepared_when_the_other_topic_is_seen(version, cras
     all_there(world)
 
 
-@pytest.mark.parametrize(("version", "delivery"), [("4.3.0", "staged"), ("2.8.2", "idempotent")])
+@pytest.mark.parametrize(("version", "delivery"), [("4.3.0", "transactional"), ("2.8.2", "idempotent")])
 @pytest.mark.parametrize("power", [True, False])
 @pytest.mark.parametrize("before", [True, False], ids=["others before", "the first"])
 def test_a_life_that_finds_units_prepared_in_an_older_topic_misses_them(version, delivery, power, before):

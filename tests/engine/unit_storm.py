@@ -45,7 +45,7 @@ class Storm(Weather):
         self.faults.append(self.sleep)
 
     def _note_alarm(self, event: events.Event) -> None:
-        if isinstance(event, (events.AckedDataLost, events.RecordsMissing)):
+        if isinstance(event, (events.DataLost, events.SpoolRecordsMissing)):
             self.alarms.append(event)
 
     def blow(self, steps: int) -> None:
@@ -60,7 +60,7 @@ class Storm(Weather):
         number, name = self.rng.randrange(-1, PARTITIONS), b"p" + self._name()
         part = self._audit(name) if number < 0 else ("orders", number, [name])
         places = self._note(part)
-        if self.options.get("delivery") == "staged":
+        if self.options.get("delivery") == "transactional":
             # As the producer does it: each batch is a unit.
             self.units[name] = places
             self.parcels.append((self.life.unit(part, joins=part[0])[0], [name]))
@@ -119,7 +119,7 @@ class Storm(Weather):
 VARIANTS = [
     {"version": "4.3.0"},
     {"version": "2.8.2"},
-    {"version": "4.3.0", "delivery": "staged"},
+    {"version": "4.3.0", "delivery": "transactional"},
     {"version": "2.8.2", "spool": "on_error"},
 ]
 """Where each transaction has its own epoch; where epochs stay from one to the next."""

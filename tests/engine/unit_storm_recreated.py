@@ -20,7 +20,7 @@ from kafkasafe.testing.fake.checks import RefusedError
 TOPICS = {"orders": PARTITIONS, "audit": 2}
 _COMMIT = b"\0\1"
 _NOTICED_S = 45.0
-"""`acked_loss_check_ms` of these producers is 10 s."""
+"""`data_loss_check_ms` of these producers is 10 s."""
 _PHASES = (None, None, "begun", "appending", "staging", "staged", "ending", "asking", "committed")
 
 
@@ -47,14 +47,18 @@ class RecreatingStorm(Storm):
         self.overtaken: set[tuple[str, int]] = set()
         self.wrong: list[str] = []
         if heals:
-            options |= {"on_acked_loss": "heal", "heal_recreated_topics": True, "retain_acked_bytes": 4 << 20}
+            options |= {
+                "on_data_loss": "restore",
+                "restore_recreated_topics": True,
+                "retain_acked_bytes": 4 << 20,
+            }
         super().__init__(seed, version, on_event=self._on_event, **options)
         self.world.centre.settings["auto.create.topics.enable"] = "false"
         self.faults += [self.recreate] * 3
 
     def _on_event(self, event: events.Event) -> None:
         match event:
-            case events.AckedDataLost() | events.RecordsMissing():
+            case events.DataLost() | events.SpoolRecordsMissing():
                 place = event.topic, event.partition
                 if not self.times[event.topic]:
                     self.wrong.append(f"false alarm: {event}")
@@ -62,7 +66,7 @@ class RecreatingStorm(Storm):
                 self.reported[place] += (
                     float("inf") if "is not remembered" in event.evidence else event.records
                 )
-            case events.BatchParked():
+            case events.RecordsUndecidable():
                 # A request that came late stands before what belongs before it: the user is asked.
                 if not self.times[event.topic] or "a later batch is there" not in event.evidence:
                     self.wrong.append(f"parked for nothing: {event}")

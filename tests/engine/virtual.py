@@ -212,7 +212,7 @@ class Life:
                 "spool_max_bytes": 16 << 20,
                 "retry_backoff_ms": 100,
                 "request_timeout_ms": int(TIMEOUT_S * 1000),
-                "acked_loss_check_ms": 10_000,
+                "data_loss_check_ms": 10_000,
                 **options,
             }
         )

@@ -183,7 +183,7 @@ def test_connections_end_and_are_refused(cluster):
     cluster.kill(1)
     with pytest.raises(ConnectionRefusedError):
         Raw(*cluster.client_address(1))
-    cluster.heal()
+    cluster.recover()
     Raw(*cluster.client_address(1)).close()
 
 
@@ -213,7 +213,7 @@ def test_the_last_in_sync_replica_is_waited_for_unless_the_election_may_be_uncle
     cluster.alter_topic("t", {"unclean.leader.election.enable": "true"})
     assert cluster.leader("t") == 2
     assert len(cluster.values("t")) == 1
-    cluster.heal()
+    cluster.recover()
     assert cluster.partition_state("t").in_sync == (1, 2, 3)
 
 

@@ -264,7 +264,7 @@ def test_what_is_due_at_a_broker_that_hangs_waits_for_it():
     assert not world.produced
     world.cluster.stall()
     world.time.run_for(100)
-    world.cluster.heal()
+    world.cluster.recover()
     world.settle(1)
 
 

@@ -39,7 +39,7 @@ Three rules cover most cases:
 - **A record that `durable` or `get` confirmed is safe**, whatever a later call raises. The exceptions are a
   [`DataLossError`](#datalosserror) (the cluster lost acknowledged records) and a [`SpoolCorruptError`](#spoolcorrupterror)
   (the disk lost them).
-- **A time-out takes nothing back.** After a time-out of `get`, `durable`, `flush` or `flush_spool` the record is still in the
+- **A time-out takes nothing back.** After a time-out of `get`, `durable`, `flush` or `durable` the record is still in the
   spool or in memory, and will be delivered. Do not send it again.
 
 In the tables `producer` is a `SafeProducer`, `future` is what `send` returns, `batch` is what `producer.batch()` returns,
@@ -56,10 +56,10 @@ These calls also raise errors that are not kafkasafe's own:
 
 | error | raised by | is my data safe? | what to do |
 |---|---|---|---|
-| `KafkaTimeoutError` | `future.get`, `future.durable`, `producer.flush`, `producer.flush_spool`, `outcome.get`, `outcome.durable` | yes: the records are still in the spool or in memory, and will be delivered | wait longer; the message says what the producer waits for |
+| `KafkaTimeoutError` | `future.get`, `future.durable`, `producer.flush`, `producer.durable`, `outcome.get`, `outcome.durable` | yes: the records are still in the spool or in memory, and will be delivered | wait longer; the message says what the producer waits for |
 | `KafkaTimeoutError` | `producer.send` | this record was not accepted: callbacks of earlier records are too slow | let callbacks do less, then send it again |
 | `KafkaTimeoutError` | `SafeConsumer`, `consumer.end_offsets` and the other look-ups | yes: nothing was read or skipped | the message has the reason, such as a wrong password |
-| `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the right. `on_refused_topic="accept"` takes records meanwhile ([options](options.md#what-the-cluster-refuses)) |
+| `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the right. `on_blocked_topic="accept"` takes records meanwhile ([options](options.md#what-the-cluster-refuses)) |
 | `MessageSizeTooLargeError` | `producer.send`, `batch.send` | this record was not accepted | raise `max_request_size`, or send less |
 | `TypeError`, `ValueError` | `producer.send`, `batch.send` | this record was not accepted | correct the key, value, headers, topic, partition or timestamp |
 | `RecursionError` | `producer.send` | this record was not accepted | call it with more room on the stack |

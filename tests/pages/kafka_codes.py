@@ -53,7 +53,7 @@ verdict.data_at_risk  # False: retention removed the producer, nothing was lost
 verdict.explanation  # the fix, in one sentence
 
 
-@RetryPolicy(deadline_s=30)  # when: exponential, full jitter, at most 10 tries a second; whether: classify
+@RetryPolicy(deadline_ms=30_000)  # when: exponential, full jitter, at most 10 tries a second; whether: classify
 def end_offset(): ...
 ```
 

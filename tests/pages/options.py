@@ -56,7 +56,7 @@ AIO: Final = """
 | `loop` | accepted for programs written for aiokafka, without effect: the loop is the one that runs `start()` |
 | `partitioner` | may also be a function `(key_bytes, all_partitions, available_partitions)`, as aiokafka's |
 | `transactional_id` | a `ConfigError`: use `async with producer.batch(transactional_id=...)` ([staged batches](staged.md)) |
-| `dead_letter`, `on_event` of a producer | called on the producer's own thread, not on the loop |
+| `on_rejected`, `on_event` of a producer | called on the producer's own thread, not on the loop |
 | `on_event`, `on_divergence`, `key_deserializer`, `value_deserializer` | called on the consumer's own thread, not on the loop |
 | `consumer_timeout_ms` | without effect: `async for` waits until there is a record |
 """

@@ -34,7 +34,7 @@ def broker(proxied):
     """The proxied broker, up, with an honest wire."""
     yield proxied
     proxied.proxy.restore()
-    proxied.cluster.heal()
+    proxied.cluster.recover()
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ def handler(*_: object) -> None:
             producer.close(timeout=60)
         case "flush":
             producer.flush(timeout=60)
-        case "flush_spool":
-            producer.flush_spool(timeout=60)
+        case "durable":
+            producer.durable(timeout=60)
         case "get":
             send().get(timeout=60)
         case "send":

@@ -87,7 +87,7 @@ def stream(
         if pause_s:
             time.sleep(pause_s)
         if promised < number and rnd.random() < 0.5:
-            producer.flush_spool(60)
+            producer.durable(60)
             durable[promised:number] = 1
             promised = number
         while futures and futures[0][1].is_done:
@@ -196,7 +196,7 @@ def burst(
         future = send(producer, topic, number, timestamp_ms=timestamp_ms, partition=partition)
         if (number - begin - first) % batches_of == batches_of - 1:
             future.durable(60)
-    producer.flush_spool(60)
+    producer.durable(60)
     Path(ready).touch()
     time.sleep(600)
 

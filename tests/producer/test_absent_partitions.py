@@ -146,7 +146,7 @@ def test_wrong_partitions_on_real_brokers(kafka_cluster, tmp_path):
     kafka_cluster.start_all()
     kafka_cluster.delete_topic(topic)
     kafka_cluster.create_topic(topic, partitions=2)
-    with SafeProducer(**options, on_acked_loss="event") as producer:
+    with SafeProducer(**options, on_data_loss="event") as producer:
         began = time.monotonic()
         producer.send(topic, b"20", partition=0).get(60)
         producer.send(topic, b"21", partition=1).get(60)

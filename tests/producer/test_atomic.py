@@ -79,7 +79,7 @@ def test_all_of_a_batch_is_delivered_and_told(producer, fake_kafka):
     with producer.batch() as batch:
         first = batch.send("orders", b"1", key=b"a")
         second = batch.send("audit", b"one", headers=[("h", b"x")])
-        batch.spool_after_commit(called.append)
+    batch.outcome.add_callback(called.append)
     assert batch.outcome.durable(60) is batch.outcome
     done = batch.outcome.get(60)
     assert done.records == 2
@@ -87,7 +87,7 @@ def test_all_of_a_batch_is_delivered_and_told(producer, fake_kafka):
     assert called == [done]
     assert (first.get(60).topic, second.get(60).offset) == ("orders", 0)
     see(fake_kafka.bootstrap_servers, {"orders": [b"1"], "audit": [b"one"]})
-    committed = [event for event in producer.seen if isinstance(event, events.UnitCommitted)]
+    committed = [event for event in producer.seen if isinstance(event, events.AtomicBatchCommitted)]
     assert [(event.batch_id, event.records, event.partitions) for event in committed] == [
         (done.batch_id, 2, 2)
     ]
@@ -196,7 +196,7 @@ def test_staged_delivery_is_seen_when_it_is_committed(fake_kafka, tmp_path):
     with SafeProducer(
         bootstrap_servers=fake_kafka.bootstrap_servers,
         spool_dir=tmp_path / "spool",
-        delivery="staged",
+        delivery="transactional",
         linger_ms=1,
     ) as producer:
         futures = [producer.send("orders", b"%d" % i, key=b"%d" % (i % 7)) for i in range(500)]
@@ -274,8 +274,8 @@ def test_a_consumer_that_lost_its_partitions_gets_nothing_committed(kafka, tmp_p
 
 
 def test_wrong_options_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'staged'"):
-        SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="stage")
+    with pytest.raises(ConfigError, match="did you mean 'transactional'"):
+        SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="transaction")
 
 
 def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(producer):
@@ -356,9 +356,10 @@ def test_what_cannot_be_sent_is_refused_as_an_option(tmp_path, options):
 
 
 def test_what_cannot_be_called_is_refused(producer):
-    batch = producer.batch()
-    with pytest.raises(TypeError, match="spool_after_commit"):
-        batch.spool_after_commit(None)
+    with producer.batch() as batch:
+        batch.send("orders", b"1")
+    with pytest.raises(TypeError, match="add_callback"):
+        batch.outcome.add_callback(None)
 
 
 def test_who_waits_in_vain_hears_what_the_cluster_refuses(fake_kafka, tmp_path):
@@ -389,7 +390,7 @@ def test_a_record_that_is_refused_with_its_batch_does_not_say_that_it_is_its_fau
             innocent = batch.send("orders", b"1")
             batch.send("small", bytes(2000))
         with pytest.raises(
-            RejectedError, match="part of an atomic batch that was refused as a whole: MESSAGE_TOO"
+            RejectedError, match="part of an atomic batch that was rejected as a whole: MESSAGE_TOO"
         ):
             innocent.get(60)
 
@@ -415,7 +416,7 @@ def test_a_topic_is_not_refused_for_what_stands_beside_it_in_a_batch(fake_kafka,
         with pytest.raises(TopicAuthorizationFailedError):
             producer.send("forbidden", b"2")
         with pytest.raises(
-            KafkaTimeoutError, match="The cluster refuses forbidden-0: TOPIC_AUTHORIZATION"
+            KafkaTimeoutError, match="Blocked by the cluster: forbidden-0: TOPIC_AUTHORIZATION"
         ) as waited:
             behind.get(0.1)
         assert "free-0" not in str(waited.value)
@@ -425,4 +426,4 @@ def test_a_topic_is_not_refused_for_what_stands_beside_it_in_a_batch(fake_kafka,
         fake_kafka.deny("write", topic="forbidden", on=False)
         assert batch.outcome.get(60)
         assert behind.get(60)
-    assert {each.topic for each in seen if isinstance(each, events.TopicRefused)} == {"forbidden"}
+    assert {each.topic for each in seen if isinstance(each, events.TopicBlocked)} == {"forbidden"}

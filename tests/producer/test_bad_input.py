@@ -205,7 +205,7 @@ class Refused:
     def __exit__(self, kind, *_):
         if kind is None:
             self.futures.append(harness.send(self.producer, "topic", 10))
-            self.producer.flush_spool(60)
+            self.producer.durable(60)
             assert all(future.durable(0) for future in self.futures)
             assert self.producer.metrics()["kafkasafe"]["records_accepted"] == 11
 
@@ -263,7 +263,7 @@ def test_a_decision_that_is_none(refused, resend):
         refused as producer,
         pytest.raises(TypeError, match=r"resend must be True or False.*nothing was decided"),
     ):
-        producer.resume_parked(resend=resend)
+        producer.resolve_undecidable(resend=resend)
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a b", "umläut", "x" * 250, "a/b", "new\nline"])
@@ -289,7 +289,7 @@ def test_a_record_that_is_too_large(producers):
     for size in (99_000, 99_700):
         producer.send("topic", b"x" * size)
         producer.send("topic", b"x", b"k" * (size - 300), headers=[("h" * 10, b"v" * 10)])
-    producer.flush_spool(60)
+    producer.durable(60)
     assert waiting_in(producer) >= 4
 
 

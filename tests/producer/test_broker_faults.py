@@ -365,11 +365,11 @@ def test_acknowledged_records_that_are_lost_are_noticed_and_put_back(broker, pro
     healed: list = []
 
     def told() -> bool:
-        healed[:] = [event for event in seen if isinstance(event, events.Healed)]
+        healed[:] = [event for event in seen if isinstance(event, events.LostRecordsRestored)]
         return bool(healed)
 
     harness.until(told, what="the records to be put back")
-    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
+    (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
     assert (lost.topic, lost.partition, lost.first_offset, lost.last_offset) == (topic, 0, 0, 9)
     producer.close()
     # Behind what noticed it, or before: once each, and in their own order.

@@ -190,7 +190,7 @@ def test_what_a_hook_raises_does_not_end_the_producer(some_kafka, producers, rai
     letters: list = []
     events: list = []
 
-    def dead_letter(**letter):
+    def on_rejected(**letter):
         letters.append(letter)
         raise raised
 
@@ -198,7 +198,7 @@ def test_what_a_hook_raises_does_not_end_the_producer(some_kafka, producers, rai
         events.append(event)
         raise raised
 
-    producer = producers(some_kafka.bootstrap_servers, dead_letter=dead_letter, on_event=on_event)
+    producer = producers(some_kafka.bootstrap_servers, on_rejected=on_rejected, on_event=on_event)
     with pytest.raises(RejectedError):
         producer.send(topic, b"x" * 20_000).get(60)
     assert producer.send(topic, b"x").get(60).offset == 0

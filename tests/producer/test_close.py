@@ -44,7 +44,7 @@ def test_close_after_an_idle_time(kafka, producers, tmp_path, monkeypatch):
     assert sorted(values_of(kafka.bootstrap_servers, topic)) == list(range(22))
 
 
-@pytest.mark.parametrize("call", ["close", "flush", "flush_spool", "get", "send"])
+@pytest.mark.parametrize("call", ["close", "flush", "durable", "get", "send"])
 def test_signal_handler_in_the_middle_of_send(kafka, tmp_path, call):
     """The handler waited for ever for the lock that the interrupted send() on its own thread had."""
     topic = harness.new_topic(kafka, 1)
@@ -202,7 +202,7 @@ DYING = """
     sys.stdin.readline()
     for number in (1, 2, 3):
         producer.send(topic, b"%d" % number, timestamp_ms=int((time.time() - 7 * 3600) * 1000))
-    producer.flush_spool(60)
+    producer.durable(60)
     print("durable", flush=True)
     time.sleep(120)
 """
@@ -254,7 +254,7 @@ def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
 
             def __next__(self):
                 chunk.numbers = self.numbers
-                producer.flush_spool(60)
+                producer.durable(60)
                 return next(self.numbers)
 
         chunk.numbers = Handled(chunk.numbers)

@@ -52,9 +52,9 @@ def test_a_flipped_bit_stops_at_most_its_partition(broker, producers, from_disk,
     for batch in range(BATCHES):
         for number in range(max(first, batch * EACH), (batch + 1) * EACH):
             futures[number] = harness.send(producer, topic, number)
-        producer.flush_spool(60)
+        producer.durable(60)
     elsewhere = harness.send(producer, other, first)
-    producer.flush_spool(60)
+    producer.durable(60)
     flip(producers, BAD * EACH + 5)
     damaged = range(BAD * EACH, (BAD + 1) * EACH)
     broker.proxy.restore()

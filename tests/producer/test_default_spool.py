@@ -49,7 +49,7 @@ def left_behind(broker, lives, topic: str, *, known: bool = True, waiting: str =
         broker.proxy.cut()
     for number in range(20):
         producer.send(waiting or topic, b"%d" % number)
-        producer.flush_spool(30)
+        producer.durable(30)
     producer.close(timeout=0)
     broker.proxy.restore()
     return Path(producer.spool_dir)
@@ -86,7 +86,7 @@ def test_another_spelling_of_the_address_delivers_what_the_former_left(some_brok
     assert (adopted.lane, adopted.records) == (f"{former.name}/lane-000", 20)
     # Callers wait for the engine's thread: reading may take minutes.
     assert [name.partition("-look-")[0] for name in readers] == ["kafkasafe"]
-    assert not [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
+    assert not [event for event in seen if isinstance(event, events.OrphanedSpoolFound)]
 
 
 def test_a_short_job_delivers_what_another_spelling_left_before_it_ends(some_broker, lives, caplog):
@@ -119,7 +119,7 @@ def test_what_another_spelling_left_and_is_not_delivered_is_named_with_its_own_d
     with caplog.at_level(logging.WARNING, "kafkasafe"):
         job = lives(localhost(some_broker), on_event=seen.append, allow_auto_create_topics=False)
         job.send(topic, b"own")
-        job.flush_spool(60)
+        job.durable(60)
         harness.until(lambda: any(isinstance(e, events.LaneAdopted) for e in seen), 60, "the adoption")
         job.close(timeout=0)
     assert logs.drain(60)
@@ -169,15 +169,15 @@ def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
     seen: list = []
     with caplog.at_level(logging.WARNING, "kafkasafe"):
         producer = lives(localhost(some_broker), on_event=seen.append)
-        harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
-    (event,) = [event for event in seen if isinstance(event, events.SpoolLeftBehind)]
+        harness.until(lambda: any(isinstance(e, events.OrphanedSpoolFound) for e in seen), 120, "the report")
+    (event,) = [event for event in seen if isinstance(event, events.OrphanedSpoolFound)]
     assert (event.directory, event.records) == (str(former), 20)
     assert (event.cluster_id is not None) is known
     assert logs.drain(60)
     assert f"20 records wait in {former}" in caplog.text
     assert event.command in caplog.text
     harness.until(
-        lambda: ("spool_left_behind_records", 20) in [(d.name, n) for d, _, n in producer._readings()], 60
+        lambda: ("orphaned_spool_records", 20) in [(d.name, n) for d, _, n in producer._readings()], 60
     )
     producer.send(topic, b"own").get(60)
     assert some_broker.end_offset(topic) == before + 1
@@ -196,8 +196,8 @@ def test_what_waits_for_another_cluster_is_left_alone(some_broker, lives):
     seen: list = []
     producer = lives(localhost(some_broker), on_event=seen.append)
     # It looks at all of them before it reports one.
-    harness.until(lambda: any(isinstance(e, events.SpoolLeftBehind) for e in seen), 120, "the report")
-    assert [e.directory for e in seen if isinstance(e, events.SpoolLeftBehind)] == [str(other)]
+    harness.until(lambda: any(isinstance(e, events.OrphanedSpoolFound) for e in seen), 120, "the report")
+    assert [e.directory for e in seen if isinstance(e, events.OrphanedSpoolFound)] == [str(other)]
     producer.send(topic, b"own").get(60)
     assert some_broker.end_offset(topic) == 3
 

@@ -165,7 +165,7 @@ def test_a_full_spool_blocks_and_then_refuses(broker, producers, spool):
     assert "was not accepted; everything accepted before is kept" in text
     assert "Raise spool_max_bytes" in text
     assert isinstance(error, harness.kafka_errors.KafkaTimeoutError)
-    producer.flush_spool(60)
+    producer.durable(60)
     used = sum(path.stat().st_size for path in producers.spool.rglob("*.log"))
     assert used <= SMALL["spool_max_bytes"]
     # A second life finds everything, and is as full.

@@ -354,7 +354,7 @@ def test_durable_comes_before_delivered(some_broker, producers):
         future.get(0.2)
     assert "pending, durable" in repr(future)
     producer.send(topic, b"%012d" % 1)
-    producer.flush_spool(60)
+    producer.durable(60)
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match="they are in the spool and will be delivered"
     ):
@@ -419,7 +419,7 @@ def test_on_error_touches_the_disk_only_when_the_cluster_is_silent(some_broker, 
     harness.until(lambda: on_disk() == 50, 120, "the records to be on disk")
     assert not any(future.is_done for future in futures)
     futures += [harness.send(producer, topic, number) for number in range(150, 160)]
-    producer.flush_spool(60)
+    producer.durable(60)
     assert on_disk() == 60
     # At close, too.
     harness.send(producer, topic, 160)
@@ -478,9 +478,9 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
             UndecidableError, match=r"whether 5 records are in the log cannot be known.*safe in lane"
         ):
             producer.flush(60)
-        with pytest.raises(UndecidableError, match="resume_parked"):
+        with pytest.raises(UndecidableError, match="resolve_undecidable"):
             harness.send(producer, topic, 6)
-        producer.resume_parked(resend=resend)
+        producer.resolve_undecidable(resend=resend)
         harness.until(lambda producer=producer: not producer._pump.ledger.parked, 120)
         harness.send(producer, topic, 6).get(60)
         producer.close()

@@ -88,7 +88,7 @@ def run_cells(cluster, trouble, tmp_path, cell, **options) -> None:
     for number in range(CELLS):
         producer = SafeProducer(**options)
         cell(producer, range(number * RECORDS + 1, (number + 1) * RECORDS + 1))
-        producer.flush_spool(30)
+        producer.durable(30)
     values = wait_for(cluster, CELLS * RECORDS + 1)
     producer.close()
     ender.join()
@@ -124,7 +124,7 @@ def test_a_cell_of_atomic_batches_that_is_run_again(cluster, trouble, tmp_path):
 
 @pytest.mark.full
 def test_a_cell_of_staged_records_that_is_run_again(cluster, trouble, tmp_path):
-    run_cells(cluster, trouble, tmp_path, send_all, delivery="staged")
+    run_cells(cluster, trouble, tmp_path, send_all, delivery="transactional")
 
 
 @pytest.mark.full
@@ -148,7 +148,7 @@ def test_coroutines_that_make_their_producer_again(cluster, trouble, tmp_path):
             producer = after
             for value in range(number * RECORDS + 1, (number + 1) * RECORDS + 1):
                 await producer.send("orders", b"%d" % value, key=KEY)
-            await producer.flush_spool(30)
+            await producer.durable(30)
         await asyncio.to_thread(wait_for, cluster, CELLS * RECORDS + 1)
         await producer.close()
 
@@ -176,7 +176,7 @@ def test_one_producer_for_each_request_in_several_threads(cluster, trouble, tmp_
             )
             for record in range(RECORDS):
                 producer.send("orders", b"%d%03d" % (thread, request * RECORDS + record), key=KEY)
-            producer.flush_spool(30)
+            producer.durable(30)
             del producer
 
     with SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=tmp_path / "spool") as first:
@@ -219,7 +219,7 @@ def test_eight_runs_of_a_cell_on_a_real_broker(broker, tmp_path, how):
         producer = SafeProducer(**options)
         for number in range(run * 50 + 1, run * 50 + 51):
             producer.send(topic, b"%d" % number, key=KEY)
-        producer.flush_spool(60)
+        producer.durable(60)
     ender.join()
     harness.until(lambda: broker.end_offset(topic, 0) + broker.end_offset(topic, 1) >= 401, 120, "delivery")
     producer.close()

@@ -94,7 +94,7 @@ class Records:
                 value = b"%0*d" % (harness.lives.DIGITS, number)
                 future = self.producer.send(self.topic, value, partition=partition)
                 self.sent[partition].append((number, future))
-        self.producer.flush_spool()
+        self.producer.durable()
 
     def settle(self, timeout_s: float = 150.0, *, parked: set[int] = frozenset()) -> dict[int, list]:
         """Waits for all. Returns what was rejected, by partition; anything else is an error.
@@ -105,7 +105,7 @@ class Records:
             rejected = self._settle(set(self.sent) - parked, timeout_s)
             with pytest.raises(UndecidableError, match="cannot be known"):
                 self.producer.flush(timeout_s)
-            self.producer.resume_parked(resend=True)
+            self.producer.resolve_undecidable(resend=True)
             return rejected | self._settle(parked, timeout_s)
         return self._settle(set(self.sent), timeout_s)
 
@@ -134,7 +134,7 @@ class Records:
                 self.producer.flush(0.5)
             except UndecidableError:
                 decided |= open_
-                self.producer.resume_parked(resend=True)
+                self.producer.resolve_undecidable(resend=True)
             except harness.kafka_errors.KafkaTimeoutError:
                 pass
         assert not self.settle(1.0)
@@ -233,7 +233,7 @@ def test_every_code_to_a_question(wire, quick, api, lasting) -> None:
     topic = wire.topic()
     partitions = range(len(CODES))
     proxy = wire.proxy
-    records = Records(quick(refused_timeout_ms=600_000), topic)
+    records = Records(quick(blocked_timeout_ms=600_000), topic)
     if api != "ListOffsets":
         records.send(partitions)
         records.settle()
@@ -267,7 +267,7 @@ def test_every_code_to_metadata(wire, quick) -> None:
     topics = {code: f"t-metadata-{code}" for code in CODES}
     with wire.cluster.admin() as admin:
         admin.create_topics([NewTopic(topic, 1, 1) for topic in topics.values()])
-    producer = quick(refused_timeout_ms=600_000)
+    producer = quick(blocked_timeout_ms=600_000)
     everything = {code: Records(producer, topic) for code, topic in topics.items()}
     proxy = wire.proxy
     proxy.forget()

@@ -77,7 +77,7 @@ def test_every_message_names_the_cause(producer, disk):
         lambda: future.durable(0.1),
         lambda: future.get(0.1),
         lambda: producer.flush(0.1),
-        lambda: producer.flush_spool(0.1),
+        lambda: producer.durable(0.1),
     ):
         with pytest.raises(kafka_errors.KafkaTimeoutError, match=CAUSE):
             call()
@@ -87,7 +87,7 @@ def test_every_message_names_the_cause(producer, disk):
         with pytest.raises(kafka_errors.KafkaTimeoutError, match=CAUSE):
             call(0.1)
     disk.code = 0
-    producer.flush_spool(60)
+    producer.durable(60)
     assert not producer._pump.ledger.disk_trouble
     producer.flush(60)
 
@@ -98,7 +98,7 @@ def test_flush_tells_what_is_in_memory_from_what_is_in_the_spool(producer, disk,
     fake_kafka.cut()
     for number in range(3):
         producer.send("orders", b"%d" % number)
-    producer.flush_spool(60)
+    producer.durable(60)
     with pytest.raises(kafka_errors.KafkaTimeoutError, match="they are in the spool and will be delivered"):
         producer.flush(0.1)
     broken(producer, disk)

@@ -51,10 +51,10 @@ def test_headers_are_the_users(some_kafka, producers, lives, alone):
     if alone:
         for index, headers in enumerate(HEADERS):
             futures.append(producer.send(topic, b"%d" % index, headers=headers))
-            producer.flush_spool(60)
+            producer.durable(60)
     else:
         futures = send_all(producer, topic)
-        producer.flush_spool(60)
+        producer.durable(60)
     if lives == 2:
         producer.close(timeout=0)
         producer = producers(some_kafka.bootstrap_servers)

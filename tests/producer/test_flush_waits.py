@@ -90,7 +90,7 @@ def test_a_time_out_that_is_none_is_refused_and_nothing_is_changed(fake_kafka, t
         with producer.batch() as batch:
             batch.send("t", b"y")
         outcome = batch.outcome
-        waits = [producer.flush, producer.flush_spool, producer.close]
+        waits = [producer.flush, producer.durable, producer.close]
         for wait in [*waits, future.get, future.durable, outcome.get, outcome.durable]:
             with pytest.raises(error, match="timeout must be a number of seconds, or None, not "):
                 wait(wrong)

@@ -172,9 +172,9 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(kafka, producers, tmp
         for call in (
             lambda: producer.send(topic, b"x"),
             lambda: producer.flush(1),
-            lambda: producer.flush_spool(1),
+            lambda: producer.durable(1),
             lambda: producer.partitions_for(topic),
-            lambda: producer.resume_parked(resend=True),
+            lambda: producer.resolve_undecidable(resend=True),
         ):
             try:
                 call()

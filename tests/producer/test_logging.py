@@ -70,7 +70,7 @@ def test_no_secret_is_logged_and_every_record_is_json(kafka, tmp_path, caplog):
         producer.send(topic, b"private-value" * 500, b"private-key")
         producer.flush(60)
     records = of(caplog, "kafkasafe")
-    assert {"batch_rejected", "spool_volatile"} <= {record.event for record in records}
+    assert {"records_rejected", "spool_volatile"} <= {record.event for record in records}
     for record in records:
         plain = {key: value for key, value in vars(record).items() if key not in {"args", "exc_info"}}
         text = json.dumps({**plain, "message": record.getMessage()})

@@ -77,15 +77,17 @@ class Safe:
     def seen(self, kind: type) -> list:
         return [event for event in list(self.events) if isinstance(event, kind)]
 
-    def lost(self) -> events.AckedDataLost:
+    def lost(self) -> events.DataLost:
         """The one loss there is."""
-        harness.until(lambda: self.seen(events.AckedDataLost), what="the loss to be noticed")
-        (event,) = self.seen(events.AckedDataLost)
+        harness.until(lambda: self.seen(events.DataLost), what="the loss to be noticed")
+        (event,) = self.seen(events.DataLost)
         return event
 
     def healed(self, records: int) -> None:
-        harness.until(lambda: sum(e.records for e in self.seen(events.Healed)) >= records, 120, "healing")
-        assert sum(e.records for e in self.seen(events.Healed)) == records
+        harness.until(
+            lambda: sum(e.records for e in self.seen(events.LostRecordsRestored)) >= records, 120, "healing"
+        )
+        assert sum(e.records for e in self.seen(events.LostRecordsRestored)) == records
 
 
 class Control:
@@ -181,7 +183,7 @@ def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, cont
     def safe(partition: int, **options) -> Safe:
         return Safe(producers, cluster, topic, partition, tmp_path, acks=1, **options)
 
-    heals, tells, raises = safe(0), safe(1, on_acked_loss="event"), safe(2, on_acked_loss="raise")
+    heals, tells, raises = safe(0), safe(1, on_data_loss="event"), safe(2, on_data_loss="raise")
     small = {"spool_segment_bytes": 1 << 20, "max_request_size": 500_000, "retain_acked_bytes": 0}
     forgets = safe(5, **small)
     controls += [KafkaPython(cluster, topic, 3, 1), Confluent(cluster, topic, 4, 1)]
@@ -211,15 +213,15 @@ def test_an_unclean_election_loses_what_the_leader_alone_had(kafka_cluster, cont
         event = client.lost()
         assert (event.first_offset, event.last_offset, event.records) == (10, 19, 10), event
         assert (event.topic, event.partition) == (topic, client.partition)
-        assert event.healing_records == (10 if client is heals else 0)
+        assert event.restoring_records == (10 if client is heals else 0)
     all_send(4)
     heals.healed(10)
-    assert not tells.seen(events.Healed)
+    assert not tells.seen(events.LostRecordsRestored)
     lost = forgets.lost()
     assert (lost.first_offset, lost.last_offset, lost.records) == (10, 19 + LONG, 10 + LONG), lost
-    assert 0 < lost.healing_records < LONG
+    assert 0 < lost.restoring_records < LONG
     (error,) = forgets.raised
-    gone = 10 + LONG - lost.healing_records
+    gone = 10 + LONG - lost.restoring_records
     assert (error.first_offset, error.last_offset, error.records) == (10, 9 + gone, gone)
     (error,) = raises.raised
     assert (error.first_offset, error.last_offset, error.partition) == (10, 19, 2)
@@ -243,7 +245,7 @@ def test_a_wiped_log_loses_what_all_had(kafka_cluster, controls, producers, tmp_
     topic = f"wiped-{random.SystemRandom().getrandbits(32):x}"
     cluster.create_topic(topic, assignments=same_brokers(4))
     heals = Safe(producers, cluster, topic, 0, tmp_path)
-    idle = Safe(producers, cluster, topic, 1, tmp_path, acked_loss_check_ms=200)
+    idle = Safe(producers, cluster, topic, 1, tmp_path, data_loss_check_ms=200)
     controls += [KafkaPython(cluster, topic, 2, "all"), Confluent(cluster, topic, 3, "all")]
     for client in (heals, idle, *controls):
         client.send(20)
@@ -252,7 +254,7 @@ def test_a_wiped_log_loses_what_all_had(kafka_cluster, controls, producers, tmp_
         client.send(1)
     for client in (heals, idle):
         event = client.lost()
-        assert (event.first_offset, event.last_offset, event.records, event.healing_records) == (
+        assert (event.first_offset, event.last_offset, event.records, event.restoring_records) == (
             0,
             19,
             20,
@@ -271,19 +273,19 @@ def test_a_wiped_log_loses_what_all_had(kafka_cluster, controls, producers, tmp_
     assert [number for number in log[0] if number < 20] == list(range(20))
 
 
-@pytest.mark.parametrize("heal_recreated_topics", [False, True])
-def test_a_topic_that_is_created_again(kafka_cluster, producers, tmp_path, heal_recreated_topics):
+@pytest.mark.parametrize("restore_recreated_topics", [False, True])
+def test_a_topic_that_is_created_again(kafka_cluster, producers, tmp_path, restore_recreated_topics):
     cluster = kafka_cluster
     topic = harness.new_topic(cluster, 1)
-    safe = Safe(producers, cluster, topic, 0, tmp_path, heal_recreated_topics=heal_recreated_topics)
+    safe = Safe(producers, cluster, topic, 0, tmp_path, restore_recreated_topics=restore_recreated_topics)
     safe.send(10)
     cluster.delete_topic(topic)
     cluster.create_topic(topic, 1)
     safe.send(1)
     event = safe.lost()
-    healed = 10 if heal_recreated_topics else 0
+    healed = 10 if restore_recreated_topics else 0
     assert (event.first_offset, event.last_offset, event.records) == (0, 9, 10)
-    assert (event.detector, event.healing_records) == ("topic id", healed)
+    assert (event.reason, event.restoring_records) == ("topic id", healed)
     if healed:
         safe.healed(10)
     safe.send(1)
@@ -301,7 +303,7 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
     cluster = kafka_cluster
     topic = f"trimmed-{random.SystemRandom().getrandbits(32):x}"
     cluster.create_topic(topic, assignments=same_brokers(1))
-    safe = Safe(producers, cluster, topic, 0, tmp_path, acked_loss_check_ms=200)
+    safe = Safe(producers, cluster, topic, 0, tmp_path, data_loss_check_ms=200)
     safe.send(5)
     seen: list[events.ConsumerEvent] = []
     with SafeConsumer(
@@ -320,11 +322,11 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
             admin.delete_records({where: 5})
         cluster.wait_in_sync(topic)
         cluster.kill(cluster.leader(topic))
-        harness.until(lambda: safe.seen(events.HistoryTrimmed))
+        harness.until(lambda: safe.seen(events.LossCheckInconclusive))
 
         def noticed() -> bool:
             reads(5)
-            return any(isinstance(event, events.HistoryTrimmed) for event in seen)
+            return any(isinstance(event, events.LossCheckInconclusive) for event in seen)
 
         harness.until(noticed)
         cluster.start_all()
@@ -333,13 +335,15 @@ def test_what_was_removed_proves_nothing(kafka_cluster, producers, tmp_path):
         safe.producer.flush(60)
         harness.until(lambda: reads(6))
         for client in (reader, safe.producer):
-            found = [reading[1:] for reading in client._readings() if reading[0].name == "history_trimmed"]
+            found = [
+                reading[1:] for reading in client._readings() if reading[0].name == "loss_checks_inconclusive"
+            ]
             assert found == [((topic,), 1)]
-    (told,) = safe.seen(events.HistoryTrimmed)
+    (told,) = safe.seen(events.LossCheckInconclusive)
     assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)
-    told = next(event for event in seen if isinstance(event, events.HistoryTrimmed))
+    told = next(event for event in seen if isinstance(event, events.LossCheckInconclusive))
     assert (told.topic, told.partition, told.position, told.log_start_offset) == (topic, 0, 5, 5)
-    assert not safe.seen(events.AckedDataLost)
+    assert not safe.seen(events.DataLost)
     assert not [event for event in seen if isinstance(event, events.LogDiverged)]
 
 
@@ -361,7 +365,7 @@ def test_killed_while_it_heals(kafka_cluster, zygote, producers, tmp_path):
     cluster.create_topic(topic, assignments=same_brokers(KILLED))
     options = {
         "retain_acked_bytes": RETAINED,
-        "acked_loss_check_ms": 100,
+        "data_loss_check_ms": 100,
         "request_timeout_ms": 2000,
         "linger_ms": 0,
         # Two batches at a time: healing takes its time.

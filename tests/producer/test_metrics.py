@@ -33,9 +33,9 @@ NAMES = [
     "in_doubt_resolved_total",
     "sequence_errors_total",
     "producer_id_age_seconds",
-    "acked_loss_detected_total",
-    "acked_lost_records_total",
-    "acked_healed_records_total",
+    "data_loss_detected_total",
+    "data_loss_records_total",
+    "data_loss_restored_records_total",
     "spool_records",
     "spool_bytes",
     "spool_capacity_bytes",
@@ -52,7 +52,7 @@ NAMES = [
     "spool_displaced_lanes",
     "spool_full_total",
     "spool_copied_bytes_total",
-    "held_back_partitions",
+    "waiting_for_older_partitions",
     "retries_total",
     "retry_backoff_seconds_total",
     "retries_exhausted_total",
@@ -125,7 +125,7 @@ def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, produc
     old = 1_600_000_000_000
     for number in range(1, 11):
         producer.send(topic, b"%d" % number, timestamp_ms=old)
-    producer.flush_spool(60)
+    producer.durable(60)
     harness.until(lambda: ("kafkasafe_retries_exhausted_total", "produce") in scrape(registry), 120)
     harness.until(lambda: ("kafkasafe_retry_backoff_seconds_total", "produce") in scrape(registry), 120)
 
@@ -184,7 +184,7 @@ def test_sequence_errors_are_counted_by_what_was_proven(kafka, producers):
 def test_installing_twice_is_once_and_what_is_gone_leaves(kafka, tmp_path):
     registry = CollectorRegistry()
     one = SafeProducer(
-        bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path, client_id="one", metrics=True
+        bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path, client_id="one", prometheus=True
     )
     install(one, registry=registry)
     with SafeProducer(bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path, client_id="two") as two:
@@ -267,7 +267,7 @@ from kafkasafe.metrics import flush, serve
 servers, topic, spool = json.loads(sys.argv[1])
 
 def work(count):
-    with SafeProducer(bootstrap_servers=servers, spool_dir=spool, metrics=True, client_id="w") as producer:
+    with SafeProducer(bootstrap_servers=servers, spool_dir=spool, prometheus=True, client_id="w") as producer:
         for number in range(count):
             producer.send(topic, b"%d" % number)
         producer.flush(60)

@@ -63,8 +63,8 @@ def outage(broker) -> None:
         {"spool_after_ms": 5},
         {"rejected_max_bytes": 5},
         {"retain_acked_bytes": 5},
-        {"retain_acked_s": 5},
-        {"heal_recreated_topics": True},
+        {"retain_acked_ms": 5000},
+        {"restore_recreated_topics": True},
         {"on_corrupt": "quarantine"},
     ],
     ids=lambda option: next(iter(option)),
@@ -151,7 +151,7 @@ def test_once_and_in_order_through_lost_answers_and_cut_connections(broker, unsp
     log = harness.read_log(broker.servers, topic)
     harness.audit(log, range(3000))
     assert sum(map(len, log.values())) == 3000
-    assert sum(event.records for event in seen if isinstance(event, events.BatchCommitted)) == 3000
+    assert sum(event.records for event in seen if isinstance(event, events.RecordsCommitted)) == 3000
     assert producer.metrics(raw=True)["records_committed"] == 3000
     producer.close()
 
@@ -181,13 +181,13 @@ def test_memory_is_bounded_in_an_outage_and_nothing_accepted_is_dropped(broker, 
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match="in memory, as long as this producer lives"
     ):
-        producer.flush_spool(0.1)
+        producer.durable(0.1)
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError, match=r"was not durable .* Brokers cannot be used"
     ):
         futures[0].durable(0.1)
     broker.proxy.restore()
-    producer.flush_spool(120)
+    producer.durable(120)
     assert {d.name: n for d, _, n in producer._readings()}["spool_bytes"] == 0
     numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])
     assert numbers == list(range(len(futures) + 1))
@@ -199,7 +199,7 @@ def test_what_is_rejected_goes_to_its_future_and_to_the_handler(broker, unspoole
     topic = harness.new_topic(broker.cluster, 1, config={"max.message.bytes": 5000})
     letters: list = []
     seen: list = []
-    producer = unspooled(dead_letter=lambda **letter: letters.append(letter), on_event=seen.append)
+    producer = unspooled(on_rejected=lambda **letter: letters.append(letter), on_event=seen.append)
     before = producer.send(topic, b"before")
     bad = producer.send(topic, b"x" * 20_000, b"key")
     after = producer.send(topic, b"after")
@@ -208,7 +208,7 @@ def test_what_is_rejected_goes_to_its_future_and_to_the_handler(broker, unspoole
     with pytest.raises(RejectedError):
         bad.durable(60)
     assert (before.get(60).offset, after.get(60).offset) == (0, 1)
-    ((letter,), (event,)) = letters, [e for e in seen if isinstance(e, events.BatchRejected)]
+    ((letter,), (event,)) = letters, [e for e in seen if isinstance(e, events.RecordsRejected)]
     assert (letter["key"], letter["value"], letter["error"]) == (b"key", b"x" * 20_000, bad.exception)
     assert (event.records, event.code, event.kept_in) == (1, 10, "")
     producer.close()
@@ -246,7 +246,7 @@ def test_a_loss_of_the_cluster_is_raised(broker, unspooled):
     harness.send(producer, topic, 10)
     with pytest.raises(DataLossError, match="With spool='never' no copy of them is left"):
         producer.flush(120)
-    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
+    (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
     assert (lost.first_offset, lost.last_offset, lost.records) == (0, 9, 10)
     producer.close()
 
@@ -276,7 +276,7 @@ def test_what_a_delivery_timeout_gave_up_is_waited_for(fake_kafka):
     with pytest.raises(DeliveryTimeoutError, match="do not send it again"):
         future.get(120)
     with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match="delivery_timeout_ms gave up"):
-        producer.flush_spool(0.1)
+        producer.durable(0.1)
     fake_kafka.restore()
     producer.close()
     assert fake_kafka.values("orders") == [b"one"]

@@ -57,7 +57,7 @@ def memory(request, monkeypatch):
     return NoMemory(monkeypatch, request.param)
 
 
-@pytest.mark.parametrize("call", ["flush_spool", "flush", "durable", "get", "commit"])
+@pytest.mark.parametrize("call", ["producer durable", "flush", "durable", "get", "commit"])
 def test_what_cannot_be_encoded_is_said_in_kafkas_terms_and_delivered_by_the_next_call(
     cluster, producer, memory, call
 ):
@@ -67,7 +67,7 @@ def test_what_cannot_be_encoded_is_said_in_kafkas_terms_and_delivered_by_the_nex
         again = batch.commit
     else:
         future = producer.send("orders", b"1", partition=0)
-        again = getattr(producer if call.startswith("flush") else future, call)
+        again = getattr(producer if call in {"producer durable", "flush"} else future, call.split()[-1])
     memory.left = 1
     with pytest.raises(SpoolWriteError, match=r"no memory .* Nothing that was accepted is lost"):
         again()

@@ -64,7 +64,7 @@ def test_a_worker_that_is_started_again_while_a_sibling_has_its_lane(broker, pro
     harness.until(lambda: any(isinstance(e, events.LaneAdopted) for e in seen), 120, "the lane to be adopted")
     again, ready = processes.start(topic, OLDER, OLDER + 200, client_id="worker" if lane == "back" else "new")
     again.until(ready)
-    assert any(isinstance(e, events.LaneHandedBack) for e in seen) is (lane == "back")
+    assert any(isinstance(e, events.LaneReturned) for e in seen) is (lane == "back")
     broker.proxy.restore()
     harness.until(lambda: broker.end_offset(topic) >= OLDER + 200, 120, "everything to be delivered")
     log = harness.numbers_of(harness.read_log(broker.servers, topic)[0])

@@ -37,7 +37,7 @@ def fill(producer: SafeProducer, records: int) -> None:
     """More than a segment, durably."""
     for _ in range(records):
         producer.send("orders", os.urandom(200_000))
-    producer.flush_spool(60)
+    producer.durable(60)
 
 
 def test_a_deploy_that_switches_a_link_leaves_each_producer_in_its_own_directory(tmp_path):

@@ -55,12 +55,12 @@ def test_every_loss_is_raised(some_wire, producers):
     topic = harness.new_topic(cluster, 3)
     events = []
     producer = producers(
-        proxy.bootstrap_servers, on_acked_loss="raise", acked_loss_check_ms=100, on_event=events.append
+        proxy.bootstrap_servers, on_data_loss="raise", data_loss_check_ms=100, on_event=events.append
     )
     for partition in range(3):
         producer.send(topic, b"0", partition=partition).get(60)
     recreate(cluster, topic, partitions=3)
-    harness.until(lambda: sum(type(event).__name__ == "AckedDataLost" for event in events) == 3)
+    harness.until(lambda: sum(type(event).__name__ == "DataLost" for event in events) == 3)
     lost = []
     for _ in range(6):
         try:
@@ -80,8 +80,8 @@ def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
         proxy.bootstrap_servers,
         spool_segment_bytes=1 << 20,
         max_request_size=500_000,
-        heal_recreated_topics=True,
-        acked_loss_check_ms=LONG_MS,
+        restore_recreated_topics=True,
+        data_loss_check_ms=LONG_MS,
         on_event=seen.append,
     )
     value = b"x" * 100_000
@@ -92,9 +92,9 @@ def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
     with pytest.raises(DataLossError, match=rf"{topic}-0: 20 acknowledged records") as caught:
         producer.flush(60)
     error = caught.value
-    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
+    (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
     assert (lost.first_offset, lost.last_offset, lost.records) == (0, 19, 20)
-    gone = 20 - lost.healing_records
+    gone = 20 - lost.restoring_records
     assert 0 < gone < 20
     assert (error.topic, error.partition) == (topic, 0)
     assert (error.first_offset, error.last_offset, error.records) == (0, gone - 1, gone)
@@ -105,7 +105,7 @@ def test_what_is_not_sent_again_is_raised_by_default(some_wire, producers):
     # The new one comes before them, unless the broker did not know the new topic at first.
     assert sorted(log) == list(range(gone, 21))
     assert [number for number in log if number < 20] == list(range(gone, 20))
-    (healed,) = [event for event in seen if isinstance(event, events.Healed)]
+    (healed,) = [event for event in seen if isinstance(event, events.LostRecordsRestored)]
     assert healed.records == 20 - gone
 
 
@@ -124,10 +124,10 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     names = ["flush", "close", "raise", "event", "heal", "heal closed", "with", "exit", "dropped"]
     topics = {name: harness.new_topic(cluster, 2 if name == "close" else 1) for name in names}
     options = {
-        "raise": {"on_acked_loss": "raise"},
-        "event": {"on_acked_loss": "event"},
-        "heal": {"heal_recreated_topics": True},
-        "heal closed": {"heal_recreated_topics": True},
+        "raise": {"on_data_loss": "raise"},
+        "event": {"on_data_loss": "event"},
+        "heal": {"restore_recreated_topics": True},
+        "heal closed": {"restore_recreated_topics": True},
     }
     seen = {name: [] for name in names}
     opened = {
@@ -137,7 +137,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
             spool_dir=producers.spool / name,
             client_id=name,
             on_event=seen[name].append,
-            acked_loss_check_ms=LONG_MS,
+            data_loss_check_ms=LONG_MS,
             **options.get(name, {}),
         )
         for name in names
@@ -180,7 +180,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     assert caught.value.records == 3
 
     opened["event"].flush(60)
-    assert [type(e) for e in seen["event"]].count(events.AckedDataLost) == 1
+    assert [type(e) for e in seen["event"]].count(events.DataLost) == 1
     opened["event"].close()
 
     # All of it is back when `flush`, or `close`, returns: nothing is raised.
@@ -188,7 +188,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     opened["heal closed"].close()
     for name in ("heal", "heal closed"):
         assert harness.end_offset(cluster, topics[name], 0) == 4
-        (healed,) = [event for event in seen[name] if isinstance(event, events.Healed)]
+        (healed,) = [event for event in seen[name] if isinstance(event, events.LostRecordsRestored)]
         assert healed.records == 3
     opened["heal"].close()
 
@@ -202,7 +202,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
     with pytest.warns(ResourceWarning):
         collect(opened, "dropped")
     for name in ("exit", "dropped"):
-        harness.until(lambda name=name: events.AckedDataLost in map(type, seen[name]))
+        harness.until(lambda name=name: events.DataLost in map(type, seen[name]))
         logs.drain(30)
         assert any(
             record.levelno == logging.ERROR and topics[name] in record.getMessage()
@@ -217,8 +217,8 @@ def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(some_wire, produ
     options = {
         "spool_segment_bytes": 1 << 20,
         "max_request_size": 500_000,
-        "heal_recreated_topics": True,
-        "acked_loss_check_ms": LONG_MS,
+        "restore_recreated_topics": True,
+        "data_loss_check_ms": LONG_MS,
         "request_timeout_ms": 5000,
     }
     first = producers(proxy.bootstrap_servers, **options)
@@ -239,8 +239,8 @@ def test_a_close_that_ends_too_early_leaves_it_to_the_next_life(some_wire, produ
     second = producers(proxy.bootstrap_servers, on_event=seen.append, **options)
     second.flush(60)
     second.close()
-    (lost,) = [event for event in seen if isinstance(event, events.AckedDataLost)]
-    assert (lost.records, lost.healing_records) == (5, 5)
+    (lost,) = [event for event in seen if isinstance(event, events.DataLost)]
+    assert (lost.records, lost.restoring_records) == (5, 5)
     log = [int(record.key) for record in harness.read_log(cluster.bootstrap_servers, topic)[0]]
     assert sorted(log) == list(range(25))
     assert [number for number in log if number < 5] == list(range(5))
@@ -261,7 +261,7 @@ def test_a_decision_is_about_what_was_known(some_wire, producers):
         rule.answer_without_forwarding(47)
 
     def parked():
-        return sum(type(event).__name__ == "BatchParked" for event in events)
+        return sum(type(event).__name__ == "RecordsUndecidable" for event in events)
 
     early = [producer.send(topic, b"1", partition=partition) for partition in (0, 1)]
     late = producer.send(topic, b"1", partition=2)
@@ -274,11 +274,11 @@ def test_a_decision_is_about_what_was_known(some_wire, producers):
     proxy.on("Produce", topic=topic, partition=2).answer_without_forwarding(47)
     harness.until(lambda: parked() == 3)
     proxy.clear()
-    producer.resume_parked(resend=True)
+    producer.resolve_undecidable(resend=True)
     assert [future.get(60).offset for future in early] == [1, 1]
     assert not late.is_done
     with pytest.raises(UndecidableError, match=f"{topic}-2"):
         producer.flush(60)
-    producer.resume_parked(resend=False)
+    producer.resolve_undecidable(resend=False)
     late.get(60)
     assert harness.end_offset(cluster, topic, 2) == 1

@@ -96,7 +96,7 @@ def test_one_stray_refusal_after_an_outage_throws_nothing_away(some_wire, produc
     outage = proxy.on("Produce", topic=topic).answer_without_forwarding(19)
     for number in PROMISED:
         harness.send(producer, topic, number)
-    producer.flush_spool(60)
+    producer.durable(60)
     outage.wait(1, 60)
     stray = proxy.on(api, topic=topic)
     if api == "Produce":
@@ -126,23 +126,23 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     rule = deny(cluster, topic, operation)
     seen: list = []
     registry = CollectorRegistry()
-    producer = producers(proxy.bootstrap_servers, on_event=seen.append, on_refused_topic=policy)
+    producer = producers(proxy.bootstrap_servers, on_event=seen.append, on_blocked_topic=policy)
     install(producer, registry=registry)
 
     def said() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if getattr(record, "event", "") == "topic_refused"]
+        return [record for record in caplog.records if getattr(record, "event", "") == "topic_blocked"]
 
     with caplog.at_level(logging.ERROR, "kafkasafe.producer"):
         for number in range(100):
             harness.send(producer, topic, number)
-        producer.flush_spool(60)
-        harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 120)
+        producer.durable(60)
+        harness.until(lambda: [e for e in seen if isinstance(e, events.TopicBlocked)], 120)
         # Another thread logs.
         harness.until(said, 120)
-    told = next(event for event in seen if isinstance(event, events.TopicRefused))
+    told = next(event for event in seen if isinstance(event, events.TopicBlocked))
     assert (told.topic, told.code, told.records) == (topic, 29, 100)
     (line,) = said()
-    assert "(100 records) is delivered as soon as" in line.getMessage()
+    assert "Pending records (100 records) are delivered as soon as" in line.getMessage()
     assert "Grant this user the right" in line.getMessage()
     harness.until(lambda: producer._pump.refused_topics, 120)
     if policy == "raise":
@@ -156,22 +156,22 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
         last = 101
     with pytest.raises(kafka_errors.KafkaTimeoutError, match=rf"{topic}.*TOPIC_AUTHORIZATION_FAILED \(29\)"):
         producer.flush(0.1)
-    labels = f'{{client_id="kafkasafe",error="TOPIC_AUTHORIZATION_FAILED",topic="{topic}"}}'
-    waiting = f"kafkasafe_refused_records{labels} {last}.0"
+    labels = f'{{client_id="kafkasafe",error="TOPIC_AUTHORIZATION_FAILED",kind="topic",name="{topic}"}}'
+    waiting = f"kafkasafe_blocked_records{labels} {last}.0"
     harness.until(lambda: waiting in generate_latest(registry).decode(), 120, waiting)
-    assert f"kafkasafe_refused_destinations{labels} 1.0" in generate_latest(registry).decode()
+    assert f"kafkasafe_blocked_destinations{labels} 1.0" in generate_latest(registry).decode()
     proxy.forget()
     before = time.monotonic()
     time.sleep(1.0)
     assert len(proxy.requests("Produce", topic=topic)) <= 10 * (time.monotonic() - before)
     allow(cluster, topic, rule)
     producer.flush(120)
-    assert [event.code for event in seen if isinstance(event, events.TopicAccepted)] == [29]
-    assert "kafkasafe_refused_destinations{" not in generate_latest(registry).decode()
+    assert [event.code for event in seen if isinstance(event, events.TopicUnblocked)] == [29]
+    assert "kafkasafe_blocked_destinations{" not in generate_latest(registry).decode()
     harness.until(lambda: not producer._pump.refused_topics, 120)
     harness.send(producer, topic, last).get(60)
     assert delivered(cluster, topic) == list(range(last + 1))
-    assert not [event for event in seen if isinstance(event, events.BatchRejected)]
+    assert not [event for event in seen if isinstance(event, events.RecordsRejected)]
     producer.close()
 
 
@@ -187,9 +187,9 @@ def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(some_wir
     rule = deny(cluster, topic, ACLOperation.READ)
     proxy.on("Produce", topic=topic).answer(7, times=1)
     harness.send(producer, topic, 1).durable(60)
-    harness.until(lambda: [e for e in seen if isinstance(e, events.TopicRefused)], 120)
+    harness.until(lambda: [e for e in seen if isinstance(e, events.TopicBlocked)], 120)
     needed = f"READ on topic {topic} is needed to ask what became of 1 batch "
-    told = next(event for event in seen if isinstance(event, events.TopicRefused))
+    told = next(event for event in seen if isinstance(event, events.TopicBlocked))
     assert told.reason.startswith(needed)
     harness.send(producer, topic, 2).durable(60)
     spool = producer._config.spool_dir
@@ -213,7 +213,7 @@ def test_records_wait_for_a_topic_that_somebody_creates(some_wire, producers, mo
     monkeypatch.setattr(lane_keeper, "_MISSING_GRACE_S", 2.0)
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
-    producer = producers(proxy.bootstrap_servers, acked_loss_check_ms=1000)
+    producer = producers(proxy.bootstrap_servers, data_loss_check_ms=1000)
     if known:
         harness.send(producer, topic, 1000).get(60)
     cluster.delete_topic(topic)
@@ -242,7 +242,7 @@ def test_what_nobody_mends_in_time_is_rejected_and_what_comes_then_has_its_own_t
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
     rule = deny(cluster, topic)
-    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=4000, on_refused_topic="accept")
+    producer = producers(proxy.bootstrap_servers, blocked_timeout_ms=4000, on_blocked_topic="accept")
     began = time.monotonic()
     with pytest.raises(RejectedError) as caught:
         harness.send(producer, topic, 0).get(60)
@@ -261,7 +261,7 @@ def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(some_w
     cluster, proxy = some_wire
     limits = {"message.timestamp.after.max.ms": 1000, "message.timestamp.before.max.ms": 3_600_000}
     topic = harness.new_topic(cluster, 1, config=limits)
-    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=600_000, linger_ms=0)
+    producer = producers(proxy.bootstrap_servers, blocked_timeout_ms=600_000, linger_ms=0)
     now_ms = time.time_ns() // 1_000_000
     ahead = producer.send(topic, harness.record_value(0), timestamp_ms=now_ms + 4000)
     ahead.durable(60)
@@ -288,7 +288,7 @@ def test_a_batch_on_which_the_broker_fails_each_time_does_not_block_its_partitio
 ):
     cluster, proxy = some_wire
     topic = harness.new_topic(cluster, 1)
-    producer = producers(proxy.bootstrap_servers, refused_timeout_ms=2000, linger_ms=0)
+    producer = producers(proxy.bootstrap_servers, blocked_timeout_ms=2000, linger_ms=0)
     harness.send(producer, topic, 0).get(60)
     fails = proxy.on("Produce", topic=topic).answer_without_forwarding(code)
     bad = harness.send(producer, topic, 1)

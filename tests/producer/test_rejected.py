@@ -69,7 +69,7 @@ def check(cluster, topic, producer, futures, bad, code, dead, reason: str) -> No
 def check_fates(topic, producer, futures, bad, code, dead, reason: str) -> None:
     for number, future in futures.items():
         if number in bad:
-            with pytest.raises(RejectedError, match=f"refused the record: .*{reason}.*rejected") as caught:
+            with pytest.raises(RejectedError, match=f"rejected the record: .*{reason}.*rejected") as caught:
                 future.get(60)
             assert caught.value.code == code
             assert re.search(reason, caught.value.reason)
@@ -93,7 +93,7 @@ def test_a_record_too_large_for_the_topic(kafka, producers, batching, spool):
     topic = harness.new_topic(kafka, 1, config={"max.message.bytes": 20_000})
     dead = Dead()
     producer = producers(
-        kafka.bootstrap_servers, dead_letter=dead, linger_ms=200, spool=spool, spool_after_ms=100
+        kafka.bootstrap_servers, on_rejected=dead, linger_ms=200, spool=spool, spool_after_ms=100
     )
     futures = {}
     for number in range(LARGE - 30, LARGE + 30):
@@ -107,7 +107,7 @@ def test_a_record_too_large_for_the_topic(kafka, producers, batching, spool):
 def test_good_records_in_a_batch_that_is_too_large_are_all_delivered(kafka, producers):
     topic = harness.new_topic(kafka, 3, config={"max.message.bytes": 4000})
     dead = Dead()
-    producer = producers(kafka.bootstrap_servers, dead_letter=dead, linger_ms=200)
+    producer = producers(kafka.bootstrap_servers, on_rejected=dead, linger_ms=200)
     futures = {number: harness.send(producer, topic, number) for number in range(1, 301)}
     check(kafka, topic, producer, futures, set(), 10, dead, "")
     assert producer.metrics()["kafkasafe"].get("records_rejected", 0) == 0
@@ -119,14 +119,14 @@ def test_records_without_a_key_on_a_compacted_topic(kafka, producers):
     topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
     dead = Dead()
     seen: list = []
-    producer = producers(kafka.bootstrap_servers, dead_letter=dead, linger_ms=100, on_event=seen.append)
+    producer = producers(kafka.bootstrap_servers, on_rejected=dead, linger_ms=100, on_event=seen.append)
     numbers = range(1, 101)
     bad = {number for number in numbers if harness.record_key(number) is None}
     assert len(bad) == 14
     futures = {number: harness.send(producer, topic, number) for number in numbers}
     check(kafka, topic, producer, futures, bad, 87, dead, "INVALID_RECORD")
     assert {letter["key"] for letter in dead.letters} == {None}
-    refused = [event for event in seen if isinstance(event, events.BatchRejected)]
+    refused = [event for event in seen if isinstance(event, events.RecordsRejected)]
     assert sum(event.records for event in refused) == 14
     producer.close()
 
@@ -135,7 +135,7 @@ def test_a_stream_of_good_and_bad_records(kafka, producers):
     """Rejections while much is in flight: the gaps they leave in the sequence hold nobody up."""
     topic = harness.new_topic(kafka, 2, config={"max.message.bytes": 20_000})
     dead = Dead()
-    producer = producers(kafka.bootstrap_servers, dead_letter=dead, linger_ms=0, batch_size=3000)
+    producer = producers(kafka.bootstrap_servers, on_rejected=dead, linger_ms=0, batch_size=3000)
     futures = {number: harness.send(producer, topic, number) for number in range(2500)}
     check(
         kafka, topic, producer, futures, {0, 400, 800, 1200, 1600, 2000, 2400}, 10, dead, "MESSAGE_TOO_LARGE"
@@ -163,7 +163,7 @@ def test_killed_while_records_are_refused(kafka, zygote, tmp_path, producers):
         threading.Event().wait(0.03 * life_number)
         assert life.kill() == -9
     dead = Dead()
-    with producers(kafka.bootstrap_servers, dead_letter=dead, request_timeout_ms=3000) as producer:
+    with producers(kafka.bootstrap_servers, on_rejected=dead, request_timeout_ms=3000) as producer:
         producer.flush(60)
     sent = {number for begin in range(380, 3580, 400) for number in range(begin, begin + 40)}
     large = {number for number in sent if number % 400 == 0}
@@ -178,7 +178,7 @@ def test_a_topic_that_never_was(strict, producers):
     """After a while its records are refused; others go on meanwhile."""
     good = harness.new_topic(strict, 1)
     dead = Dead()
-    producer = producers(strict.bootstrap_servers, dead_letter=dead, refused_timeout_ms=1500)
+    producer = producers(strict.bootstrap_servers, on_rejected=dead, blocked_timeout_ms=1500)
     futures = [harness.send(producer, "never-made", number) for number in range(10)]
     others = [harness.send(producer, good, number) for number in range(10)]
     for future in others:
@@ -195,7 +195,7 @@ def test_a_topic_that_never_was(strict, producers):
 def test_a_topic_that_is_deleted(strict, producers):
     good, doomed = harness.new_topic(strict, 1), harness.new_topic(strict, 2)
     dead = Dead()
-    producer = producers(strict.bootstrap_servers, dead_letter=dead, refused_timeout_ms=1000)
+    producer = producers(strict.bootstrap_servers, on_rejected=dead, blocked_timeout_ms=1000)
     for number in range(10):
         harness.send(producer, doomed, number).get(60)
     strict.delete_topic(doomed)
@@ -236,7 +236,7 @@ def test_a_dead_letter_handler_that_fails_costs_nothing(kafka, producers):
     def broken(**letter) -> None:
         raise RuntimeError("no")
 
-    producer = producers(kafka.bootstrap_servers, dead_letter=broken)
+    producer = producers(kafka.bootstrap_servers, on_rejected=broken)
     bad = harness.send(producer, topic, LARGE)
     with pytest.raises(RejectedError):
         bad.get(60)
@@ -259,7 +259,7 @@ def test_a_topic_that_this_user_may_not_write(strict, producers, knows):
     with strict.admin() as admin:
         assert admin.create_acls(rules)["failed"] == []
     dead = Dead()
-    producer = producers(strict.bootstrap_servers, dead_letter=dead, refused_timeout_ms=500)
+    producer = producers(strict.bootstrap_servers, on_rejected=dead, blocked_timeout_ms=500)
     refused = {number: harness.send(producer, secret, number) for number in range(1, 11)}
     others = [harness.send(producer, good, number) for number in range(10)]
     for future in others:
@@ -351,7 +351,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     other = harness.new_topic(kafka, 1)
     seen: list = []
     dead = Dead()
-    producer = producers(kafka.bootstrap_servers, dead_letter=dead, on_event=seen.append)
+    producer = producers(kafka.bootstrap_servers, on_rejected=dead, on_event=seen.append)
     for name in (topic, other):
         producer.send(name, key=b"k", value=harness.record_value(1)).get(60)
     files.spare = operation == "read"
@@ -361,7 +361,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     harness.until(lambda: files.strikes >= 2, what="a second try")
     assert not bad.is_done
     assert kept_aside(producer) == []
-    assert not [event for event in seen if isinstance(event, events.BatchRejected)]
+    assert not [event for event in seen if isinstance(event, events.RecordsRejected)]
     assert "kept in" not in caplog.text
     assert "rejected_not_kept" in {getattr(record, "event", "") for record in caplog.records}
     if operation != "read":
@@ -369,7 +369,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     files.code = 0
     with pytest.raises(RejectedError, match="kept in the spool directory under lane-000/rejected"):
         bad.get(60)
-    (event,) = [event for event in seen if isinstance(event, events.BatchRejected)]
+    (event,) = [event for event in seen if isinstance(event, events.RecordsRejected)]
     assert harness.record_value(7) in Path(event.kept_in).read_bytes()
     assert kept_aside(producer) == [harness.record_value(7)]
     assert dead.numbers == [7]
@@ -380,7 +380,7 @@ def test_each_record_that_was_refused_before_it_was_spooled_is_kept(kafka, produ
     """With `spool="on_error"` a batch had no position, and so no name of its own in rejected/."""
     topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
     dead = Dead()
-    producer = producers(kafka.bootstrap_servers, spool="on_error", spool_after_ms=60_000, dead_letter=dead)
+    producer = producers(kafka.bootstrap_servers, spool="on_error", spool_after_ms=60_000, on_rejected=dead)
     for number in range(5):
         with pytest.raises(RejectedError, match="It is kept"):
             producer.send(topic, value=harness.record_value(number)).get(60)
@@ -445,7 +445,7 @@ def test_rejected_records_are_resent_once_and_in_order_also_after_kill_9(
     code, out, _ = run(capsys, "spool", "drain", spool, "-b", servers)
     assert (code, "21 records in rejected/, not delivered" in out) == (1, True)
     code, out, _ = run(capsys, "spool", "resend", spool, "--dry-run", "--topic", topic)
-    assert (code, "20 records would be put back" in out) == (0, True)
+    assert (code, "20 records would be moved back" in out) == (0, True)
     kafka.alter_topic(topic, {"max.message.bytes": 100_000})
     config = tmp_path / "kafka.json"
     config.write_text('{"request_timeout_ms": 1000}', encoding="utf-8")
@@ -482,7 +482,7 @@ def test_records_are_resent_beside_a_living_producer(kafka, producers, capsys):
     kafka.alter_topic(topic, {"cleanup.policy": "delete"})
     harness.until(lambda: producer._pump.state().gauges["rejected_kept_records"] == 0)
     code, out, _ = run(capsys, "spool", "resend", producers.spool, "-b", servers)
-    assert (code, "3 records were put back" in out) == (0, True), out
+    assert (code, "3 records were moved back" in out) == (0, True), out
     harness.until(lambda: harness.end_offset(kafka, topic) == 3)
     harness.audit(harness.read_log(kafka.bootstrap_servers, topic), range(3), contents=False)
     producer.close()

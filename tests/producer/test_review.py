@@ -29,7 +29,7 @@ from kafkasafe.errors import (
     SpoolWriteError,
     UsageError,
 )
-from kafkasafe.events import AckedDataLost, RecordsMissing
+from kafkasafe.events import DataLost, SpoolRecordsMissing
 
 pytestmark = pytest.mark.kafka
 
@@ -101,14 +101,14 @@ def test_ctrl_c_in_close(broker, producers, interrupting):
 
 
 def test_waiting_for_a_producer_that_ended_by_an_error(broker, producers, monkeypatch):
-    """flush() and flush_spool() returned as if everything was safe, durable() after close() never returned."""
+    """flush() and durable() returned as if everything was safe, durable() of a future after close() never returned."""
     topic = harness.new_topic(broker.cluster, 1)
     broker.proxy.refuse()
 
     def fail(*_):
         raise RuntimeError("a bug")
 
-    for wait in ("flush", "flush_spool", "close"):
+    for wait in ("flush", "durable", "close"):
         producer = producers(broker.servers, linger_ms=60_000)
         future = producer.send(topic, b"1")
         with monkeypatch.context() as patch:
@@ -192,7 +192,8 @@ def test_serializers_see_the_headers_that_are_sent_and_are_closed(kafka, produce
         {"spool_lane": -1},
         {"spool_lane": "a"},
         {"spool_lane": 1000},
-        {"dead_letter": 5},
+        {"on_rejected": 5},
+        {"on_rejected": "orders-dlq"},
         {"on_event": "print"},
         {"spool_dir": 5},
         {"partitioner": 5},
@@ -256,7 +257,7 @@ def test_close_in_a_hook(kafka, producers):
 
     producer = producers(kafka.bootstrap_servers, on_event=on_event)
     producer.send(topic, b"0")
-    producer.flush_spool(60)
+    producer.durable(60)
     assert closed.wait(60)
     harness.until(lambda: not producer._pump._thread.is_alive())
     with producers(kafka.bootstrap_servers) as producer:
@@ -293,7 +294,7 @@ def test_given_and_chosen_partitions_at_first_contact(broker, producers, outage)
         headers = [("n", b"%d" % number)] if number % 7 == 0 else None
         futures.append(producer.send(topic, b"%d" % number, partition=partition, headers=headers))
         if chance.random() < 0.03:
-            producer.flush_spool(60)
+            producer.durable(60)
     if outage:
         producer.close(timeout=0)
         broker.proxy.restore()
@@ -321,7 +322,7 @@ def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch,
     for number in range(known, 300):
         producer.send(topic, b"%d" % number)
         if number % 10 == 0:
-            producer.flush_spool(60)
+            producer.durable(60)
     failed = threading.Event()
 
     def fail(*_):
@@ -344,14 +345,14 @@ def test_a_hook_that_waits_for_the_producer(kafka, producers):
     letters = harness.new_topic(kafka, 1)
     seen: list = []
 
-    def dead_letter(value, **_):
+    def on_rejected(value, **_):
         future = producer.send(letters, value[:3])
         try:
             future.get()
         except UsageError as error:
             seen.append(str(error))
 
-    producer = producers(kafka.bootstrap_servers, dead_letter=dead_letter)
+    producer = producers(kafka.bootstrap_servers, on_rejected=on_rejected)
     assert producer.send(topic, b"1" * 20_000).add_errback(seen.append) is not None
     producer.flush(60)
     producer.close()
@@ -382,7 +383,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     """Asking whether its records were still there created it again, also in lives that never wrote to it."""
     topic, other = harness.new_topic(kafka, 1), "made-on-demand"
     seen: list[object] = []
-    options = {"acked_loss_check_ms": 100, "linger_ms": 1, "on_event": seen.append}
+    options = {"data_loss_check_ms": 100, "linger_ms": 1, "on_event": seen.append}
 
     def exists(name: str) -> bool:
         with kafka.admin() as admin:
@@ -417,7 +418,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     # Whoever sends to it wants it.
     assert producer.send(topic, b"1").get(60).offset == 0
     producer.close()
-    assert not [event for event in seen if isinstance(event, AckedDataLost)]
+    assert not [event for event in seen if isinstance(event, DataLost)]
     kafka.delete_topic(topic)
     kafka.delete_topic(other)
 
@@ -443,7 +444,7 @@ def test_records_that_vanished_from_the_spool_are_reported_by_what_the_leader_re
     broker.proxy.cut()
     for number in range(1, 9):
         producer.send(topic, b"%d".ljust(600_000) % number)
-        producer.flush_spool()
+        producer.durable()
     producer.close(timeout=0)
     lane = producers.spool / "lane-000"
     segments = sorted(lane.glob("*.log"))
@@ -456,12 +457,12 @@ def test_records_that_vanished_from_the_spool_are_reported_by_what_the_leader_re
     producer = producers(broker.servers, **options)
     missing = f"{8 - len(left)} records? of lane-000"
     if on_corrupt == "raise":
-        harness.until(lambda: [event for event in seen if isinstance(event, RecordsMissing)], 120)
+        harness.until(lambda: [event for event in seen if isinstance(event, SpoolRecordsMissing)], 120)
         with pytest.raises(SpoolCorruptError, match=missing):
             producer.flush(60)
     producer.flush(60)
     producer.close()
-    (event,) = [event for event in seen if isinstance(event, RecordsMissing)]
+    (event,) = [event for event in seen if isinstance(event, SpoolRecordsMissing)]
     assert (event.topic, event.partition, event.records) == (topic, 0, 8 - len(left))
     assert values_of(broker.servers, topic) == [0, *left]
 

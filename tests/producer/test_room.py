@@ -88,7 +88,7 @@ def test_what_was_just_written_counts_before_anything_else_is_accepted(tmp_path,
             caller.start()
         for caller in callers:
             caller.join(120)
-        producer.flush_spool(120)
+        producer.durable(120)
         assert sum(path.stat().st_size for path in spool.rglob("*.log")) <= limit
     finally:
         producer.close(timeout=0)
@@ -153,7 +153,7 @@ def fill(producer, topic: str, *, at_most: int, seed: int) -> int:
         except SpoolFullError:
             break
         taken += 100_000
-    producer.flush_spool(120)
+    producer.durable(120)
     return taken
 
 
@@ -192,11 +192,11 @@ def test_what_is_delivered_gives_way_to_what_waits(some_broker, small):
         producer.flush(
             120
         )  # or all of it would wait where the cluster is slow, and nothing be delivered that is kept
-    assert not [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    assert not [event for event in seen if isinstance(event, events.RetainedRecordsDeleted)]
     cut_off(some_broker)
     second = fill(producer, topic, at_most=20 * MIB, seed=8)
     assert second > 10 * MIB
-    gone = [event for event in seen if isinstance(event, events.RetentionGaveWay)]
+    gone = [event for event in seen if isinstance(event, events.RetainedRecordsDeleted)]
     assert gone
     assert {event.topic for event in gone} == {topic}
     assert gone[-1].last_offset < first // 100_000

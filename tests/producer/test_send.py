@@ -143,7 +143,7 @@ def test_a_signal_handler_seals_what_send_is_adding_to(fake_kafka, producers, wh
         def __setitem__(self, index, value) -> None:
             if when == "after":
                 super().__setitem__(index, value)
-            producer.flush_spool(60)
+            producer.durable(60)
             if when == "before":
                 super().__setitem__(index, value)
 

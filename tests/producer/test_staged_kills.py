@@ -42,7 +42,7 @@ def test_whatever_is_killed_units_are_seen_once_whole_and_in_order(tmp_path):
     for row in rows:
         assert row["kills"] == 1, row
         assert {name: row[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
-    for delivery in ("staged", "idempotent"):
+    for delivery in ("transactional", "idempotent"):
         assert sum(row["promised"] for row in rows if row["delivery"] == delivery) > 0
 
 

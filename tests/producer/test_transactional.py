@@ -463,7 +463,7 @@ def test_init_says_what_the_last_transaction_waits_for(tmp_path):
         with SafeProducer(**mine, max_block_ms=2000) as producer:
             until(producer._pump.refused)
             with pytest.raises(
-                kafka_errors.KafkaTimeoutError, match=r"The cluster refuses gone-0.*create the topic"
+                kafka_errors.KafkaTimeoutError, match=r"Blocked by the cluster: gone-0.*create the topic"
             ):
                 producer.init_transactions()
             cluster.create_topic("gone")

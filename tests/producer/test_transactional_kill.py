@@ -95,7 +95,7 @@ def test_every_transaction_is_there_once_and_whole(tmp_path, version):
             tried, seen = life(cluster.bootstrap_servers, tmp_path / "spool", "t", last, fault, rnd)
             decided += tried
             done += seen
-            cluster.heal()
+            cluster.recover()
         with SafeProducer(
             bootstrap_servers=cluster.bootstrap_servers,
             spool_dir=tmp_path / "spool",

@@ -210,10 +210,10 @@ class Owner:
     def events(self, kind: type) -> list:
         return [event for event in self.seen if isinstance(event, kind)]
 
-    def lost(self) -> events.AckedDataLost:
+    def lost(self) -> events.DataLost:
         """The one loss that was told."""
-        harness.until(lambda: self.events(events.AckedDataLost), what=f"a loss to be told of {self.topic}")
-        (lost,) = self.events(events.AckedDataLost)
+        harness.until(lambda: self.events(events.DataLost), what=f"a loss to be told of {self.topic}")
+        (lost,) = self.events(events.DataLost)
         return lost
 
     def told(self, first: int, *, healed: bool) -> None:
@@ -221,12 +221,12 @@ class Owner:
         lost = self.lost()
         count = ACKED - first
         assert (lost.first_offset, lost.last_offset, lost.records) == (first, ACKED - 1, count), lost
-        assert lost.healing_records == (count if healed else 0), lost
+        assert lost.restoring_records == (count if healed else 0), lost
         raised = [(e.topic, e.partition, e.first_offset, e.last_offset, e.records) for e in self.raised]
         assert raised == ([] if healed else [(self.topic, 0, first, ACKED - 1, count)])
         if healed:
-            harness.until(lambda: self.events(events.Healed), what=f"{self.topic} to be healed")
-            (back,) = self.events(events.Healed)
+            harness.until(lambda: self.events(events.LostRecordsRestored), what=f"{self.topic} to be healed")
+            (back,) = self.events(events.LostRecordsRestored)
             assert back.records == count
 
     def complete(self, first: int = 0, *, kept: int = 0) -> None:
@@ -288,8 +288,8 @@ def retention(site: Site, producers) -> Owner:
 def harmless(owner: Owner) -> None:
     """Delivered, once, and nobody was alarmed."""
     owner.complete(ACKED)
-    assert not owner.events(events.AckedDataLost)
-    assert not owner.events(events.BatchParked)
+    assert not owner.events(events.DataLost)
+    assert not owner.events(events.RecordsUndecidable)
     version = owner.site.version
     if owner.how == "living":
         # This is what the brokers really did.
@@ -324,10 +324,10 @@ def test_a_topic_that_is_created_again(site, producers) -> None:
     """All that was acknowledged is told as lost. It goes into the new topic only where that was asked for."""
     told, healed, restarted, doubtful, raising = owners = [
         Owner(site, producers, site.topic()),
-        Owner(site, producers, site.topic(), heal_recreated_topics=True),
+        Owner(site, producers, site.topic(), restore_recreated_topics=True),
         Owner(site, producers, site.topic(), "restarted"),
-        Owner(site, producers, site.topic(), "in doubt", heal_recreated_topics=True),
-        Owner(site, producers, site.topic(), on_acked_loss="raise"),
+        Owner(site, producers, site.topic(), "in doubt", restore_recreated_topics=True),
+        Owner(site, producers, site.topic(), on_data_loss="raise"),
     ]
     for owner in owners:
         owner.write(ACKED)
@@ -363,8 +363,8 @@ def election(site: Site, producers) -> None:
         return Owner(site, producers, topic, how, **options)
 
     half = ACKED // 2
-    shorter = [owner(), owner("restarted"), owner("in doubt"), owner(on_acked_loss="raise")]
-    empty = [owner(), owner("restarted", heal_recreated_topics=True), owner(heal_recreated_topics=True)]
+    shorter = [owner(), owner("restarted"), owner("in doubt"), owner(on_data_loss="raise")]
+    empty = [owner(), owner("restarted", restore_recreated_topics=True), owner(restore_recreated_topics=True)]
     kept = {o.topic: half for o in shorter} | {o.topic: 0 for o in empty}
     site.fail_over({o.topic: [o] for o in (*shorter, *empty)}, kept)
     for o in (*shorter, *empty):
@@ -388,12 +388,12 @@ def test_a_wiped_log(site) -> None:
 
 def lost_disk(site: Site, producers) -> None:
     """Of the new brokers' answers only the offset tells. 0.11 says 45, as it does when nothing is wrong."""
-    heal = {} if site.version in WITH_TOPIC_IDS else {"heal_recreated_topics": True}
+    heal = {} if site.version in WITH_TOPIC_IDS else {"restore_recreated_topics": True}
     owners = [
         Owner(site, producers, site.topic(), **heal),
         Owner(site, producers, site.topic(), "restarted", **heal),
         Owner(site, producers, site.topic(), "in doubt", **heal),
-        Owner(site, producers, site.topic(), on_acked_loss="raise"),
+        Owner(site, producers, site.topic(), on_data_loss="raise"),
     ]
     for owner in owners:
         owner.write(ACKED)
@@ -413,9 +413,11 @@ def test_a_loss_that_others_wrote_over(site, producers) -> None:
     """The log is longer than what was acknowledged again: what is acknowledged next tells nothing."""
     # Too late for the check of the log's end, where something else is to tell.
     check_ms = 1000 if site.version in WITH_TOPIC_IDS else 60_000
-    owners = [Owner(site, producers, site.topic(), heal_recreated_topics=True, acked_loss_check_ms=check_ms)]
+    owners = [
+        Owner(site, producers, site.topic(), restore_recreated_topics=True, data_loss_check_ms=check_ms)
+    ]
     if site.version in WITH_TOPIC_IDS:
-        owners += [Owner(site, producers, site.topic(), "restarted", heal_recreated_topics=True)]
+        owners += [Owner(site, producers, site.topic(), "restarted", restore_recreated_topics=True)]
     for owner in owners:
         owner.write(ACKED)
         owner.before()
@@ -426,11 +428,11 @@ def test_a_loss_that_others_wrote_over(site, producers) -> None:
         owner.told(0, healed=True)
         owner.complete()
         if site.version in WITH_TOPIC_IDS:
-            assert owner.lost().detector == "topic id"
+            assert owner.lost().reason == "topic id"
             continue
-        code, detector = (45, "sequence") if site.version == SPURIOUS else (59, "unknown producer")
+        code, reason = (45, "sequence") if site.version == SPURIOUS else (59, "unknown producer")
         assert owner.counters[f"produce_error_{code}"] >= 1
-        assert owner.lost().detector == detector
+        assert owner.lost().reason == reason
 
 
 # --- codes that no broker sends, or no broker any more ----------------------------------------------------------------
@@ -446,8 +448,8 @@ def test_an_appended_batch_is_delivered_whatever_is_answered(site, producers, co
     owner.write(21)
     assert rule.hits == 1
     owner.complete()
-    assert not owner.events(events.AckedDataLost)
-    assert not owner.events(events.BatchParked)
+    assert not owner.events(events.DataLost)
+    assert not owner.events(events.RecordsUndecidable)
 
 
 @everywhere("1.1.1", "4.3.0")
@@ -461,7 +463,7 @@ def test_59_of_a_log_that_has_everything(site, producers, log_start_offset) -> N
     owner.write(21)
     assert rule.hits == 1
     owner.complete()
-    assert not owner.events(events.AckedDataLost)
+    assert not owner.events(events.DataLost)
 
 
 @everywhere("1.1.1", "4.3.0")
@@ -474,7 +476,7 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     futures = [harness.send(owner.producer, owner.topic, number) for number in range(6, 9)]
     with pytest.raises(UndecidableError, match=f"fenced: a newer epoch .*producer_id={producer_id}"):
         owner.producer.flush(60)
-    (parked,) = owner.events(events.BatchParked)
+    (parked,) = owner.events(events.RecordsUndecidable)
     assert parked.records == 3
     # It waits, in the next life as well, until somebody decides.
     owner.producer.close(timeout=0)
@@ -482,11 +484,11 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     with pytest.raises(UndecidableError):
         owner.producer.flush(60)
     assert not any(future.is_done and future.succeeded() for future in futures)
-    owner.producer.resume_parked(resend=True)
+    owner.producer.resolve_undecidable(resend=True)
     owner.sent = 9
     owner.write(3)
     owner.complete()
-    assert not owner.events(events.AckedDataLost)
+    assert not owner.events(events.DataLost)
 
 
 def steal(site: Site, topic: str, producer_id: int) -> None:

@@ -8,7 +8,7 @@ import harness
 import pytest
 
 from kafkasafe import SafeProducer, WrongClusterError
-from kafkasafe.events import AckedDataLost, Healed, RecordsMissing
+from kafkasafe.events import DataLost, LostRecordsRestored, SpoolRecordsMissing
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 from kafkasafe.testing.tcp_proxy import TcpProxy
@@ -56,7 +56,7 @@ def test_records_of_an_outage_wait_for_their_own_cluster(tmp_path):
             bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path, on_event=events.append
         ) as producer:
             assert producer.send("t", b"5").get(60).offset == 0
-        assert not [event for event in events if type(event).__name__ == "AckedDataLost"]
+        assert not [event for event in events if type(event).__name__ == "DataLost"]
         assert values(other, "t") == [b"5"]
 
 
@@ -87,7 +87,7 @@ def test_a_live_producer_sends_nothing_to_another_cluster_at_its_address(tmp_pat
             producer.send("t", b"0").get(60)
             lead_to(ports[1])
             waiting = [producer.send("t", b"%d" % number) for number in range(1, 4)]
-            producer.flush_spool(60)
+            producer.durable(60)
             proxy.restore()
             with pytest.raises(WrongClusterError, match="Nothing was sent"):
                 waiting[0].get(60)
@@ -152,8 +152,8 @@ def remembering(cluster, directory, events, *, check_ms):
         bootstrap_servers=cluster.bootstrap_servers,
         spool_dir=directory,
         on_event=events.append,
-        acked_loss_check_ms=check_ms,
-        heal_recreated_topics=True,
+        data_loss_check_ms=check_ms,
+        restore_recreated_topics=True,
         retain_acked_bytes=1 << 20,
     )
 
@@ -168,7 +168,9 @@ def deliver(cluster, directory, sent, events):
 
 
 def losses(events):
-    return [event for event in events if isinstance(event, AckedDataLost | RecordsMissing | Healed)]
+    return [
+        event for event in events if isinstance(event, DataLost | SpoolRecordsMissing | LostRecordsRestored)
+    ]
 
 
 def test_what_one_cluster_acknowledged_is_never_missed_in_another(tmp_path):

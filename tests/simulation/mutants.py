@@ -267,7 +267,7 @@ ENGINE: dict[str, Mutant] = {
         "refused",
     ),
     "refused for good at once": Mutant(
-        source(LaneKeeper, "_read", "refused_timeout_s=config.refused_timeout_s", "refused_timeout_s=0.0"),
+        source(LaneKeeper, "_read", "blocked_timeout_s=config.blocked_timeout_s", "blocked_timeout_s=0.0"),
         "denied",
     ),
     # Whom it belongs to.

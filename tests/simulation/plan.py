@@ -43,9 +43,9 @@ class Settings:
         memory_bytes: Durable batches that are also in memory.
         budget_bytes: The same, with those that were read back to be sent.
         packs: Whatever is far from its turn is packed.
-        refused_s: `refused_timeout_ms`.
-        heals: `on_acked_loss="heal"`, or "event".
-        heals_recreated: `heal_recreated_topics`.
+        refused_s: `blocked_timeout_ms`.
+        heals: `on_data_loss="restore"`, or "event".
+        heals_recreated: `restore_recreated_topics`.
         retains: The spool keeps everything that was acknowledged.
         loses: The cluster loses what it acknowledged.
         own_names: Each worker has a client id of its own.

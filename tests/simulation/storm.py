@@ -137,9 +137,9 @@ class Storm:
             "retry_backoff_ms": 100,
             "spool": s.spool,
             "on_event": self._on_event,
-            "refused_timeout_ms": int(s.refused_s * 1000),
-            "on_acked_loss": "heal" if s.heals else "event",
-            "heal_recreated_topics": s.heals_recreated,
+            "blocked_timeout_ms": int(s.refused_s * 1000),
+            "on_data_loss": "restore" if s.heals else "event",
+            "restore_recreated_topics": s.heals_recreated,
         }
         if s.spool == "on_error":
             options["spool_after_ms"] = 200
@@ -260,15 +260,15 @@ class Storm:
     def _on_event(self, event: events.Event) -> None:
         book = self.book
         match event:
-            case events.AckedDataLost(partition=partition):
+            case events.DataLost(partition=partition):
                 book.losses += 1
                 book.told.add(partition)
                 if partition not in book.unclean and partition not in book.recreated:
                     self.book.broken("false alarm", f"{event}")
-            case events.RecordsMissing(partition=partition):
+            case events.SpoolRecordsMissing(partition=partition):
                 if partition not in book.unclean and partition not in book.recreated:
                     self.book.broken("false alarm", f"{event}")
-            case events.BatchParked(partition=partition):
+            case events.RecordsUndecidable(partition=partition):
                 book.parked += 1
                 lossy = partition in book.unclean or partition in book.recreated
                 self.world.time.call_later(35.0, self._decide)

@@ -260,11 +260,11 @@ def test_the_thread_ends_with_the_inbox(inbox, query):
 DAEMON = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]], check=True)"
 SOURCE = """
 import sys
-from kafkasafe.events import OffsetHeld, OffsetLowered, SourceDataLost
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, SourceDataLost
 from kafkasafe.spark.notices import Notices
 tell, topic = Notices(None).tell, sys.argv[1]
-tell(OffsetHeld(topic, 0, 10, 7, "catching_up"))
-tell(OffsetLowered(topic, 0, 7, 10, "unclean_election"))
+tell(EndOffsetHeld(topic, 0, 10, 7, "catching_up"))
+tell(EndOffsetRegressed(topic, 0, 7, 10, "unclean_election"))
 tell(SourceDataLost(topic, 0, "retention", 20, 30, (20, 29)))
 tell(SourceDataLost(topic, 1, "retention", 20, 25, (20, 24)))
 tell(SourceDataLost(topic, 1, "missing", 25, 25, None))
@@ -299,7 +299,7 @@ def test_what_a_source_notices_in_another_process_is_counted_by_its_driver(
     assert noticed(query) == (
         {
             ("held", "catching_up"): 1,
-            ("lowered", "unclean_election"): 1,
+            ("regressed", "unclean_election"): 1,
             ("lost", "retention"): 2,
             ("lost", "missing"): 1,
         },

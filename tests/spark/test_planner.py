@@ -12,7 +12,7 @@ import sourcing
 from sourcing import Source, checkpoint, new_topic, offset_of, until, write
 
 from kafkasafe.errors import ConfigError, DataLossError
-from kafkasafe.events import OffsetHeld, SourceDataLost
+from kafkasafe.events import EndOffsetHeld, SourceDataLost
 from kafkasafe.spark import planner
 from kafkasafe.spark.planner import Range, SourceUnavailableError
 from kafkasafe.spark.positions import Positions
@@ -37,7 +37,7 @@ def brokers(proxied: tuple[KafkaCluster, FaultProxy]) -> Iterator[KafkaCluster]:
     cluster, proxy = proxied
     yield cluster
     proxy.clear()
-    cluster.heal()
+    cluster.recover()
 
 
 def numbered(first: int, behind: int) -> list[bytes]:
@@ -73,7 +73,7 @@ def test_a_new_leader_that_answers_too_little_makes_no_range_twice(
             assert again.encode() == seen.encode(), f"life {life}"
             assert source.planner.ranges(checkpoint(seen), checkpoint(again)) == []
             source.restart()
-        held = [event for event in source.events if isinstance(event, OffsetHeld)]
+        held = [event for event in source.events if isinstance(event, EndOffsetHeld)]
         assert {(event.offset, event.answered) for event in held} == {(10, 4)}
         proxy.clear()
         write(brokers, topic, numbered(10, 15))
@@ -501,12 +501,12 @@ def test_bounds_do_not_go_back_in_one_life_of_a_query(
         assert source.planner.batch() == [Range(topic, 0, 5, 10)]
         proxy.on("ListOffsets", topic=topic).when(asks(1_004_500)).set(offset=-1, timestamp=-1)
         assert source.planner.batch() == [Range(topic, 0, 5, 10)]
-        assert source.events == [OffsetHeld(topic, 0, 5, -1, "not_found", "timestamp")]
+        assert source.events == [EndOffsetHeld(topic, 0, 5, -1, "not_found", "timestamp")]
     with Source(brokers, streaming=False, subscribe=topic) as source:
         assert source.planner.batch() == [Range(topic, 0, 2, 10)]
         proxy.on("ListOffsets", topic=topic).when(asks(-2)).set(offset=0)
         assert source.planner.batch() == [Range(topic, 0, 2, 10)]
-        assert source.events == [OffsetHeld(topic, 0, 2, 0, "not_deleted", "earliest")]
+        assert source.events == [EndOffsetHeld(topic, 0, 2, 0, "not_deleted", "earliest")]
 
 
 def test_a_partition_that_gives_nothing_ends_the_task_in_time(

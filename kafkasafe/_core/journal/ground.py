@@ -29,7 +29,7 @@ class Ground:
         window: Batches sent without a durable commit mark, per partition.
         state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
         request_timeout_s: After this a request without an answer is dead.
-        refused_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
+        blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
             the broker fail on one batch, before what waits for it is rejected; None: for ever. In this life, without
             another answer in between.
         missing_grace_s: How long a topic may be unknown to the cluster before that is told: it may be new.
@@ -47,7 +47,7 @@ class Ground:
         window: int = WINDOW,
         state_age_s: float = 6 * 3600.0,
         request_timeout_s: float = 30.0,
-        refused_timeout_s: float | None = 7 * 86400.0,
+        blocked_timeout_s: float | None = 7 * 86400.0,
         missing_grace_s: float = 60.0,
         heal: bool = True,
         heal_recreated: bool = False,
@@ -62,7 +62,7 @@ class Ground:
         self._behind_ms = 0
         self._at_least_ms = 0
         self._request_timeout_s = request_timeout_s
-        self._refused_timeout_s = refused_timeout_s
+        self._refused_timeout_s = blocked_timeout_s
         self._missing_grace_s = missing_grace_s
         self._heal = heal
         self._heal_recreated = heal_recreated

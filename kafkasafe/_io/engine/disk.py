@@ -313,9 +313,9 @@ class DiskWriter:
         first = gone[0]
         self._log.seldom(
             logging.WARNING,
-            "retention_gave_way",
+            "retained_records_deleted",
             lane.name,
-            "%s: more than half full, so %d delivered records that retain_acked_bytes or retain_acked_s kept were"
+            "%s: more than half full, so %d delivered records that retain_acked_bytes or retain_acked_ms kept were"
             " deleted (%d bytes): should the cluster lose them, they cannot be sent again. Of %d partitions; the first:"
             " %s-%d, offsets %d to %d",
             lane.name,
@@ -332,7 +332,7 @@ class DiskWriter:
         )
         for each in gone:
             self._ground.emit(
-                events.RetentionGaveWay(
+                events.RetainedRecordsDeleted(
                     each.topic, each.partition, each.first_offset, each.last_offset, each.records
                 )
             )

@@ -12,7 +12,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import EpochCheckDue
 from kafkasafe._io.engine.steps import Steps
 from kafkasafe.cluster.api import EARLIEST, LATEST, Answer, EpochEnd, Failure, OffsetListed
-from kafkasafe.events import HistoryTrimmed
+from kafkasafe.events import LossCheckInconclusive
 
 __all__ = ["EndCheck"]
 
@@ -113,11 +113,11 @@ class EndCheck(Steps):
             f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
             f" was elected, and the log begins at {result.offset}"
         )
-        self._ground.counters["history_trimmed"] += 1
+        self._ground.counters["loss_checks_inconclusive"] += 1
         self._ground.stats.history_trimmed[self._topic] += 1
         self._ground.log.seldom(
             logging.INFO,
-            "history_trimmed",
+            "loss_check_inconclusive",
             f"{self._topic}-{self._partition}",
             "%s-%d: whether all that was acknowledged was still there when it was removed cannot be proven: %s",
             self._topic,
@@ -128,7 +128,9 @@ class EndCheck(Steps):
             partition=self._partition,
         )
         self._ground.emit(
-            HistoryTrimmed(self._topic, self._partition, check.last_acked_offset + 1, result.offset, evidence)
+            LossCheckInconclusive(
+                self._topic, self._partition, check.last_acked_offset + 1, result.offset, evidence
+            )
         )
 
     def _failed(self, result: Answer | Failure) -> None:

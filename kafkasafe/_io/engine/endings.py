@@ -69,7 +69,7 @@ class Endings:
                     topic, partition = lane.journal.address(batch.destination)
                     if self._config.on_event is not None:
                         self._ground.emit(
-                            events.BatchCommitted(topic, partition, batch.base_offset, batch.count)
+                            events.RecordsCommitted(topic, partition, batch.base_offset, batch.count)
                         )
                 case j.Fate.REJECTED if batch.code == j.DAMAGED:
                     self._ground.stats.records[parcel.topic, "damaged"] += batch.count
@@ -93,9 +93,9 @@ class Endings:
                         else "sends it again"
                     )
                     what = (
-                        "The cluster refused the record"
+                        "The cluster rejected the record"
                         if batch.unit is None
-                        else "The record was part of an atomic batch that was refused as a whole"
+                        else "The record was part of an atomic batch that was rejected as a whole"
                     )
                     parcel.error = RejectedError(
                         f"{what}: {batch.message}. {kept_where} {again}",
@@ -181,12 +181,12 @@ class Endings:
         if not waiting:
             return  # rejected already
         _, _, batches, records = waiting[0]
-        limit_s = self._config.refused_timeout_s
+        limit_s = self._config.blocked_timeout_s
         self._log.seldom(
             logging.ERROR,
-            "topic_refused",
+            "topic_blocked",
             topic,
-            "%s: the cluster refuses it: %s. What waits (%s) is delivered as soon as the cluster takes"
+            "%s: blocked by the cluster: %s. Pending records (%s) are delivered as soon as the cluster accepts"
             " it%s. %s",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             denial.reason,
@@ -200,7 +200,7 @@ class Endings:
             records=records,
             batches=batches,
         )
-        self._ground.emit(events.TopicRefused(topic, partition, denial.code, denial.reason, batches, records))
+        self._ground.emit(events.TopicBlocked(topic, partition, denial.code, denial.reason, batches, records))
 
     def _relented(self, lane: Lane, destination: int, denial: j.Denial, *, accepted: bool) -> None:
         self.publish_refused()
@@ -210,9 +210,9 @@ class Endings:
         seconds = self._ground.now() - denial.since
         self._log.seldom(
             logging.WARNING,
-            "topic_accepted",
+            "topic_unblocked",
             topic,
-            "%s: the cluster takes it again, after %.0f s of error %d",
+            "%s: accepted again after %.0f s of error %d",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             seconds,
             denial.code,
@@ -221,7 +221,7 @@ class Endings:
             partition=partition,
             code=denial.code,
         )
-        self._ground.emit(events.TopicAccepted(topic, partition, denial.code, seconds))
+        self._ground.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
         """Have `send` know which topics and partitions the cluster refuses."""
@@ -260,14 +260,14 @@ class Endings:
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
         topic, partition = lane.journal.address(batch.destination)
         self._ground.counters["batches_undecidable"] += 1
-        self._ground.emit(events.BatchParked(topic, partition, batch.count, batch.position, evidence))
+        self._ground.emit(events.RecordsUndecidable(topic, partition, batch.count, batch.position, evidence))
         policy = self._config.on_undecidable
         where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
         message = (
             f"{topic}-{partition}: whether {batch.count} records are in the log cannot be known: {evidence}. They are"
-            f" {where}; the partition waits. Decide with"
-            " resume_parked(resend=True) (they may then be twice in the log) or resume_parked(resend=False), or open"
-            " the producer with on_undecidable='resend' or 'skip'"
+            f" {where}; the partition waits. Decide with resolve_undecidable(resend=True) (they may then be twice in"
+            " the log) or resolve_undecidable(resend=False), or open the producer with on_undecidable='resend' or"
+            " 'skip'"
         )
         if policy == "raise":
             self._log.error(
@@ -278,7 +278,7 @@ class Endings:
                 partition=partition,
                 records=batch.count,
                 position=batch.position,
-                event="batch_undecidable",
+                event="records_undecidable",
             )
             error = UndecidableError(message, evidence=evidence)
             with self._ledger.lock:
@@ -296,7 +296,7 @@ class Endings:
             partition=partition,
             records=batch.count,
             position=batch.position,
-            event="batch_undecidable",
+            event="records_undecidable",
         )
         lane.journal.decide(batch, resend=policy == "resend")
 
@@ -308,9 +308,9 @@ class Endings:
         path = lane.kept_in[batch.handle]
         self._log.seldom(
             logging.ERROR,
-            "batch_rejected",
+            "records_rejected",
             f"{topic}-{partition} {batch.code}",
-            "%s-%d: %s refused: %s; %s",
+            "%s-%d: %s rejected: %s; %s",
             topic,
             partition,
             counted(batch.count, "record"),
@@ -325,13 +325,13 @@ class Endings:
         )
         kept = str(path or "")
         self._ground.emit(
-            events.BatchRejected(topic, partition, batch.count, batch.code, batch.message, kept)
+            events.RecordsRejected(topic, partition, batch.count, batch.code, batch.message, kept)
         )
         if batch.revived:
             self._losses.comes_not_back(lane, batch)
 
     def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
-        handler = self._config.dead_letter
+        handler = self._config.on_rejected
         path = lane.kept_in.pop(batch.handle)
         if handler is None:
             return
@@ -352,7 +352,7 @@ class Endings:
                 topic=topic,
                 partition=partition,
                 records=batch.count,
-                event="dead_letter_failed",
+                event="on_rejected_failed",
             )
             return
         columns = codec.decode(data)
@@ -377,5 +377,5 @@ class Endings:
                     "nowhere (spool='never')" if path is None else "in the spool directory",
                     topic=topic,
                     partition=partition,
-                    event="dead_letter_failed",
+                    event="on_rejected_failed",
                 )

@@ -146,7 +146,7 @@ class Engine:
         config, timer = self._ground.config, self._ground.timer
         timer(0.0, ChoreDue(Chore.ADOPT))
         timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
-        timer(config.acked_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
+        timer(config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
         if config.delivery_timeout_s is not None:
             timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 

@@ -27,7 +27,7 @@ __all__ = ["Intake"]
 
 
 _MOST_JOINED: Final = 5
-"""So many batches of `delivery="staged"` become one unit at most: brokers remember as many of a producer's."""
+"""So many batches of `delivery="transactional"` become one unit at most: brokers remember as many of a producer's."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 
 

@@ -109,10 +109,10 @@ class LaneKeeper:
             window=config.window,
             state_age_s=config.state_age_s,
             request_timeout_s=config.request_timeout_s,
-            refused_timeout_s=config.refused_timeout_s,
+            blocked_timeout_s=config.blocked_timeout_s,
             missing_grace_s=_MISSING_GRACE_S,
-            heal=config.on_acked_loss == "heal",
-            heal_recreated=config.heal_recreated_topics,
+            heal=config.on_data_loss == "restore",
+            heal_recreated=config.restore_recreated_topics,
             gather_bytes=gather_bytes(config) if own else 0,
             newest_reading=self._ground.newest_reading,
         )
@@ -421,14 +421,14 @@ class LaneKeeper:
         # Should that one die before it writes anything, the lane looks as it did.
         self._ground.directory.offer_again(lane.lock.number)
         self._log.info(
-            "%s goes back to its producer, which starts: it has %d batches to deliver",
+            "%s: returned to its restarted owner with %d undelivered batches",
             lane.name,
             left,
             lane=lane.name,
             batches=left,
-            event="lane_handed_back",
+            event="lane_returned",
         )
-        self._ground.emit(events.LaneHandedBack(lane.name, left))
+        self._ground.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
         """What is still being read is let go of when that is over."""

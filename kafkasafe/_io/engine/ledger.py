@@ -496,7 +496,7 @@ class Ledger:
         accepted = (
             f"{counted(records, 'record')} {'was' if records == 1 else 'were'} accepted and not durable"
         )
-        safe = "Everything that durable(), flush_spool() or get() confirmed is safe"
+        safe = "Everything that durable() or get() confirmed is safe"
         if elsewhere is None:
             return SpoolWriteError(
                 f"{accepted} when the producer ended{why}: lost with it, unless the cluster has them. {safe}"

@@ -31,8 +31,8 @@ class LossWatch:
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         """Acknowledged records are gone: counted, said, and what is sent again gets its parcels."""
         topic, partition = lane.journal.address(loss.destination)
-        self._ground.counters["acked_loss_detected"] += 1
-        self._ground.counters["acked_lost_records"] += loss.records
+        self._ground.counters["data_loss_detected"] += 1
+        self._ground.counters["data_loss_records"] += loss.records
         self._ground.stats.losses[loss.cause.value] += 1
         self._ground.stats.lost_records[topic] += loss.records
         message = (
@@ -42,15 +42,17 @@ class LossWatch:
         if loss.revived:
             fate = f"{loss.revived} of them are in the spool and are sent again"
         elif (
-            loss.recreated and self._config.on_acked_loss == "heal" and not self._config.heal_recreated_topics
+            loss.recreated
+            and self._config.on_data_loss == "restore"
+            and not self._config.restore_recreated_topics
         ):
-            fate = "Nothing is sent again into a topic that may have been recreated (heal_recreated_topics=False)"
-        elif self._config.on_acked_loss == "heal" and self._config.in_memory:
+            fate = "Nothing is sent again into a topic that may have been recreated (restore_recreated_topics=False)"
+        elif self._config.on_data_loss == "restore" and self._config.in_memory:
             fate = "With spool='never' no copy of them is left"
-        elif self._config.on_acked_loss == "heal":
-            fate = "The spool no longer has them: retain_acked_bytes or retain_acked_s keep them"
+        elif self._config.on_data_loss == "restore":
+            fate = "The spool no longer has them: retain_acked_bytes or retain_acked_ms keep them"
         else:
-            fate = f"Nothing is sent again (on_acked_loss={self._config.on_acked_loss!r})"
+            fate = f"Nothing is sent again (on_data_loss={self._config.on_data_loss!r})"
         self._log.error(
             "%s. %s",
             message,
@@ -61,8 +63,8 @@ class LossWatch:
             records=loss.records,
             first_offset=loss.first_offset,
             last_offset=loss.last_offset,
-            detector=loss.cause.value,
-            event="acked_data_lost",
+            reason=loss.cause.value,
+            event="data_lost",
         )
         for at, number, batch in lane.journal.batches():
             if batch.handle not in lane.parcels and (at, number) == (topic, partition):
@@ -74,7 +76,7 @@ class LossWatch:
                 if lane.own:
                     self._ledger.revive(parcel)
         self._ground.emit(
-            events.AckedDataLost(
+            events.DataLost(
                 topic,
                 partition,
                 loss.first_offset,
@@ -85,9 +87,9 @@ class LossWatch:
                 loss.revived,
             )
         )
-        if self._config.on_acked_loss == "raise" and loss.records:
+        if self._config.on_data_loss == "raise" and loss.records:
             self._raise_later(topic, partition, message, loss.first_offset, loss.last_offset, loss.records)
-        elif self._config.on_acked_loss == "heal" and loss.gone[2]:
+        elif self._config.on_data_loss == "restore" and loss.gone[2]:
             first_offset, last_offset, records = loss.gone
             what = f"{message}. {fate}"
             if loss.revived:
@@ -130,15 +132,17 @@ class LossWatch:
             topic=topic,
             partition=partition,
             records=hole.records,
-            event="records_missing",
+            event="spool_records_missing",
         )
-        self._ground.emit(events.RecordsMissing(lane.name, topic, partition, hole.records, hole.evidence))
+        self._ground.emit(
+            events.SpoolRecordsMissing(lane.name, topic, partition, hole.records, hole.evidence)
+        )
         if self._config.on_corrupt == "raise":
             self._ledger.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """A batch that was sent again is in the log."""
-        self._ground.counters["acked_healed_records"] += batch.count
+        self._ground.counters["data_loss_restored_records"] += batch.count
         self._ground.stats.healed_records[lane.journal.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
@@ -157,7 +161,7 @@ class LossWatch:
         """All that was sent again is in the log."""
         topic, partition = lane.journal.address(healed.destination)
         self._log.warning(
-            "%s-%d: %d lost records are in the log again",
+            "%s-%d: %d lost records are restored: they are in the log again",
             topic,
             partition,
             healed.records,
@@ -165,10 +169,12 @@ class LossWatch:
             topic=topic,
             partition=partition,
             records=healed.records,
-            event="healed",
+            event="lost_records_restored",
         )
         self._ground.emit(
-            events.Healed(topic, partition, healed.records, healed.first_offset, healed.last_offset)
+            events.LostRecordsRestored(
+                topic, partition, healed.records, healed.first_offset, healed.last_offset
+            )
         )
 
     def check_acked(self) -> None:
@@ -185,7 +191,7 @@ class LossWatch:
             for destination, last_acked_offset in lane.journal.idle():
                 if lane.journal.address(destination)[0] not in self._ground.gone:
                     self._check_end(lane, destination, last_acked_offset)
-        self._ground.timer(self._config.acked_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
+        self._ground.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
     def _check_end(
         self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False

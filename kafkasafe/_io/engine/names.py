@@ -86,7 +86,7 @@ class RefusedNames:
         if now - found.last_at > SILENCE_S:
             found.counted_from = now
         found.last_at, found.reason = now, reason
-        limit_s = self._ground.config.refused_timeout_s if of_place else None
+        limit_s = self._ground.config.blocked_timeout_s if of_place else None
         if not found.told and now - found.since >= (
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
@@ -98,9 +98,10 @@ class RefusedNames:
         records, code, reason = _records(found.waiting(lane)), found.code, found.reason
         self._ground.log.seldom(
             logging.ERROR,
-            "transactions_refused",
+            "transactions_blocked",
             name,
-            "%s: the cluster refuses it: %s. What waits for it (%s) is delivered as soon as the cluster takes it%s. %s",
+            "%s: blocked by the cluster: %s. Pending records (%s) are delivered as soon as the cluster accepts"
+            " it%s. %s",
             name,
             reason,
             counted(records, "record"),
@@ -110,7 +111,7 @@ class RefusedNames:
             code=code,
             records=records,
         )
-        self._ground.emit(events.TransactionsRefused(name, code, reason, records))
+        self._ground.emit(events.TransactionsBlocked(name, code, reason, records))
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
         """A request was answered without an error."""
@@ -123,16 +124,16 @@ class RefusedNames:
         seconds = self._ground.now() - found.since
         self._ground.log.seldom(
             logging.WARNING,
-            "transactions_accepted",
+            "transactions_unblocked",
             name,
-            "%s: the cluster takes it again, after %.0f s of error %d",
+            "%s: accepted again after %.0f s of error %d",
             name,
             seconds,
             found.code,
             lane=lane.name,
             code=found.code,
         )
-        self._ground.emit(events.TransactionsAccepted(name, found.code, seconds))
+        self._ground.emit(events.TransactionsUnblocked(name, found.code, seconds))
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:

@@ -261,9 +261,9 @@ class Order:
             text(error),
             lane=path.name,
             error=type(error).__name__,
-            event="order_not_kept",
+            event="order_not_guaranteed",
         )
-        self._ground.emit(events.OrderNotKept(path.name, text(error)))
+        self._ground.emit(events.OrderNotGuaranteed(path.name, text(error)))
 
     def _tell(self, lane: Lane, owing: Sequence[int]) -> None:
         waiting = lane.journal.held_back()
@@ -271,10 +271,10 @@ class Order:
             if lane.held_back and not owing:
                 lane.held_back = False
                 self._log.info(
-                    "%s: everything that was to come first is delivered",
+                    "%s: all earlier records are delivered; sending resumes",
                     lane.name,
                     lane=lane.name,
-                    event="order_kept",
+                    event="older_records_delivered",
                 )
             return
         if lane.held_back:
@@ -289,6 +289,6 @@ class Order:
             "" if len(names) <= _NAMED else f" and {len(names) - _NAMED} more",
             lane=lane.name,
             partitions=len(waiting),
-            event="held_back",
+            event="waiting_for_older_records",
         )
-        self._ground.emit(events.HeldBack(lane.name, names, tuple(sorted(waiting))))
+        self._ground.emit(events.WaitingForOlderRecords(lane.name, names, tuple(sorted(waiting))))

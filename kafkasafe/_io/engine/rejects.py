@@ -84,7 +84,7 @@ class Rejects:
                 logging.ERROR,
                 "rejected_not_kept",
                 f"{topic}-{partition}",
-                "%s-%d: refused, and waiting in the spool: %s (%s): %s",
+                "%s-%d: rejected, and waiting in the spool: %s (%s): %s",
                 topic,
                 partition,
                 "1 record" if records == 1 else f"{records} records",

@@ -22,8 +22,8 @@ class Slip:
         transactional_id: Given by the user; empty: one of the lane's own.
         offsets: Of consumer groups, part of it.
         readings: Of which readings of consumers they are.
-        joins: The topic of a batch of `delivery="staged"`; others of the topic may become parts of the same unit, as
-            long as that is not on its way to the disk.
+        joins: The topic of a batch of `delivery="transactional"`; others of the topic may become parts of the same
+            unit, as long as that is not on its way to the disk.
         fate: How it ended, once that is durable. Before its first parcel is done.
     """
 

@@ -179,10 +179,10 @@ class Surroundings:
             path=str(sibling.path),
             records=sibling.records,
             batches=sibling.batches,
-            event="spool_left_behind",
+            event="orphaned_spool_found",
         )
         self._ground.emit(
-            events.SpoolLeftBehind(
+            events.OrphanedSpoolFound(
                 str(sibling.path), sibling.cluster_id, sibling.batches, sibling.records, command
             )
         )

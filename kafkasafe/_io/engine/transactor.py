@@ -84,7 +84,7 @@ class Transactor:
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
                 case u.Look():
-                    self._ground.counters["units_asked"] += 1
+                    self._ground.counters["atomic_batches_asked"] += 1
                     self._ground.cluster.describe_transaction(
                         action.slot.transactional_id, self._then(lane, action, "described")
                     )
@@ -449,7 +449,7 @@ class Transactor:
         what = type(again.action).__name__
         self._log.seldom(
             logging.WARNING if again.attempt > 3 else logging.INFO,
-            "unit_retried",
+            "atomic_batch_retried",
             f"{lane.name} {what}",
             "%s: %s of an atomic batch: attempt %d failed, next in %.2f s: %s",
             lane.name,
@@ -464,7 +464,7 @@ class Transactor:
         )
         if isinstance(again.action, u.Rest):
             self._ground.emit(
-                events.UnitRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
+                events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
         self._ground.timer(pause_s, UnitDue(lane, again.action))
 
@@ -511,7 +511,7 @@ class Transactor:
             self._ground.stats.units[outcome] += 1
             if fate is j.Fate.COMMITTED:
                 self._ground.emit(
-                    events.UnitCommitted(
+                    events.AtomicBatchCommitted(
                         unit.unit_id.hex(), unit.transactional_id, records, len(unit.destinations)
                     )
                 )
@@ -525,10 +525,10 @@ class Transactor:
                     lane=lane.name,
                     records=records,
                     code=unit.code,
-                    event="unit_not_committed",
+                    event="atomic_batch_dropped",
                 )
                 self._ground.emit(
-                    events.UnitNotCommitted(
+                    events.AtomicBatchDropped(
                         unit.unit_id.hex(), unit.transactional_id, records, unit.code, unit.reason
                     )
                 )

@@ -232,7 +232,7 @@ class Disasters(Topics):
                     raise self._error(f"broker {node} still knows producers", [])
                 time.sleep(POLL_S)
 
-    def heal(self, timeout_s: float = 60.0) -> None:
+    def recover(self, timeout_s: float = 60.0) -> None:
         """Resumes what is paused, starts what is down, and returns when all brokers serve. Cheap if all do."""
         for node in self._nodes.values():
             if node.paused:

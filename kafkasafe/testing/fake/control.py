@@ -129,7 +129,7 @@ class Control(Network):
         with self._acting(node) as desk:
             desk.centre.resume(node)
 
-    def heal(self) -> None:
+    def recover(self) -> None:
         """Everything is well again: what is paused goes on, what is down starts, no fault of the network is left."""
         self.restore()
         with self._acting() as desk:
