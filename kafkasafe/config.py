@@ -125,6 +125,7 @@ _REMOVED: Final[dict[str, str]] = {
     "bootstrap_topics_filter": _GONE,
     "legacy_iterator": _GONE,
 }
+_NO_CIPHERS: Final = "kafka-python 3.0 does not use it; call set_ciphers() of an ssl_context"
 # What KafkaProducer takes, and what it is for is done otherwise here.
 _WITHOUT_EFFECT: Final[dict[str, str]] = {
     "metric_reporters": "kafkasafe.metrics.install(producer), or prometheus=True, collects for Prometheus",
@@ -133,6 +134,13 @@ _WITHOUT_EFFECT: Final[dict[str, str]] = {
     "metrics_sample_window_ms": "metrics are counters and histograms, which need no samples",
     "kafka_client": "connections are kafkasafe's own",
     "bootstrap_timeout_ms": "a producer starts without a broker, and records wait on disk",
+    "ssl_ciphers": _NO_CIPHERS,
+}
+# What KafkaConsumer takes, and kafka-python 3.0 does not use.
+_CONSUMER_WITHOUT_EFFECT: Final[dict[str, str]] = {
+    "ssl_ciphers": _NO_CIPHERS,
+    "receive_buffer_bytes": "kafka-python 3.0 does not use it for a consumer; set SO_RCVBUF in socket_options",
+    "send_buffer_bytes": "kafka-python 3.0 does not use it for a consumer; set SO_SNDBUF in socket_options",
 }
 _MOST_IN_FLIGHT: Final = 5
 """More could not be told from repetitions by a broker that remembers five batches of a producer."""
@@ -273,6 +281,9 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     merged = {**_CONSUMER, **options}
     _check_types(options, KafkaConsumer.DEFAULT_CONFIG)
     _check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
+    for name, reason in _CONSUMER_WITHOUT_EFFECT.items():
+        if options.get(name) is not None:
+            _ignored(name, options[name], reason)
     # kafka-python takes any other word for "none", with a warning in the log.
     reset = options.get("auto_offset_reset", "latest")
     if reset not in {"smallest", "largest"}:
@@ -426,7 +437,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     partitioner = merged["partitioner"]
     if not hasattr(partitioner, "partition"):
         raise ConfigError(
-            f"partitioner must have a method partition(), as kafka.Partitioner has, not {partitioner!r}"
+            f"partitioner must have a method partition(), as kafka.partitioner.Partitioner has, not {partitioner!r}"
         )
     return ProducerConfig(
         kafka={**{name: merged[name] for name in _KAFKA}, "client_id": client_id, "acks": acks},

@@ -7,7 +7,8 @@ catches its own.
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from kafka.errors import (
     BrokerResponseError,
@@ -105,8 +106,8 @@ class RejectedError(KafkaSafeError):
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was given up: nothing of it can be seen by readers of committed records.
 
-    Its records are in `rejected/`, or, where a consumer's offsets were part of it and the consumer is no member of its
-    group any more, nowhere: whoever has those partitions now reads the same records again.
+    Its records are kept in `rejected/`. There is one exception: the batch had a consumer's offsets, and the consumer is
+    no longer a member of its group. Then nothing is kept, because the group's next member reads the same records again.
 
     Attributes:
         code: Kafka's error code, 0 where there is none.
@@ -143,8 +144,7 @@ def _rejected(message: str, code: int, reason: str) -> RejectedError:
 class DataLossError(KafkaSafeError):
     """Records that the cluster had acknowledged are gone from the log, and SafeProducer does not send them again.
 
-    `send`, `flush` and `close` raise each loss once; `send` has not accepted its record then. What can be done: produce
-    the range again from its source.
+    `send`, `flush` and `close` raise each loss once; `send` has not accepted its record then.
 
     Attributes:
         topic: Topic name.
@@ -190,21 +190,21 @@ class UndecidableError(KafkaSafeError):
 class DeliveryTimeoutError(KafkaSafeError):
     """`delivery_timeout_ms` ended before the cluster acknowledged the record, or the producer did (`spool="never"`).
 
-    The record is not dropped: it stays in the spool and is delivered when the cluster takes it, in this life of
-    the process or the next. Do not send it again. So, other than kafka-python's KafkaTimeoutError, it is not retriable.
-    With `spool="never"` it stays in memory as long as the producer lives; the error from `close()`, and of the futures
-    that it ends, says how many records are lost.
+    The record is not dropped. It stays in the spool, and this process or the next one delivers it when the cluster
+    takes it. Do not send it again: unlike kafka-python's KafkaTimeoutError, this error is not retriable.
+    With `spool="never"` the record stays in memory while the producer is open. `close()` then raises this error for the
+    records that it could not deliver, with their number: they are lost.
     """
 
 
 class SpoolError(KafkaSafeError):
-    """Something about the spool on disk."""
+    """The spool on disk cannot be opened, read or written."""
 
 
 class SpoolWriteError(SpoolError):
     """A write or fsync failed, or there was no memory to encode what was to be written.
 
-    What was durable before still is; the failed group was not promised to anybody.
+    Records that were durable before are still durable. The records of the failed write are not.
 
     Attributes:
         full: The disk has no room, or a quota is used up.
@@ -234,7 +234,7 @@ class SpoolFullError(SpoolError, KafkaTimeoutError):
 
 
 class SpoolCorruptError(SpoolError):
-    """Damage inside the log, with durable data behind it. Nothing was deleted.
+    """A file of the spool is damaged, and durable records come after the damage. Nothing was deleted.
 
     Attributes:
         damage: One sentence per damaged range: file, byte range, what it held as far as is known.
@@ -254,7 +254,7 @@ class WrongClusterError(SpoolError):
 
 
 class LaneBusyError(SpoolError):
-    """The lane asked for belongs to another live process.
+    """The lane belongs to another live process.
 
     Attributes:
         pid: The owner's process id, 0 if it did not say.
@@ -321,3 +321,186 @@ class RemoteStorageNotReadyError(KafkaSafeError, KafkaTimeoutError):
         self.topic = topic
         self.partition = partition
         self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a caller needs to know about an error, beside the docstring of its class.
+
+    Attributes:
+        calls: The calls that raise it.
+        data: What is known about the records.
+        action: What to do.
+    """
+
+    calls: tuple[str, ...]
+    data: str
+    action: str
+
+
+_START: Final = ("SafeProducer", "SafeConsumer")
+
+FACTS: Final[dict[str, Facts]] = {
+    "KafkaSafeError": Facts(
+        (),
+        "See the class that was raised.",
+        "Use it in `except` to catch every error of kafkasafe.",
+    ),
+    "UsageError": Facts(
+        ("batch.send", "batch.commit", "batch.outcome", "batch.send_offsets", "future.get", "producer.flush"),
+        "Safe. The call changed nothing.",
+        "Correct the program. A common cause: a hook or a partitioner waits for its own producer.",
+    ),
+    "ConfigError": Facts(
+        (*_START, "classify", "RetryPolicy"),
+        "Safe. No file and no connection was opened.",
+        "Correct the option. The message names the nearest known option, or the values that can work.",
+    ),
+    "CheckpointMismatchError": Facts(
+        ("spark.foreach_batch_sink", "spark.write_batch"),
+        "Safe. The micro-batch was not written.",
+        "Start the query with the checkpoint that belongs to this `txnAppId`, or choose a new `txnAppId`.",
+    ),
+    "ProducerClosedError": Facts(
+        (
+            "producer.send",
+            "producer.batch",
+            "producer.partitions_for",
+            "batch.commit",
+            "aio.SafeProducer.start",
+        ),
+        "This record was not accepted. Records accepted before `close` are delivered or on disk.",
+        "Open a new producer, and send the record there.",
+    ),
+    "ForkedProcessError": Facts(
+        ("producer.send", "producer.batch", "producer.flush", "producer.close", "future.get"),
+        "Safe. The parent process still delivers what it accepted. The child's record was not accepted.",
+        "Open a producer in the child process.",
+    ),
+    "RejectedError": Facts(
+        ("future.get", "future.exception"),
+        "The record is not in the topic. It is kept in `rejected/` of the spool directory, except with"
+        ' `spool="never"`.',
+        "Read `reason`, remove the cause, then run `kafkasafe spool resend`. `on_rejected` gets each such record.",
+    ),
+    "BatchDroppedError": Facts(
+        ("outcome.get", "outcome.durable", "future.get"),
+        "Readers of committed records see nothing of the batch. Its records are in `rejected/`; if the batch had a"
+        " consumer's offsets, they may be in Kafka only, where the group reads them again.",
+        "Read the message. For records in `rejected/`: remove the cause, then run `kafkasafe spool resend`.",
+    ),
+    "DataLossError": Facts(
+        ("producer.send", "producer.flush", "producer.close", "batch.commit", "spark.KafkaSafeSource"),
+        "**Records are lost.** The cluster had acknowledged them and does not have them any more, and they are not"
+        " sent again. `send` did not accept its own record.",
+        "Produce the range from `first_offset` to `last_offset` again from its source. Then repeat the `send`. Look for"
+        " an unclean election or a lost disk in the cluster. A Spark source raises it for records that it cannot read"
+        " any more.",
+    ),
+    "UndecidableError": Facts(
+        ("producer.send", "producer.flush", "producer.durable", "batch.commit"),
+        "Nothing is lost. The batch is in the spool; it may also be in the topic. `send` did not accept its own"
+        " record.",
+        "Look at the topic, then call `producer.resolve_undecidable(resend=True)` (the batch may be there twice) or"
+        " `resend=False` (it may be missing). `on_undecidable` decides without asking.",
+    ),
+    "DeliveryTimeoutError": Facts(
+        ("future.get", "future.exception", "producer.close"),
+        'Safe: the record is in the spool and will be delivered. **With `spool="never"`** the record is in memory'
+        " only, and the error of `close` says how many records are lost.",
+        "Do not send the record again. Wait, or leave `delivery_timeout_ms` out.",
+    ),
+    "SpoolError": Facts(
+        (
+            "SafeProducer",
+            "future.durable",
+            "future.get",
+            "outcome.durable",
+            "producer.flush",
+            "producer.durable",
+        ),
+        "Records that `durable` or `get` confirmed are safe. The message says what is known of the others.",
+        "Read the message: it names the file and the cause (rights, disk, a lock).",
+    ),
+    "SpoolWriteError": Facts(
+        ("producer.send", "producer.durable", "producer.close", "future.durable"),
+        "Records that `durable`, `durable` or `get` confirmed are safe. Records of the failed write are not on disk"
+        " yet.",
+        "Make room on the disk (`full` is True then), or free memory. An open producer tries again by itself; after"
+        " `close` the records named in the message are lost.",
+    ),
+    "SpoolFullError": Facts(
+        ("producer.send", "batch.send", "batch.commit"),
+        "This record was not accepted. All accepted records are kept.",
+        "Send the record again later. If the cluster is away, wait for it; else raise `spool_max_bytes`, or make room"
+        " on the volume. `limit` says which limit was reached.",
+    ),
+    "SpoolCorruptError": Facts(
+        ("SafeProducer", "producer.send", "producer.flush", "producer.close", "future.get"),
+        "**Records on disk are damaged.** Nothing was deleted. Undamaged records are kept; an open producer goes on"
+        " delivering those of other partitions.",
+        'Restore the file from a copy. Or open the producer with `on_corrupt="quarantine"`: it copies the damaged'
+        " bytes aside and delivers the rest.",
+    ),
+    "SpoolFormatError": Facts(
+        ("SafeProducer",),
+        "Safe. Nothing was changed.",
+        "Set `spool_dir` to a spool directory or an empty one, or use the newer kafkasafe that wrote it.",
+    ),
+    "WrongClusterError": Facts(
+        ("producer.send", "producer.flush", "producer.close", "future.get", "outcome.get", "batch.commit"),
+        'Safe. Nothing was sent to the other cluster; the records stay on disk for their own. With `spool="never"`'
+        " they are in memory only.",
+        "Correct `bootstrap_servers`, or give each cluster a `spool_dir` of its own.",
+    ),
+    "LaneBusyError": Facts(
+        ("SafeProducer", "producer.send", "producer.flush", "producer.close", "future.get"),
+        "Safe. The other process has the records of that lane, and delivers them.",
+        "From the constructor: leave `spool_lane` out, or stop the process `pid`. From an open producer: the lock file"
+        " of its lane was deleted, and another process took the lane. Find out what deletes files there, and open a new"
+        " producer.",
+    ),
+    "LineageFileError": Facts(
+        ("SafeConsumer",),
+        "Safe. The file was not changed.",
+        "Give each consumer a file of its own. A damaged file: restore a copy, or move it away; then a change of the"
+        " log before this start stays unnoticed.",
+    ),
+    "BaselineError": Facts(
+        ("SafeConsumer",),
+        "Safe. The file of `offsets_path` was not changed.",
+        "Restore a copy, or move the file away; then an end offset that went back before this start stays unnoticed.",
+    ),
+    "LogDivergedError": Facts(
+        ("consumer.poll", "consumer.poll_arrow", "consumer.poll_batches"),
+        "**The cluster lost records that this consumer had read.** The position did not move.",
+        "Decide where to go on: `seek` to `event.at` or to `event.resume_offset`. `on_divergence` decides without"
+        " asking.",
+    ),
+    "OffsetNotAvailableError": Facts(
+        ("consumer.end_offsets", "consumer.beginning_offsets", "consumer.offsets_for_times"),
+        "Safe. Nothing was concluded.",
+        "Call again. A new leader is catching up, mostly for less than a second.",
+    ),
+    "RemoteStorageNotReadyError": Facts(
+        ("consumer.poll", "consumer.offsets_for_times", "consumer.beginning_offsets", "consumer.end_offsets"),
+        "Safe. No record was skipped, and the position did not move.",
+        "Call again. If it lasts, look at the brokers' remote storage.",
+    ),
+    "SourceUnavailableError": Facts(
+        ("spark.KafkaSafeSource",),
+        "Safe. Nothing was read or skipped.",
+        "Start the query again when the brokers answer.",
+    ),
+    "NoSuchTopicError": Facts(
+        ("audit.audit",),
+        "Safe. Nothing was read.",
+        "Correct the name of the topic.",
+    ),
+    "FencedError": Facts(
+        ("spark.foreach_batch_sink", "spark.write_batch"),
+        "Safe. This query's open transaction was aborted by a newer owner of the same `txnAppId`.",
+        "Stop the older query. Give each query a `txnAppId` of its own.",
+    ),
+}
+"""By the name of the class. `docs/generate.py` makes docs/kafkasafe-errors.md of it."""

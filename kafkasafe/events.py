@@ -47,7 +47,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RecordsCommitted:
-    """A batch is in the cluster's log and its commit mark is durable."""
+    """A batch is in the cluster's log and its commit mark is durable.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        first_offset: Offset of the first record.
+        records: How many; their offsets follow each other.
+    """
 
     topic: str
     partition: int
@@ -74,7 +81,15 @@ class AtomicBatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class AtomicBatchDropped:
-    """An atomic batch was given up; nothing of it can be seen by readers of committed records."""
+    """An atomic batch was given up; nothing of it can be seen by readers of committed records.
+
+    Attributes:
+        batch_id: Of the batch as a whole, 32 hexadecimal digits.
+        transactional_id: Given by the user; empty: one of the producer's own.
+        records: In all partitions.
+        code: Kafka's error code, 0 where there is none.
+        reason: What the cluster said, or why the batch was given up.
+    """
 
     batch_id: str
     transactional_id: str
@@ -85,7 +100,13 @@ class AtomicBatchDropped:
 
 @dataclass(frozen=True, slots=True)
 class AtomicBatchRetried:
-    """The transaction of an atomic batch was aborted; it is prepared again, in another one."""
+    """The transaction of an atomic batch was aborted; it is prepared again, in another one.
+
+    Attributes:
+        batch_id: Of the batch as a whole, 32 hexadecimal digits.
+        attempt: How many tries failed in a row.
+        reason: Why the last one was aborted.
+    """
 
     batch_id: str
     attempt: int
@@ -97,6 +118,14 @@ class RecordsRejected:
     """The cluster rejected records; they are kept aside in the spool directory.
 
     With `spool="never"` they are kept nowhere, and `kept_in` is empty.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number, -1 where none was chosen.
+        records: How many.
+        code: Kafka's error code.
+        reason: Kafka's name of the error and what the broker said.
+        kept_in: The directory that has the records now; empty where none has.
     """
 
     topic: str
@@ -185,7 +214,15 @@ class TransactionsUnblocked:
 
 @dataclass(frozen=True, slots=True)
 class RecordsUndecidable:
-    """Whether the batch is in the log cannot be determined; `on_undecidable` decides."""
+    """Whether the batch is in the log cannot be determined; `on_undecidable` decides.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        records: How many.
+        position: Number of the batch in its lane, as `spool ls` shows it.
+        evidence: What was asked and what the cluster answered.
+    """
 
     topic: str
     partition: int
@@ -241,7 +278,15 @@ class LostRecordsRestored:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRetried:
-    """A partition failed and is tried again after a pause."""
+    """A partition failed and is tried again after a pause.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        attempt: How many tries failed in a row.
+        pause_s: Seconds until the next try.
+        reason: Why the last one failed.
+    """
 
     topic: str
     partition: int
@@ -252,7 +297,14 @@ class DeliveryRetried:
 
 @dataclass(frozen=True, slots=True)
 class SpoolRecovered:
-    """A lane with records of an earlier life was opened."""
+    """A lane with records of an earlier life was opened.
+
+    Attributes:
+        lane: Name of the lane.
+        batches: How many batches are not delivered yet.
+        records: How many records are in them.
+        in_doubt_batches: How many of the batches may have been appended already.
+    """
 
     lane: str
     batches: int
@@ -281,7 +333,13 @@ class SpoolRecordsMissing:
 
 @dataclass(frozen=True, slots=True)
 class LaneAdopted:
-    """A lane whose owner died is drained by this process."""
+    """A lane whose owner died is drained by this process.
+
+    Attributes:
+        lane: Name of the lane.
+        batches: How many batches are not delivered yet.
+        records: How many records are in them.
+    """
 
     lane: str
     batches: int
@@ -311,7 +369,12 @@ class RetainedRecordsDeleted:
 
 @dataclass(frozen=True, slots=True)
 class LaneReturned:
-    """An adopted lane is returned to its restarted owner, which delivers the rest."""
+    """An adopted lane is returned to its restarted owner, which delivers the rest.
+
+    Attributes:
+        lane: Name of the lane.
+        batches: How many batches are not delivered yet.
+    """
 
     lane: str
     batches: int
@@ -366,7 +429,13 @@ class OrphanedSpoolFound:
 
 @dataclass(frozen=True, slots=True)
 class SpoolWriteFailed:
-    """A write to the spool failed and is tried again; nothing that was promised is affected."""
+    """A write to the spool failed and is tried again; nothing that was promised is affected.
+
+    Attributes:
+        lane: Name of the lane.
+        error: What the operating system said.
+        attempt: How many writes failed in a row.
+    """
 
     lane: str
     error: str

@@ -87,12 +87,26 @@ def test_idempotence_that_is_asked_for_and_cannot_be(conflict, caplog):
         ("metrics_sample_window_ms", 1000),
         ("kafka_client", object),
         ("bootstrap_timeout_ms", 1),
+        ("ssl_ciphers", "ECDHE+AESGCM"),
     ],
 )
 def test_an_option_without_effect_is_said_to_be(name, value, caplog):
     validate({name: KafkaProducer.DEFAULT_CONFIG[name]})
     assert not caplog.records
     validate({name: value})
+    (record,) = caplog.records
+    assert record.event == "option_ignored"
+    assert record.getMessage().startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ssl_ciphers", "ECDHE+AESGCM"), ("receive_buffer_bytes", 65_536), ("send_buffer_bytes", 65_536)],
+)
+def test_a_consumers_option_that_kafka_python_does_not_use_is_said_to_be(name, value, caplog):
+    validate_consumer({name: None})
+    assert not caplog.records
+    validate_consumer({name: value})
     (record,) = caplog.records
     assert record.event == "option_ignored"
     assert record.getMessage().startswith(name)

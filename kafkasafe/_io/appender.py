@@ -61,7 +61,7 @@ class RestartError(KafkaSafeError):
 
 
 class FencedError(KafkaSafeError):
-    """A newer epoch of the transactional id was granted: somebody else writes, or the transaction timed out."""
+    """A newer epoch of the transactional id was granted: another owner writes, or the transaction timed out."""
 
 
 def claim_base(timestamp: int) -> int:

@@ -1,13 +1,12 @@
-"""Writes docs/errors.md from the table of error codes. A test compares; after a change run this file."""
+"""docs/errors.md, from the table of error codes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from kafkasafe import ErrorAction, ErrorContext, Verdict, classify
 from kafkasafe._core import codes
+from tests.pages import DOCS
 
-PATH = Path(__file__).parent.parent / "docs" / "errors.md"
+PATH = DOCS / "errors.md"
 
 MEANING = {
     ErrorAction.SUCCESS: "nothing: what was asked for is done",
@@ -36,10 +35,12 @@ CONTEXTS = [
     (9, "fetch", ErrorContext(tiered=True)),
 ]
 
-HEAD = """# Errors
+HEAD = """# Kafka's error codes
+
+Errors of kafkasafe itself are in [Errors of kafkasafe](kafkasafe-errors.md).
 
 What `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify` say. This page is written from the table
-in `kafkasafe/_core/codes.py` by `tests/errors_doc.py`, and a test keeps it true. The flags are those of the exception
+in `kafkasafe/_core/codes.py` by `python -m tests.pages`, and a test keeps it true. The flags are those of the exception
 class that Apache Kafka 4.3's own `Errors` gives each code, which another test asks on the JVM; where ours differ on
 purpose, the note says why.
 
@@ -122,7 +123,3 @@ def text() -> str:
         for verdict in map(classify, codes.all_codes())
     ]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    PATH.write_text(text(), encoding="utf-8")

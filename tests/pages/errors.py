@@ -1,0 +1,147 @@
+"""docs/kafkasafe-errors.md, from the docstrings and `FACTS` of kafkasafe/errors.py."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any, Final
+
+import kafkasafe
+from kafkasafe import aio, audit, spark
+from kafkasafe.errors import FACTS, KafkaSafeError
+from tests.pages import DOCS, code, docstring, table
+
+PATH: Final = DOCS / "kafkasafe-errors.md"
+
+HOLDERS: Final[dict[str, Any]] = {
+    "producer": kafkasafe.SafeProducer,
+    "future": kafkasafe.RecordFuture,
+    "batch": kafkasafe.AtomicBatch,
+    "outcome": kafkasafe.BatchOutcome,
+    "consumer": kafkasafe.SafeConsumer,
+    "aio": aio,
+    "audit": audit,
+    "spark": spark,
+}
+"""What the first word of a call stands for in `FACTS`."""
+
+HEAD: Final = """# Errors of kafkasafe
+
+<!-- Written by `python -m tests.pages` from kafkasafe/errors.py. -->
+
+Every error below{but} is a `kafkasafe.KafkaSafeError`, and so a `kafka.errors.KafkaError`: code that was written for
+kafka-python catches it where it catches its own. Kafka's own error codes, and what `kafkasafe.classify` says of them, are in
+[Kafka's error codes](errors.md).
+
+Three rules cover most cases:
+
+- **An exception from `send` means that this record was not accepted.** Records that were accepted before are not affected.
+- **A record that `durable` or `get` confirmed is safe**, whatever a later call raises. The exceptions are a
+  [`DataLossError`](#datalosserror) (the cluster lost acknowledged records) and a [`SpoolCorruptError`](#spoolcorrupterror)
+  (the disk lost them).
+- **A time-out takes nothing back.** After a time-out of `get`, `durable`, `flush` or `durable` the record is still in the
+  spool or in memory, and will be delivered. Do not send it again.
+
+In the tables `producer` is a `SafeProducer`, `future` is what `send` returns, `batch` is what `producer.batch()` returns,
+`outcome` is `batch.outcome`, and `consumer` is a `SafeConsumer`. The same calls of `kafkasafe.aio` raise the same errors.
+
+## Which call raises what
+
+"""
+
+THEIRS: Final = """
+## Errors of kafka-python and Python
+
+These calls also raise errors that are not kafkasafe's own:
+
+| error | raised by | is my data safe? | what to do |
+|---|---|---|---|
+| `KafkaTimeoutError` | `future.get`, `future.durable`, `producer.flush`, `producer.durable`, `outcome.get`, `outcome.durable` | yes: the records are still in the spool or in memory, and will be delivered | wait longer; the message says what the producer waits for |
+| `KafkaTimeoutError` | `producer.send` | this record was not accepted: callbacks of earlier records are too slow | let callbacks do less, then send it again |
+| `KafkaTimeoutError` | `SafeConsumer`, `consumer.end_offsets` and the other look-ups | yes: nothing was read or skipped | the message has the reason, such as a wrong password |
+| `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the right. `on_blocked_topic="accept"` takes records meanwhile ([options](options.md#what-the-cluster-refuses)) |
+| `MessageSizeTooLargeError` | `producer.send`, `batch.send` | this record was not accepted | raise `max_request_size`, or send less |
+| `TypeError`, `ValueError` | `producer.send`, `batch.send` | this record was not accepted | correct the key, value, headers, topic, partition or timestamp |
+| `RecursionError` | `producer.send` | this record was not accepted | call it with more room on the stack |
+| `TransactionAbortedError` | `future.durable`, `future.get` | the record was part of a transaction that the program aborted; it was never sent | nothing |
+| `CommitFailedError`, `ProducerFencedError` | `producer.commit_transaction` | nothing of the transaction is visible | as with kafka-python: abort the transaction, or close the producer after `ProducerFencedError` |
+| `CommitFailedError` | `consumer.commit` | the group gave the partitions to another member, which reads these records again | let `poll` come more often, or raise `max_poll_interval_ms` |
+| `CorruptRecordError` | `consumer.poll`, `consumer.poll_arrow` | the position stays before the damaged batch | poll again, or `seek` past it |
+| `OffsetOutOfRangeError`, `NoOffsetForPartitionError` | `consumer.poll` with `auto_offset_reset="none"` | the position did not move | `seek` |
+| `IllegalStateError` | a closed consumer; a transactional call out of order | yes | correct the program |
+
+## Each error
+
+"""
+
+
+def errors() -> dict[str, type[Exception]]:
+    """Every error that a program can meet, by name; those of `kafkasafe.testing` are the test's own."""
+    found: dict[str, type[Exception]] = {}
+    for module in pkgutil.walk_packages(kafkasafe.__path__, "kafkasafe."):
+        if not any(part.startswith("_") or part == "testing" for part in module.name.split(".")):
+            opened = importlib.import_module(module.name)
+            exported = [getattr(opened, name) for name in getattr(opened, "__all__", ())]
+            for each in [*exported, *(item for item in vars(opened).values() if _defined_in(item, opened))]:
+                if _is_error(each):
+                    found[each.__name__] = each
+    order = list(FACTS)
+    return dict(
+        sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+    )
+
+
+def _is_error(item: object) -> bool:
+    return (
+        isinstance(item, type)
+        and issubclass(item, Exception)
+        and (issubclass(item, KafkaSafeError) or item.__name__ in kafkasafe.__all__)
+    )
+
+
+def _defined_in(item: object, module: Any) -> bool:
+    return isinstance(item, type) and item.__module__ == module.__name__ and not item.__name__.startswith("_")
+
+
+def call(name: str) -> object:
+    """What `FACTS` name."""
+    holder, _, rest = name.partition(".")
+    found = HOLDERS[holder] if rest else getattr(kafkasafe, holder)
+    for part in rest.split(".") if rest else ():
+        found = getattr(found, part)
+    return found
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`](#{name.lower()})"
+
+
+def _section(name: str, error: type[Exception]) -> str:
+    facts = FACTS[name]
+    said, attributes = docstring(error)
+    kinds = [base.__name__ for base in error.__bases__ if base is not Exception]
+    home = "kafkasafe.spark" if name in spark.__all__ else error.__module__
+    where = "" if name in kafkasafe.__all__ else f"; import it from {code(home)}"
+    lines = [f"### {name}\n", f"{said}\n", f"A kind of {', '.join(map(code, kinds))}{where}.\n"]
+    rows = [("raised by", ", ".join(map(code, facts.calls)))] if facts.calls else []
+    rows += [("is my data safe?", facts.data), ("what to do", facts.action)]
+    rows += [(f"`.{each}`", text) for each, text in attributes.items()]
+    lines.append(table(("", ""), rows))
+    return "\n".join(lines)
+
+
+def text() -> str:
+    known = errors()
+    calls: dict[str, list[str]] = {}
+    for name in known:
+        for each in FACTS[name].calls:
+            calls.setdefault(each, []).append(name)
+    order = ["SafeProducer", "SafeConsumer", "producer", "future", "batch", "outcome", "consumer"]
+    ranked = sorted(
+        calls, key=lambda each: (order.index(head) if (head := each.split(".")[0]) in order else 99, each)
+    )
+    rows = [(code(each), ", ".join(map(_link, calls[each]))) for each in ranked]
+    sections = "\n".join(_section(name, error) for name, error in known.items())
+    others = [code(name) for name, error in known.items() if not issubclass(error, KafkaSafeError)]
+    but = f" except {' and '.join(others)}" if others else ""
+    return HEAD.replace("{but}", but) + table(("call", "errors"), rows) + THEIRS + sections

@@ -1,0 +1,78 @@
+"""docs/log-events.md, from `kafkasafe._log_events`; and where the package logs what."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing
+from collections.abc import Iterator
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe._log_events import LOG_EVENTS
+from tests.pages import DOCS, PACKAGE, code, table
+
+PATH: Final = DOCS / "log-events.md"
+
+_LEVELS: Final = {"exception": "ERROR"}
+_METHODS: Final = ("debug", "info", "warning", "error", "exception")
+
+HEAD: Final = """# Log events
+
+<!-- Written by `python -m tests.pages` from kafkasafe/_log_events.py. -->
+
+Every log record of a producer, a consumer or a `RetryPolicy` has an attribute `event` with one of these names
+([logging](logging.md)). Alert on names, not on messages: messages may change. The loggers of `kafkasafe.spark` log most of
+their records without a name.
+
+**Which need somebody.** Records with the level ERROR do. Of those with WARNING, look at the ones that repeat.
+
+"""
+
+
+def _sites() -> Iterator[tuple[str, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield from _of_call(node)
+
+
+def _of_call(node: ast.Call) -> Iterator[tuple[str, str]]:
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    if method == "seldom":
+        yield from _names(node.args[1], ast.unparse(node.args[0]))
+    elif method in _METHODS and "event" in given:
+        yield from _names(given["event"], f"logging.{_LEVELS.get(method, method.upper())}")
+    elif method in _METHODS and isinstance(extra := given.get("extra"), ast.Dict):
+        for key, value in zip(extra.keys, extra.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == "event":
+                yield from _names(value, f"logging.{_LEVELS.get(method, method.upper())}")
+
+
+def _names(name: ast.expr, levels: str) -> Iterator[tuple[str, str]]:
+    found = name.value if isinstance(name, ast.Constant) else f"<{ast.unparse(name)}>"
+    for level in re.findall(r"logging\.([A-Z]+)", levels) or ["?"]:
+        yield str(found), level
+
+
+def logged() -> dict[str, set[str]]:
+    """The levels of every event that is logged anywhere, by name; `<...>` where the name is not written there."""
+    found: dict[str, set[str]] = {}
+    for name, level in _sites():
+        found.setdefault(name, set()).add(level)
+    return found
+
+
+def of_consumer_events() -> set[str]:
+    """A consumer logs each of its events under a name made of its class."""
+    classes = typing.get_args(events.ConsumerEvent)
+    return {re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower() for each in classes}
+
+
+def text() -> str:
+    rows = [
+        (code(name), ", ".join(event.levels), event.meaning, event.action)
+        for name, event in sorted(LOG_EVENTS.items())
+    ]
+    return HEAD + table(("event", "level", "meaning", "what to do"), rows)
