@@ -128,18 +128,18 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "`flush()` has waited for a while. The message says for what.",
         "Nothing in an outage. Otherwise follow the message.",
     ),
-    "healed": LogEvent(
+    "lost_records_restored": LogEvent(
         ("WARNING",),
         "Records that the cluster had lost are in the log again.",
         "Nothing. Find out why the cluster lost them.",
     ),
-    "held_back": LogEvent(
+    "waiting_for_older_records": LogEvent(
         ("INFO",),
         "Records wait until an earlier producer's records for the same partitions are"
         " delivered, so that the order is kept.",
         "Nothing.",
     ),
-    "history_trimmed": LogEvent(
+    "loss_check_inconclusive": LogEvent(
         ("INFO",),
         "After an election, retention had removed everything that could prove that no record was lost.",
         "Nothing, if retention did it. A longer retention than an outage avoids it.",
@@ -243,12 +243,12 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         " they are lost with the producer.",
         "Free memory.",
     ),
-    "offset_held": LogEvent(
+    "end_offset_held": LogEvent(
         ("INFO",),
         "A look-up of offsets was answered with less than before, without a proof. The earlier value stands.",
         "Nothing.",
     ),
-    "offset_lowered": LogEvent(
+    "end_offset_regressed": LogEvent(
         ("ERROR",),
         "An end offset, or the start of a log, went back, with a proof.",
         "Look for an unclean election, or for a topic that was deleted and created again.",

@@ -59,7 +59,7 @@ These calls also raise errors that are not kafkasafe's own:
 | `KafkaTimeoutError` | `future.get`, `future.durable`, `producer.flush`, `producer.durable`, `outcome.get`, `outcome.durable` | yes: the records are still in the spool or in memory, and will be delivered | wait longer; the message says what the producer waits for |
 | `KafkaTimeoutError` | `producer.send` | this record was not accepted: callbacks of earlier records are too slow | let callbacks do less, then send it again |
 | `KafkaTimeoutError` | `SafeConsumer`, `consumer.end_offsets` and the other look-ups | yes: nothing was read or skipped | the message has the reason, such as a wrong password |
-| `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the right. `on_blocked_topic="accept"` takes records meanwhile ([options](options.md#what-the-cluster-refuses)) |
+| `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the right. `on_blocked_topic="accept"` takes records meanwhile ([options](options.md#what-the-cluster-blocks)) |
 | `MessageSizeTooLargeError` | `producer.send`, `batch.send` | this record was not accepted | raise `max_request_size`, or send less |
 | `TypeError`, `ValueError` | `producer.send`, `batch.send` | this record was not accepted | correct the key, value, headers, topic, partition or timestamp |
 | `RecursionError` | `producer.send` | this record was not accepted | call it with more room on the stack |
