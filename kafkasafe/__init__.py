@@ -66,6 +66,7 @@ from kafkasafe.events import (
     UnitNotCommitted,
     UnitRetried,
 )
+from kafkasafe.health import ConsumerHealth, HealthReason, ProducerHealth
 from kafkasafe.offsets import BaselineError
 from kafkasafe.producer import RecordFuture, SafeProducer
 from kafkasafe.transactional import LastTransaction
@@ -83,6 +84,10 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "SafeProducer",
     # consumer
     "SafeConsumer",
+    # health
+    "ConsumerHealth",
+    "HealthReason",
+    "ProducerHealth",
     # what an error means, and when to try again
     "ErrorAction",
     "ErrorContext",

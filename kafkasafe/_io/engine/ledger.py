@@ -262,6 +262,21 @@ class Ledger:
             if self.waiters:
                 self.waiters.notify_all()
 
+    def oldest_age_s(self) -> float:
+        """For how long the oldest record without a fate has waited, seconds; 0 if none does. From any thread."""
+        oldest = self.open.get(self.open.least or 0)
+        if oldest is None:
+            return 0.0
+        if oldest.sealed_at:
+            return max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
+        # An earlier run of the program accepted it: when is not known.
+        return max(0.0, (self._ground.clock.wall_ms() - oldest.max_timestamp) / 1000)
+
+    def undurable_s(self) -> float:
+        """For how long the oldest record has waited for the disk, seconds; 0 if none does. From any thread."""
+        oldest = self.undurable.get(first(self.undurable, 0))
+        return 0.0 if oldest is None else max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
+
     def spooled(self, number: int) -> bool:
         """Every parcel up to this number is durable."""
         return first(self.undurable, number + 1) > number
