@@ -167,6 +167,24 @@ def test_a_disk_that_fails(fake_kafka, producers, disk, code, name):
     harness.until(lambda: producer.health().ready)
 
 
+def test_a_disk_that_fails_when_the_cluster_is_met_first(fake_kafka, producers, disk):
+    """The id of the cluster is written down before anything else goes on. Its failure was no trouble of the disk."""
+    fake_kafka.create_topic("orders", 1)
+    fake_kafka.refuse()
+    producer = producers(fake_kafka.bootstrap_servers)
+    producer.send("orders", b"1").durable(60)
+    disk.code = errno.EIO
+    fake_kafka.restore()
+    harness.until(lambda: names(producer.health()) == ["disk_failed"], what="trouble")
+    assert "CLUSTER cannot be read or written" in producer.health().reasons[0].text
+    later = producer.send("orders", b"2")
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError, match=r"takes nothing for now: .*CLUSTER"):
+        later.durable(0.1)
+    disk.code = 0
+    later.get(60)
+    harness.until(lambda: producer.health().ready)
+
+
 def test_a_disk_that_hangs(fake_kafka, producers, disk, monkeypatch):
     """No call waits for it: neither `health()`, nor the lock that it would take."""
     monkeypatch.setattr("kafkasafe._io.pump.DISK_STUCK_S", 0.5)
