@@ -23,8 +23,8 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.engine.parcels import given_partitions
-from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content, steps
-from kafkasafe._io.inspection import Inspected, inspect, resent_in
+from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
+from kafkasafe._io.inspection import Inspected, inspect, resent_in, steps
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside

@@ -10,8 +10,19 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core.extent import extent_trouble
 from kafkasafe._core.journal import Journal
+from kafkasafe._core.steps import BatchTimes, UnitLog, steps_of
 from kafkasafe._io.files import Files, read_whole, size_of
-from kafkasafe._io.recovery import EXTENT_NAME, BatchEntry, Damage, Log, MarksEntry, replay, scan
+from kafkasafe._io.recovery import (
+    EXTENT_NAME,
+    BatchEntry,
+    Damage,
+    Log,
+    LostEntry,
+    MarksEntry,
+    TornEntry,
+    replay,
+    scan,
+)
 from kafkasafe._io.refusals import counted
 from kafkasafe._io.rejected import (
     KeptFile,
@@ -24,7 +35,7 @@ from kafkasafe._io.rejected_notes import Notes, read_notes
 from kafkasafe._io.spool import was_told
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in"]
+__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in", "steps"]
 
 _TRIES: Final = 5
 
@@ -151,6 +162,22 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         # What was resent since has no note any more.
         notes = read_notes(files, lane)
     return tuple(name for name in gone if name in notes.kept)
+
+
+def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
+    """The steps of KAFKA-156 that a lane's log tells of; see `_core/steps.py`."""
+    groups: list[tuple[int, Sequence[m.Mark], list[tuple[int, bool]]]] = []
+    for entry in log.entries:
+        match entry:
+            case MarksEntry(_, marks, written_ms):
+                groups.append((written_ms, marks, []))
+            case BatchEntry(position, _, header) if groups:
+                groups[-1][2].append((position, header.producer_id >= 0))
+            case LostEntry(position) | TornEntry(position) if groups:
+                groups[-1][2].append((position, False))
+            case _:
+                pass
+    return steps_of(groups)
 
 
 def read_lane(lane: Path, *, files: Files) -> Log:
