@@ -198,7 +198,8 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):
         row = dataclasses.asdict(found)
-        del row["waiting"]
+        # Not about bytes.
+        del row["waiting"], row["oldest_ms"], row["undecidable"]
         rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
     if as_json:
         print(json.dumps([*rows, *_unread(troubles)], indent=1))

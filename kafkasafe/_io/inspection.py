@@ -10,7 +10,7 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core.extent import extent_trouble
 from kafkasafe._core.journal import Journal
-from kafkasafe._core.steps import BatchTimes, UnitLog, steps_of
+from kafkasafe._core.steps import BatchTimes, UnitLog, steps_of, undecidable_in
 from kafkasafe._io.files import Files, read_whole, size_of
 from kafkasafe._io.recovery import (
     EXTENT_NAME,
@@ -83,6 +83,8 @@ class Inspected:
         rejected_missing: One sentence per file that was deleted, and neither resent nor discarded.
         rejected_discarded: Records that `kafkasafe spool discard` gave up.
         extent: What is wrong with the lane's `extent`, empty if nothing is: see `extent_of`.
+        oldest_ms: When the oldest batch that waits was written, ms since the epoch; -1 where none waits.
+        undecidable: Of each batch that waits for a decision, the position of the group that says so.
     """
 
     segments: int
@@ -104,6 +106,8 @@ class Inspected:
     rejected_missing: tuple[str, ...]
     rejected_discarded: int
     extent: str
+    oldest_ms: int
+    undecidable: tuple[int, ...]
 
 
 def extent_of(files: Files, lane: Path, found: Log) -> str:
@@ -166,18 +170,23 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
     """The steps of KAFKA-156 that a lane's log tells of; see `_core/steps.py`."""
-    groups: list[tuple[int, Sequence[m.Mark], list[tuple[int, bool]]]] = []
+    return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
+
+
+def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
+    """Each group's marks, and (position, has an id) of its batches."""
+    groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
-            case MarksEntry(_, marks, written_ms):
-                groups.append((written_ms, marks, []))
+            case MarksEntry():
+                groups.append((entry, []))
             case BatchEntry(position, _, header) if groups:
-                groups[-1][2].append((position, header.producer_id >= 0))
+                groups[-1][1].append((position, header.producer_id >= 0))
             case LostEntry(position) | TornEntry(position) if groups:
-                groups[-1][2].append((position, False))
+                groups[-1][1].append((position, False))
             case _:
                 pass
-    return steps_of(groups)
+    return groups
 
 
 def read_lane(lane: Path, *, files: Files) -> Log:
@@ -264,7 +273,27 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         ),
         rejected_discarded=sum(notes.discarded.values()),
         extent=extent_of(files, lane, found),
+        oldest_ms=_oldest_ms(found, journal),
+        undecidable=_undecidable(found, journal),
     )
+
+
+def _oldest_ms(log: Log, journal: Journal) -> int:
+    """When the oldest unfinished batch was written; -1 if there is none."""
+    times, units = steps(log)
+    written = {position: each.prepared_ms for position, each in times.items()}
+    written |= {position: unit.prepared_ms for unit in units for position in unit.positions}
+    waiting = (
+        at if (at := written.get(batch.position, -1)) >= 0 else batch.max_timestamp
+        for _, _, batch in journal.batches()
+    )
+    return min(waiting, default=-1)
+
+
+def _undecidable(log: Log, journal: Journal) -> tuple[int, ...]:
+    waiting = {batch.position for _, _, batch in journal.batches()}
+    found = undecidable_in((entry.position, entry.marks, batches) for entry, batches in _groups(log))
+    return tuple(at for position, at in found.items() if position in waiting)
 
 
 def _waiting(journal: Journal) -> tuple[Waiting, ...]:
