@@ -22,6 +22,7 @@ __all__ = [
     "ProducerSeen",
     "consumer_health",
     "producer_health",
+    "unopened_consumer",
     "unopened_producer",
 ]
 
@@ -339,6 +340,18 @@ def consumer_health(seen: ConsumerSeen) -> ConsumerHealth:
         connected=seen.connected and not seen.closed,
         last_poll_age_s=age,
         stopped_partitions=tuple(seen.stopped),
+    )
+
+
+def unopened_consumer(*, closed: bool) -> ConsumerHealth:
+    """The health of a consumer before its start, or closed without one."""
+    reason = (
+        HealthReason("closed", "The consumer is closed")
+        if closed
+        else HealthReason("not_started", "The consumer is not started yet")
+    )
+    return ConsumerHealth(
+        ready=False, reasons=(reason,), connected=False, last_poll_age_s=None, stopped_partitions=()
     )
 
 
