@@ -11,9 +11,10 @@ import contextlib
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 from kafkasafe.aio import SafeConsumer, SafeProducer
 
@@ -40,9 +41,20 @@ async def take(customer: str, request: Request) -> dict[str, bool]:
     return {"accepted": True}
 
 
-@app.get("/ready")
-async def ready(request: Request) -> dict[str, bool]:
-    return {"kafka": request.app.state.producer.bootstrap_connected()}
+@app.get("/healthz")
+async def healthz(request: Request, response: Response) -> dict[str, bool]:
+    # For a liveness probe: a restart helps where the producer has ended, and nowhere else.
+    alive = request.app.state.producer.health().alive
+    response.status_code = 200 if alive else 503
+    return {"alive": alive}
+
+
+@app.get("/readyz")
+async def readyz(request: Request, response: Response) -> dict[str, Any]:
+    # For a readiness probe. An outage of Kafka leaves it at 200: orders are taken until the spool is full.
+    health = request.app.state.producer.health()
+    response.status_code = 200 if health.ready else 503
+    return health.as_dict()
 
 
 async def show(servers: str, count: int) -> None:

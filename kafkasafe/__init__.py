@@ -33,6 +33,7 @@ from kafkasafe.errors import (
     UsageError,
     WrongClusterError,
 )
+from kafkasafe.health import ConsumerHealth, HealthReason, ProducerHealth
 from kafkasafe.offsets import BaselineError
 from kafkasafe.producer import RecordFuture, SafeProducer
 from kafkasafe.transactional import LastTransaction
@@ -50,6 +51,10 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "SafeProducer",
     # consumer
     "SafeConsumer",
+    # health
+    "ConsumerHealth",
+    "HealthReason",
+    "ProducerHealth",
     # what an error means, and when to try again
     "ErrorAction",
     "ErrorContext",

@@ -30,6 +30,7 @@ from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli_audit import AUDIT_CODES, audit_topic
 from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, PIPED_COLUMNS
 from kafkasafe.cli_doctor import DOCTOR_CODES, doctor
+from kafkasafe.cli_health import HEALTH_CODES, health
 from kafkasafe.cli_offsets import OFFSETS_CODES, offsets
 from kafkasafe.cli_spool import spool_app
 from kafkasafe.errors import ConfigError
@@ -51,6 +52,7 @@ app = typer.Typer(
 app.add_typer(spool_app, name="spool")
 app.command("audit", epilog=AUDIT_CODES)(audit_topic)
 app.command("doctor", epilog=DOCTOR_CODES)(doctor)
+app.command("health", epilog=HEALTH_CODES)(health)
 app.command("offsets", epilog=OFFSETS_CODES)(offsets)
 
 

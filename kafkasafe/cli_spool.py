@@ -23,8 +23,8 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.engine.parcels import given_partitions
-from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content, steps
-from kafkasafe._io.inspection import Inspected, inspect, resent_in
+from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
+from kafkasafe._io.inspection import Inspected, inspect, resent_in, steps
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
@@ -198,7 +198,8 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):
         row = dataclasses.asdict(found)
-        del row["waiting"]
+        # Not about bytes.
+        del row["waiting"], row["oldest_ms"], row["undecidable"]
         rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
     if as_json:
         print(json.dumps([*rows, *_unread(troubles)], indent=1))

@@ -16,7 +16,8 @@ from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
 from kafkasafe._core.marks import UnitOutcome
 from kafkasafe._core.steps import BatchTimes, UnitLog
-from kafkasafe._io.examination import LaneContent, read_content, steps
+from kafkasafe._io.examination import LaneContent, read_content
+from kafkasafe._io.inspection import steps
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.cli_common import (
     CODES,

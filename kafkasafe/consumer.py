@@ -31,6 +31,7 @@ from kafkasafe._consuming.coordinator import Coordinator
 from kafkasafe._consuming.fetcher import Fetcher
 from kafkasafe._consuming.ground import ignore, log
 from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.trouble import Trouble
 from kafkasafe._core.followers import Followers
 from kafkasafe._core.patience import seconds_of
@@ -177,6 +178,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         self._lock = threading.Lock()
         self._transport: Cluster | None = None
         self._parts: dict[TopicPartition, Part] = {}
+        self._polls = Polls()
         self._resting: dict[TopicPartition, float] = {}
         self._desk = Desk(self._ring)
         self._keeps_lineage = True
@@ -245,7 +247,10 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             timeout_ms = min(timeout_ms, _REMINDER_MS if self._has_others() else _BRIEFLY_MS)
         parent: Any = super()
         try:
-            records: dict[TopicPartition, list[Any]] = parent.poll(timeout_ms, max_records, update_offsets)
+            with self._polls:
+                records: dict[TopicPartition, list[Any]] = parent.poll(
+                    timeout_ms, max_records, update_offsets
+                )
         except kafka_errors.CorruptRecordError as error:
             raise kafka_errors.CorruptRecordError(
                 f"{error.args[0] if error.args else 'A record batch is damaged'}. The position stays before it: poll"

@@ -358,6 +358,7 @@ class SafeProducer(Opening):
         __del__ = Closing.__del__
         partitions_for = Looking.partitions_for
         metrics = Looking.metrics
+        health = Looking.health
         init_transactions = Transacting.init_transactions
         begin_transaction = Transacting.begin_transaction
         send_offsets_to_transaction = Transacting.send_offsets_to_transaction
@@ -492,7 +493,7 @@ class SafeProducer(Opening):
         return 2
 
     def bootstrap_connected(self) -> bool:
-        """Whether the cluster answers: use it as readiness probe.
+        """Whether the cluster answers. No readiness probe: in an outage the producer still accepts records (`health`).
 
         The constructor does not fail where no broker can be used, since records wait on disk; with a wrong password, CA
         or address this stays False, and `last_network_error` says why.

@@ -34,6 +34,11 @@ class _ReachingManager(Manager):
         attach: Any = self.cluster.attach
         attach(self)
 
+    @property
+    def has_connection(self) -> bool:
+        """Whether a connection to a broker stands. From any thread."""
+        return any(conn.connected for conn in list(self._conns.values()))
+
     def update_backoff(self, node_id: Any) -> Any:
         # KafkaConnectionManager calls it where it handles the error, which it only logs.
         failure = sys.exc_info()[1]
@@ -48,7 +53,7 @@ class _ReachingManager(Manager):
     def least_loaded_node(self) -> Any:
         parent: Any = super()
         node = parent.least_loaded_node()
-        if node is not None or any(conn.connected for conn in self._conns.values()):
+        if node is not None or self.has_connection:
             return node
         brokers = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
         able = [node_id for node_id in brokers if parent.connection_delay(node_id) <= 0]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.waiting import Waiting
+from kafkasafe._core.health import ConsumerHealth, ConsumerSeen, consumer_health
 from kafkasafe._io.stats import PartitionProgress, Reading
 from kafkasafe.events import (
     ConsumerEvent,
@@ -81,6 +82,28 @@ class Reporting(Waiting):
                 pass  # counted when it is over
             case LossCheckInconclusive():
                 stats.history_trimmed[topic] += 1
+
+    def health(self) -> ConsumerHealth:
+        """Whether the program polls and all its partitions are read; apart from that, whether a broker is connected.
+
+        For probes (docs/operations.md). Any thread may call it, as often as it likes, also after `close`: it waits for
+        no broker and no lock.
+        """
+        grouped = self.config["group_id"] is not None
+        stopped = {
+            (tp.topic, tp.partition): str(part.error)
+            for tp, part in list(self._parts.items())
+            if part.error is not None and self._subscription.assignment.get(tp) is part.state
+        }
+        return consumer_health(
+            ConsumerSeen(
+                closed=bool(self._closed),
+                connected=bool(self._manager.has_connection),
+                last_poll_age_s=self._polls.age_s(),
+                max_poll_interval_s=self.config["max_poll_interval_ms"] / 1000 if grouped else float("inf"),
+                stopped=stopped,
+            )
+        )
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""

@@ -164,6 +164,33 @@ def steps_of(
     return times, list(units.values())
 
 
+def undecidable_in(
+    groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
+) -> dict[int, int]:
+    """Positions of batches about which somebody has to decide, and of the group that says so.
+
+    Args:
+        groups: Of each: its position, its marks, and (position, has an id) of its batches.
+    """
+    found: dict[int, int] = {}
+    for at, marks, batches in groups:
+        moved: dict[int, int] = {}
+        for mark in marks:
+            match mark:
+                case m.Undecidable(position):
+                    found[position] = at
+                case m.Resolved(position):
+                    found.pop(position, None)
+                case m.Moved(moves):
+                    moved = {index: move.position for index, move in enumerate(moves)}
+                case _:
+                    pass
+        for index, (position, _) in enumerate(batches):
+            if moved.get(index, -1) in found:
+                found[position] = found.pop(moved[index])
+    return found
+
+
 def _began(units: dict[bytes, UnitLog], mark: m.Begun) -> None:
     unit = units.get(mark.unit_id)
     if unit is not None:

@@ -21,7 +21,6 @@ from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
 from kafkasafe._core.identity import BatchId, ProducerView
 from kafkasafe._core.journal import UNCHOSEN, Batch, Journal
-from kafkasafe._core.steps import BatchTimes, UnitLog, steps_of
 from kafkasafe._core.units import Phase
 from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
@@ -33,7 +32,6 @@ from kafkasafe._io.recovery import (
     MarksEntry,
     Stored,
     StoredSegment,
-    TornEntry,
     replay,
 )
 from kafkasafe._io.refusals import read_needed
@@ -49,7 +47,7 @@ from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Cluster, Failure, Reply, TopicInfo
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content", "steps"]
+__all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
 
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
@@ -178,22 +176,6 @@ class LaneContent:
 def _may_be_sent(journal: Journal, batch: Batch) -> bool:
     """It may be in a log; as part of an atomic batch: all of that is at the brokers."""
     return journal.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
-
-
-def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """The steps of KAFKA-156 that a lane's log tells of; see `_core/steps.py`."""
-    groups: list[tuple[int, Sequence[m.Mark], list[tuple[int, bool]]]] = []
-    for entry in log.entries:
-        match entry:
-            case MarksEntry(_, marks, written_ms):
-                groups.append((written_ms, marks, []))
-            case BatchEntry(position, _, header) if groups:
-                groups[-1][2].append((position, header.producer_id >= 0))
-            case LostEntry(position) | TornEntry(position) if groups:
-                groups[-1][2].append((position, False))
-            case _:
-                pass
-    return steps_of(groups)
 
 
 def read_content(lane: Path, *, files: Files) -> LaneContent:

@@ -10,8 +10,19 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core.extent import extent_trouble
 from kafkasafe._core.journal import Journal
+from kafkasafe._core.steps import BatchTimes, UnitLog, steps_of, undecidable_in
 from kafkasafe._io.files import Files, read_whole, size_of
-from kafkasafe._io.recovery import EXTENT_NAME, BatchEntry, Damage, Log, MarksEntry, replay, scan
+from kafkasafe._io.recovery import (
+    EXTENT_NAME,
+    BatchEntry,
+    Damage,
+    Log,
+    LostEntry,
+    MarksEntry,
+    TornEntry,
+    replay,
+    scan,
+)
 from kafkasafe._io.refusals import counted
 from kafkasafe._io.rejected import (
     KeptFile,
@@ -24,7 +35,7 @@ from kafkasafe._io.rejected_notes import Notes, read_notes
 from kafkasafe._io.spool import was_told
 from kafkasafe.errors import SpoolError
 
-__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in"]
+__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in", "steps"]
 
 _TRIES: Final = 5
 
@@ -72,6 +83,8 @@ class Inspected:
         rejected_missing: One sentence per file that was deleted, and neither resent nor discarded.
         rejected_discarded: Records that `kafkasafe spool discard` gave up.
         extent: What is wrong with the lane's `extent`, empty if nothing is: see `extent_of`.
+        oldest_ms: When the oldest batch that waits was written, ms since the epoch; -1 where none waits.
+        undecidable: Of each batch that waits for a decision, the position of the group that says so.
     """
 
     segments: int
@@ -93,6 +106,8 @@ class Inspected:
     rejected_missing: tuple[str, ...]
     rejected_discarded: int
     extent: str
+    oldest_ms: int
+    undecidable: tuple[int, ...]
 
 
 def extent_of(files: Files, lane: Path, found: Log) -> str:
@@ -151,6 +166,27 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         # What was resent since has no note any more.
         notes = read_notes(files, lane)
     return tuple(name for name in gone if name in notes.kept)
+
+
+def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
+    """The steps of KAFKA-156 that a lane's log tells of; see `_core/steps.py`."""
+    return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
+
+
+def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
+    """Each group's marks, and (position, has an id) of its batches."""
+    groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
+    for entry in log.entries:
+        match entry:
+            case MarksEntry():
+                groups.append((entry, []))
+            case BatchEntry(position, _, header) if groups:
+                groups[-1][1].append((position, header.producer_id >= 0))
+            case LostEntry(position) | TornEntry(position) if groups:
+                groups[-1][1].append((position, False))
+            case _:
+                pass
+    return groups
 
 
 def read_lane(lane: Path, *, files: Files) -> Log:
@@ -237,7 +273,27 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         ),
         rejected_discarded=sum(notes.discarded.values()),
         extent=extent_of(files, lane, found),
+        oldest_ms=_oldest_ms(found, journal),
+        undecidable=_undecidable(found, journal),
     )
+
+
+def _oldest_ms(log: Log, journal: Journal) -> int:
+    """When the oldest unfinished batch was written; -1 if there is none."""
+    times, units = steps(log)
+    written = {position: each.prepared_ms for position, each in times.items()}
+    written |= {position: unit.prepared_ms for unit in units for position in unit.positions}
+    waiting = (
+        at if (at := written.get(batch.position, -1)) >= 0 else batch.max_timestamp
+        for _, _, batch in journal.batches()
+    )
+    return min(waiting, default=-1)
+
+
+def _undecidable(log: Log, journal: Journal) -> tuple[int, ...]:
+    waiting = {batch.position for _, _, batch in journal.batches()}
+    found = undecidable_in((entry.position, entry.marks, batches) for entry, batches in _groups(log))
+    return tuple(at for position, at in found.items() if position in waiting)
 
 
 def _waiting(journal: Journal) -> tuple[Waiting, ...]:

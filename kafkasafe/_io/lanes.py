@@ -750,6 +750,27 @@ class SpoolDirectory:
         )
         return pid if held else 0
 
+    def strays_to(self, number: int) -> Path | None:
+        """Where the process that the lane's lock file names has this lane open, if that is not here.
+
+        The directory was moved or replaced while its producer works. As far as the system tells: another user's process
+        shows nothing, nor does one of another host.
+        """
+        pid, text = self.owner(number)
+        if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
+            return None
+        with contextlib.suppress(OSError):
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    path = handle.readlink()
+                    # The same text: a number of a process may have been given again.
+                    if (
+                        path.name == _LOCK.name
+                        and handle.read_bytes().decode(errors="replace").strip() == text
+                    ):
+                        return path.parent
+        return None
+
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
         """Segments of a lane with their sizes: what changes when it does. Of one that lost all of them, its extent.
 

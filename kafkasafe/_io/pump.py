@@ -20,6 +20,7 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
+from kafkasafe._core.health import DISK_STUCK_S, ProducerSeen
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.clock import SystemClock
 from kafkasafe._io.engine.engine import Engine
@@ -33,9 +34,9 @@ from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe._io.refusals import RefusedDestination
-from kafkasafe.cluster.api import Cluster
+from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
-from kafkasafe.errors import SpoolError, UsageError
+from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
 from kafkasafe.logs import apart
 
 __all__ = ["Pump", "PumpState"]
@@ -240,19 +241,12 @@ class Pump:
         lanes = list(self._ground.lanes)
         journals = [lane.journal for lane in lanes]
         today_ms = self._ground.clock.wall_ms()
-        oldest = self.ledger.open.get(self.ledger.open.least or 0)
-        age_s = 0.0
-        if oldest is not None:
-            age_s = time.monotonic() - oldest.sealed_at
-            if not oldest.sealed_at:
-                # Of an earlier life: when it was sealed is not known.
-                age_s = (today_ms - oldest.max_timestamp) / 1000
         gauges: dict[str, float] = {
             "spool_bytes": self.ledger.kept_bytes,
             "spool_capacity_bytes": self._config.spool_max_bytes,
             "unfinished_batches": self.ledger.unfinished,
             "undurable_batches": len(self.ledger.undurable),
-            "spool_oldest_record_age_seconds": max(0.0, age_s),
+            "spool_oldest_record_age_seconds": self.ledger.oldest_age_s(),
         }
         identified = [stamp for journal in journals for stamp in journal.identified_since_ms()]
         gauges["producer_id_age_seconds"] = max(
@@ -279,6 +273,53 @@ class Pump:
             units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
         refused = [each for each in self.engine.endings.refused() if each.confirmed]
         return PumpState(gauges, offsets, refused, units)
+
+    def seen(
+        self, closed: BaseException | None, *, needed_bytes: int, callbacks_behind: bool
+    ) -> ProducerSeen:
+        """What a probe sees, from any thread: no lock is taken, and neither disk nor broker is asked.
+
+        Args:
+            closed: Why the producer accepts nothing any more.
+            needed_bytes: What the next batch may need, beside those that are open.
+            callbacks_behind: `send` waits for callbacks of earlier records.
+        """
+        config, ledger = self._config, self.ledger
+        failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._ground.cluster.last_error
+        lanes = list(self._ground.lanes)
+        in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
+        on_disk = 0 if config.in_memory else sum(lane.journal.spooled_records for lane in lanes)
+        return ProducerSeen(
+            closed="" if closed is None else str(closed),
+            forked=isinstance(closed, ForkedProcessError),
+            failure=self._end_of_thread() if failure is None else str(failure),
+            wrong_cluster="" if stranger is None else str(stranger),
+            undecidable=[error.evidence for _, error in list(ledger.undecided.values())],
+            disk_trouble=ledger.disk_trouble,
+            disk_full=ledger.disk_full,
+            displaced=self.engine.places.in_trouble(self._ground.own),
+            undurable_s=ledger.undurable_s(),
+            disk_patience_s=DISK_STUCK_S + (config.spool_after_s if config.spool == "on_error" else 0.0),
+            capacity=ledger.capacity,
+            needed_bytes=needed_bytes,
+            in_memory=config.in_memory,
+            spool_bytes=ledger.kept_bytes,
+            spool_max_bytes=config.spool_max_bytes,
+            callbacks_behind=callbacks_behind,
+            blocked=[
+                str(each) for each in (*self.refused_topics.values(), *self.refused_partitions.values())
+            ],
+            damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.damage)],
+            losses=len(ledger.losses),
+            connected=self._ground.cluster.connected,
+            network_error=None if network is None else in_words(network),
+            waiting_records=on_disk + in_memory,
+            oldest_s=ledger.oldest_age_s(),
+        )
+
+    def _end_of_thread(self) -> str:
+        """What ended it, where no error did."""
+        return "Its thread has ended" if self.ended() else ""
 
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide undecidable batches: send them again (they may be twice in the log), or take them as delivered.

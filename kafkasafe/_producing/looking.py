@@ -1,4 +1,4 @@
-"""What may be asked of a producer: the partitions of a topic, and what it has counted."""
+"""What may be asked of a producer: the partitions of a topic, what it has counted, whether it is well."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 
+from kafkasafe._core.health import ProducerHealth, producer_health
 from kafkasafe._io.stats import Reading
 from kafkasafe._producing.transacting import Transacting
 from kafkasafe.metrics import producer_readings
@@ -61,6 +62,17 @@ class Looking(Transacting):
             "records-per-request-avg": sent / max(values.get("batches_sent", 0), 1),
         }
         return {"kafkasafe": values, "producer-metrics": theirs}
+
+    def health(self) -> ProducerHealth:
+        """Whether the producer can accept records, and why not; apart from that, whether the cluster answers.
+
+        For probes (docs/operations.md): it waits for no disk, lock or broker. Any thread may call it, as often as it
+        likes, also after `close`.
+        """
+        behind = self._closed is None and self._callbacks.full()
+        return producer_health(
+            self._pump.seen(self._closed, needed_bytes=self._needed(), callbacks_behind=behind)
+        )
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""

@@ -375,7 +375,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 if fetch:
                     records = polled_without(consumer, left_out, self._paused, timeout_ms)
                 else:
-                    consumer._coordinator.poll(timeout_ms=timeout_ms)
+                    with consumer._polls:
+                        consumer._coordinator.poll(timeout_ms=timeout_ms)
                 joined = has_joined(consumer)
             finally:  # after NoOffsetForPartitionError the program may seek
                 self._polls += 1

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
 
+from kafkasafe._core.health import ConsumerHealth, unopened_consumer
 from kafkasafe.aio.fetched import as_partition, as_partitions
 from kafkasafe.aio.instead import NotOfConsumer
 from kafkasafe.aio.threads import call_in_thread
@@ -24,6 +25,8 @@ class Looking(NotOfConsumer, ABC):
     """Part of `SafeConsumer`."""
 
     _loop: asyncio.AbstractEventLoop | None
+    _closing: asyncio.Task[None] | None
+    _consumer: SafeConsumer | None
     _polled_at: float
 
     @property
@@ -43,6 +46,12 @@ class Looking(NotOfConsumer, ABC):
         """Of the last fetch; None before there was one."""
         found = self._opened.highwater(as_partition(partition))
         return None if found is None else int(found)
+
+    def health(self) -> ConsumerHealth:
+        """As of `kafkasafe.SafeConsumer`. It never waits, and any thread may call it, also before `start`."""
+        if self._consumer is None:
+            return unopened_consumer(closed=self._closing is not None)
+        return self._consumer.health()
 
     def metrics(self, raw: bool = False) -> Any:
         """As of `kafkasafe.SafeConsumer`."""

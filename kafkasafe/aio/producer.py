@@ -13,6 +13,7 @@ from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._core.batch import RECORD_OVERHEAD
+from kafkasafe._core.health import ProducerHealth, unopened_producer
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.one_process import OfOneProcess
@@ -381,8 +382,14 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._opened.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
-        """Whether the cluster answers: use it as readiness probe."""
+        """Whether the cluster answers. No readiness probe: in an outage the producer still accepts records."""
         return self._opened.bootstrap_connected()
+
+    def health(self) -> ProducerHealth:
+        """As of `kafkasafe.SafeProducer`. It never waits, and any thread may call it, also before `start`."""
+        if self._producer is None:
+            return unopened_producer(closed=self._closing is not None)
+        return self._producer.health()
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """As of `kafkasafe.SafeProducer`."""

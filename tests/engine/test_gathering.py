@@ -7,9 +7,9 @@ from virtual import World, offset_of
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core.batch import Compression
+from kafkasafe._core.capacity import FREE_BYTES
 from kafkasafe._core.journal import State
 from kafkasafe._io.engine.gathering import Gathering, joined
-from kafkasafe._io.engine.ledger import FREE_BYTES
 
 LATENCY_S = 0.05
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Final
 
@@ -40,8 +41,10 @@ class Binding:
             except SpoolError as error:
                 if self._ground.stop:
                     raise
-                # A disk that fails or is full: nothing may go anywhere before this is known and written down.
+                # A disk that fails or is full: nothing may go anywhere before this is known and written down. This
+                # thread writes no records meanwhile either.
                 attempt += 1
+                self._ledger.disk_failed(str(error), full=_is_full(error))
                 self._log.seldom(
                     logging.WARNING,
                     "cluster_not_bound",
@@ -52,6 +55,8 @@ class Binding:
                     error=type(error).__name__,
                 )
                 self._ground.sleep(self._ground.backoff.pause_s(attempt))
+        if attempt:
+            self._ledger.disk_works()
         if not ours:
             holds = (
                 f"{self._ground.directory.path} holds records for cluster {bound}, but these brokers are cluster"
@@ -142,3 +147,9 @@ class Binding:
             if self._ground.directory.is_owned(number) or inspect(path, files=self._ground.files).waiting:
                 return False
         return True
+
+
+def _is_full(error: SpoolError) -> bool:
+    """For lack of room."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}

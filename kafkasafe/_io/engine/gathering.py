@@ -10,11 +10,12 @@ import numpy as np
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
+from kafkasafe._core.capacity import FREE_BYTES
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.ledger import FREE_BYTES, Ledger
+from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import SpoolError

@@ -22,6 +22,7 @@ from typing import Final
 
 from kafkasafe._core import journal as j
 from kafkasafe._core.backlog import Ordered
+from kafkasafe._core.capacity import FREE_BYTES, Capacity
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import Submitted
@@ -40,13 +41,11 @@ from kafkasafe.errors import (
     WrongClusterError,
 )
 
-__all__ = ["BACKLOG_BYTES", "FREE_BYTES", "Elsewhere", "Ledger"]
+__all__ = ["BACKLOG_BYTES", "Elsewhere", "Ledger"]
 
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
 _NONE: Final = float("inf")
-FREE_BYTES: Final = 4 * 1024 * 1024
-"""Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +180,22 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def room(self, needed: int) -> bool:
-        """Whether `needed` more bytes can be accepted now. Call with `lock` held; it asks no disk.
+        """Whether `needed` more bytes can be accepted now. Call with `lock` held; it asks no disk."""
+        return self.capacity.takes(needed)
 
-        Where nothing waits for the disk, anything may be in memory that its file takes: an atomic batch is already.
-        """
-        if self._config.in_memory:
-            return self.backlog + needed <= self._config.spool_max_bytes
-        limit = self._config.spool_max_bytes - self._config.spool_segment_bytes
-        backlog = max(BACKLOG_BYTES, 4 * self._config.max_record_bytes)
-        if self.backlog and self.backlog + needed > backlog:
-            return False
-        if self.used + self.backlog + needed > limit:
-            return False
-        return self.free >= self.backlog + needed + FREE_BYTES
+    @property
+    def capacity(self) -> Capacity:
+        """The room of the own lane. It asks no disk; from any thread, numbers that are a moment old."""
+        config = self._config
+        if config.in_memory:
+            return Capacity(config.spool_max_bytes, 0, self.backlog)
+        return Capacity(
+            config.spool_max_bytes - config.spool_segment_bytes,
+            self.used,
+            self.backlog,
+            max(BACKLOG_BYTES, 4 * config.max_record_bytes),
+            self.free,
+        )
 
     def flushed(self, number: int) -> bool:
         """Every parcel up to this number has its fate."""
@@ -224,12 +226,13 @@ class Ledger:
                 "volume" if self.disk_full else "disk",
                 f"{waiting}, and the spool takes nothing for now: {self.disk_trouble}",
             )
-        used = self.used + self.backlog
-        if used + needed > config.spool_max_bytes - config.spool_segment_bytes:
+        now = self.capacity
+        if needed > now.spool_left:
+            used = now.used_bytes + now.backlog_bytes
             return limit, f"{used:,} bytes are taken, spool_max_bytes is {config.spool_max_bytes:,}"
-        if self.free < self.backlog + needed + FREE_BYTES:
+        if needed > now.volume_left:
             kept = f"{FREE_BYTES:,} are kept for what delivery needs"
-            return "volume", f"the volume has {self.free:,.0f} bytes left, of which {kept}"
+            return "volume", f"the volume has {now.free_bytes:,.0f} bytes left, of which {kept}"
         return "disk", f"{self.backlog:,} bytes wait to be written, the disk does not keep up"
 
     def revive(self, parcel: Parcel) -> None:
@@ -258,6 +261,21 @@ class Ledger:
             self.doubted = partitions
             if self.waiters:
                 self.waiters.notify_all()
+
+    def oldest_age_s(self) -> float:
+        """For how long the oldest record without a fate has waited, seconds; 0 if none does. From any thread."""
+        oldest = self.open.get(self.open.least or 0)
+        if oldest is None:
+            return 0.0
+        if oldest.sealed_at:
+            return max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
+        # An earlier run of the program accepted it: when is not known.
+        return max(0.0, (self._ground.clock.wall_ms() - oldest.max_timestamp) / 1000)
+
+    def undurable_s(self) -> float:
+        """For how long the oldest record has waited for the disk, seconds; 0 if none does. From any thread."""
+        oldest = self.undurable.get(first(self.undurable, 0))
+        return 0.0 if oldest is None else max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
 
     def spooled(self, number: int) -> bool:
         """Every parcel up to this number is durable."""

@@ -8,10 +8,11 @@ from typing import Final
 
 from kafkasafe._core import forward
 from kafkasafe._core import journal as j
+from kafkasafe._core.capacity import FREE_BYTES
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.ledger import FREE_BYTES, Ledger
+from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue
 from kafkasafe._io.engine.places import PlaceKeeper
 from kafkasafe._io.refusals import counted

@@ -1,0 +1,32 @@
+"""When the program polled last, for those who look from another thread."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Polls"]
+
+
+class Polls:
+    """The polls of one consumer: `with polls:` is one of them. They may be nested."""
+
+    __slots__ = ("_ended_at", "_under_way")
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._ended_at: float | None = None
+
+    def __enter__(self) -> None:
+        """A poll begins."""
+        self._under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        """It ends, whether by records or by an error."""
+        self._ended_at = time.monotonic()
+        self._under_way -= 1
+
+    def age_s(self) -> float | None:
+        """Seconds since the last poll, 0 during one; None before the first. From any thread."""
+        if self._under_way:
+            return 0.0
+        return None if self._ended_at is None else max(0.0, time.monotonic() - self._ended_at)

@@ -1,0 +1,56 @@
+"""How much more a spool can accept, and which limit is the nearest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["FREE_BYTES", "Capacity"]
+
+FREE_BYTES: Final = 4 * 1024 * 1024
+"""Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The room of a spool at one moment.
+
+    Attributes:
+        limit_bytes: What the spool may take.
+        used_bytes: What it takes on disk.
+        backlog_bytes: Accepted, and not on disk yet.
+        backlog_limit_bytes: How much may wait to be written.
+        free_bytes: What the volume has left; infinite where that is not known.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+    backlog_bytes: int
+    backlog_limit_bytes: float = float("inf")
+    free_bytes: float = float("inf")
+
+    @property
+    def spool_left(self) -> int:
+        """Bytes until the spool is as large as it may become; below 0 where it is larger already."""
+        return self.limit_bytes - self.used_bytes - self.backlog_bytes
+
+    @property
+    def volume_left(self) -> float:
+        """Bytes that records may still take of the volume."""
+        return self.free_bytes - self.backlog_bytes - FREE_BYTES
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that can be accepted before a limit is reached; the disk has to keep up meanwhile."""
+        return int(max(0, min(self.spool_left, self.volume_left)))
+
+    def keeps_up(self, needed: int) -> bool:
+        """Whether the disk is fast enough for `needed` bytes more.
+
+        Where nothing waits for the disk, anything may be in memory that its file takes: an atomic batch is already.
+        """
+        return not self.backlog_bytes or self.backlog_bytes + needed <= self.backlog_limit_bytes
+
+    def takes(self, needed: int) -> bool:
+        """Whether `needed` more bytes can be accepted now."""
+        return self.keeps_up(needed) and needed <= self.spool_left and needed <= self.volume_left

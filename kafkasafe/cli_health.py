@@ -1,0 +1,162 @@
+"""`kafkasafe health`: whether a producer could accept records in a spool directory, and what needs an operator."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from kafkasafe._core.spool_health import LaneSeen, SpoolHealth, SpoolSeen, spool_health
+from kafkasafe._io.inspection import Inspected
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.cli_common import (
+    CODES,
+    EXIT_BROKEN,
+    Directory,
+    Json,
+    cluster_trouble,
+    counted,
+    duration_s,
+    inspected,
+    open_directory,
+)
+from kafkasafe.config import validate
+from kafkasafe.errors import ConfigError, SpoolError
+
+__all__ = ["HEALTH_CODES", "health"]
+
+HEALTH_CODES: Final = CODES.format(
+    broken="a producer could not accept records, or something needs an operator: damage, rejected records, records that"
+    " no process delivers, or one older than --max-age"
+)
+
+
+def health(
+    directory: Directory,
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            "--max-age", metavar="TIME", help="How old a record may become that waits: 30s, 5m, 12h."
+        ),
+    ] = None,
+    spool_max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--spool-max-bytes",
+            metavar="BYTES",
+            help="The producers' option of that name. Without it only the volume limits the room.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether a producer could accept records in a spool directory, and what needs an operator there.
+
+    Reads only, also while producers are at work. It reads all of the spool: in a program, and for probes each few
+    seconds, ask producer.health(), which reads nothing and knows whether the cluster answers.
+    """
+    max_age_s = None if max_age is None else duration_s(max_age, "--max-age")
+    limit = None if spool_max_bytes is None else _limit(spool_max_bytes)
+    lanes = open_directory(directory)
+    troubles = cluster_trouble(lanes)
+    seen_lanes = [_seen(lanes, number, found) for lanes, number, found in inspected(lanes, troubles)]
+    free, read_only = _volume(lanes)
+    found = spool_health(
+        SpoolSeen(
+            seen_lanes,
+            [f"{name}: {reason}" for name, reason in troubles],
+            free_bytes=free,
+            read_only=read_only,
+            limit_bytes=limit,
+            max_age_s=max_age_s,
+        )
+    )
+    ok = found.ready and not found.warnings
+    if as_json:
+        rows = [_row(lane) for lane in seen_lanes]
+        told = {
+            "directory": str(lanes.path),
+            "ok": ok,
+            **dataclasses.asdict(found),
+            "free_bytes": free,
+            "lanes": rows,
+        }
+        print(json.dumps(told, indent=1))
+    else:
+        _print(seen_lanes, found)
+    if not ok:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _limit(spool_max_bytes: int) -> int:
+    """How large the log of a lane may become."""
+    try:
+        config = validate({"spool_dir": ".", "spool_max_bytes": spool_max_bytes})
+    except ConfigError as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint="--spool-max-bytes") from None
+    return config.spool_max_bytes - config.spool_segment_bytes
+
+
+def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
+    """(bytes that are left, whether it is mounted read-only).
+
+    Raises:
+        SpoolError: It cannot be seen.
+    """
+    try:
+        return lanes.files.free_bytes(lanes.path), bool(os.statvfs(lanes.path).f_flag & os.ST_RDONLY)
+    except OSError as error:
+        raise SpoolError(f"{lanes.path} cannot be read: {error}") from error
+
+
+def _seen(lanes: SpoolDirectory, number: int, found: Inspected) -> LaneSeen:
+    begun = lanes.begun(number)
+    strays_to = lanes.strays_to(number)
+    return LaneSeen(
+        name=lanes.lane_path(number).name,
+        owner_pid=lanes.seems_owned(number),
+        strays_to="" if strays_to is None else str(strays_to),
+        size_bytes=found.size_bytes,
+        waiting_records=sum(each.records for each in found.waiting),
+        oldest_s=0.0 if found.oldest_ms < 0 else max(0.0, time.time() - found.oldest_ms / 1000),
+        in_doubt_batches=sum(each.in_doubt_batches for each in found.waiting),
+        # What an earlier owner could not determine, this one asks again.
+        undecidable_batches=sum(at >= begun for at in found.undecidable),
+        rejected_records=sum(each.records for each in found.rejected),
+        damaged=len(found.damage) + len(found.rejected_unreadable) + len(found.rejected_missing),
+    )
+
+
+def _row(lane: LaneSeen) -> dict[str, Any]:
+    row = dataclasses.asdict(lane)
+    row["lane"] = row.pop("name")
+    row["owner_pid"] = lane.owner_pid or None
+    row["strays_to"] = lane.strays_to or None
+    row["oldest_record_age_s"] = row.pop("oldest_s")
+    return row
+
+
+def _print(lanes: Sequence[LaneSeen], found: SpoolHealth) -> None:
+    print(
+        "READY: a producer can accept records"
+        if found.ready
+        else "NOT READY: a producer cannot accept records"
+    )
+    for reason in found.reasons:
+        print(f"  {reason}")
+    for warning in found.warnings:
+        print(f"  warning: {warning}")
+    for lane in lanes:
+        owner = f"owned by process {lane.owner_pid}" if lane.owner_pid else "not owned"
+        age = f", the oldest for {lane.oldest_s:.0f} s" if lane.waiting_records else ""
+        doubt = (
+            f"; {counted(lane.in_doubt_batches, 'batch')} may have been sent" if lane.in_doubt_batches else ""
+        )
+        print(
+            f"{lane.name}: {owner}; {counted(lane.size_bytes, 'byte')}; {counted(lane.waiting_records, 'record')}"
+            f" waiting{age}{doubt}"
+        )

@@ -1,0 +1,5 @@
+"""What `health()` of producers and consumers returns: see docs/operations.md."""
+
+from kafkasafe._core.health import ConsumerHealth, HealthReason, ProducerHealth
+
+__all__ = ["ConsumerHealth", "HealthReason", "ProducerHealth"]

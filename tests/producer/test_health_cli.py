@@ -1,0 +1,190 @@
+"""`kafkasafe health DIR`: what it says of the spool of a producer that lives, and of one that was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from types import SimpleNamespace
+
+import harness
+import lives
+import pytest
+
+from kafkasafe import cli
+from kafkasafe._io.files import OsFiles
+from kafkasafe.errors import SpoolFullError
+from kafkasafe.testing import FakeCluster
+from kafkasafe.testing.proxy import FaultProxy
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def health(capsys):
+    """Runs the command with --json: (exit code, what it printed)."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["health", *map(str, arguments), "--json"])
+        return ended.value.code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def names(reasons):
+    return [each["name"] for each in reasons]
+
+
+def test_a_producer_in_an_outage(fake_kafka, producers, health, capsys):
+    fake_kafka.create_topic("orders", 1)
+    producer = producers(fake_kafka.bootstrap_servers)
+    producer.send("orders", b"1").get(60)
+    code, found = health(producers.spool)
+    assert (code, found["ok"], found["ready"], found["waiting_records"]) == (0, True, True, 0)
+    assert found["room_bytes"] > 0
+    fake_kafka.refuse()
+    fake_kafka.cut()
+    producer.send("orders", b"2").durable(60)
+    code, found = health(producers.spool)
+    assert (code, found["ready"], found["waiting_records"]) == (0, True, 1)
+    (lane,) = found["lanes"]
+    assert (lane["lane"], lane["owner_pid"], lane["waiting_records"]) == ("lane-000", os.getpid(), 1)
+    assert 0 <= lane["oldest_record_age_s"] < 120
+    harness.until(lambda: health(producers.spool)[1]["oldest_record_age_s"] > 1)
+    code, found = health(producers.spool, "--max-age", "1s")
+    assert (code, found["ready"], names(found["warnings"])) == (1, True, ["too_old"])
+    assert health(producers.spool, "--max-age", "1h")[0] == 0
+    with pytest.raises(SystemExit):
+        cli.main(["health", str(producers.spool)])
+    told = capsys.readouterr().out
+    assert told.startswith("READY: a producer can accept records\nlane-000: owned by process ")
+    assert "1 record waiting, the oldest for " in told
+    producer.close(timeout=0)
+    # Nobody delivers it now.
+    code, found = health(producers.spool)
+    assert (code, found["ready"], names(found["warnings"])) == (1, True, ["no_owner"])
+    assert "kafkasafe spool drain" in found["warnings"][0]["text"]
+
+
+def test_a_full_spool(fake_kafka, producers, health):
+    fake_kafka.refuse()
+    options = {"spool_max_bytes": 16 * MIB, "spool_segment_bytes": 2 * MIB, "max_request_size": 300_000}
+    producer = producers(fake_kafka.bootstrap_servers, max_block_ms=200, **options)
+    with contextlib.suppress(SpoolFullError):
+        for _ in range(2000):
+            producer.send("orders", b"." * 100_000)
+        raise AssertionError("2,000 records were accepted")
+    producer.durable(60)
+    assert health(producers.spool)[0] == 0
+    code, found = health(producers.spool, "--spool-max-bytes", 16 * MIB)
+    assert (code, found["ready"], names(found["reasons"])) == (1, False, ["spool_full"])
+
+
+def test_a_full_volume_and_a_read_only_one(fake_kafka, producers, health, monkeypatch):
+    producer = producers(fake_kafka.bootstrap_servers)
+    producer.send("orders", b"1").durable(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(OsFiles, "free_bytes", lambda *_, **__: 5 * MIB)
+        code, found = health(producers.spool)
+    assert (code, names(found["reasons"])) == (1, ["volume_full"])
+    real = os.statvfs(producers.spool)
+    status = SimpleNamespace(
+        f_flag=real.f_flag | os.ST_RDONLY, f_bavail=real.f_bavail, f_frsize=real.f_frsize
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda _: status)
+        code, found = health(producers.spool)
+    assert (code, names(found["reasons"]), found["room_bytes"]) == (1, ["read_only"], 0)
+
+
+def test_an_undecidable_batch_until_its_owner_ends(producers, health):
+    with FakeCluster() as cluster, FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy:
+        cluster.create_topic("orders", 1)
+        producer = producers(proxy.bootstrap_servers, request_timeout_ms=1000)
+        producer.send("orders", b"0").get(60)
+        proxy.on("Produce", topic="orders", partition=0).answer_without_forwarding(47)
+        producer.send("orders", b"1").durable(60)
+        harness.until(lambda: producer.health().undecidable_batches, what="undecidable")
+        harness.until(lambda: health(producers.spool)[0], what="its mark on disk")
+        code, found = health(producers.spool)
+        assert (code, found["ready"], names(found["reasons"])) == (1, False, ["undecidable"])
+        assert found["lanes"][0]["undecidable_batches"] == 1
+        producer.close(timeout=0)
+        # The next producer asks the cluster again.
+        code, found = health(producers.spool)
+        assert (code, found["ready"], names(found["warnings"])) == (1, True, ["no_owner"])
+
+
+def test_rejected_records(fake_kafka, producers, health):
+    fake_kafka.create_topic("small", 1, config={"max.message.bytes": 2000})
+    with producers(fake_kafka.bootstrap_servers) as producer:
+        future = producer.send("small", b"." * 5000)
+        harness.until(future.failed)
+    code, found = health(producers.spool)
+    assert (code, found["ready"], names(found["warnings"])) == (1, True, ["rejected"])
+
+
+def test_damage_and_a_lane_that_is_none(fake_kafka, producers, health):
+    fake_kafka.refuse()
+    producer = producers(fake_kafka.bootstrap_servers)
+    for number in range(3):
+        producer.send("orders", b"%d" % number).durable(60)
+    producer.close(timeout=0)
+    (segment,) = producers.spool.glob("lane-000/*.log")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    (producers.spool / "lane-001").write_text("a file")
+    code, found = health(producers.spool)
+    assert code == 1
+    assert {"unreadable", "damaged"} <= {*names(found["warnings"])}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_spool_that_was_taken_away_from_its_process(fake_kafka, zygote, tmp_path, health, copied):
+    """A copy in its place has the lock's text, and not the lock."""
+    fake_kafka.refuse()
+    spool = tmp_path / "spool"
+    life = zygote.fork(
+        lives.promise,
+        tmp_path / "log",
+        servers=fake_kafka.bootstrap_servers,
+        topic="orders",
+        spool=str(spool),
+        book=str(tmp_path / "book"),
+        first=0,
+        options={},
+    )
+    try:
+        life.until(tmp_path / "book")
+        harness.until(lambda: (tmp_path / "book").read_text().count("\n") > 5)
+        assert health(spool)[1]["lanes"][0]["owner_pid"] == life.pid
+        if copied:
+            os.kill(life.pid, 19)  # SIGSTOP: before it fetches its directory
+            shutil.move(spool, tmp_path / "away")
+            shutil.copytree(tmp_path / "away", spool)
+            code, found = health(spool)
+            assert (code, found["ready"], names(found["reasons"])) == (1, False, ["spool_displaced"])
+            assert found["lanes"][0]["strays_to"] == str(tmp_path / "away" / "lane-000")
+            shutil.rmtree(spool)
+            shutil.move(tmp_path / "away", spool)
+            os.kill(life.pid, 18)
+    finally:
+        life.kill()
+    code, found = health(spool)
+    assert (code, found["ready"], names(found["warnings"])) == (1, True, ["no_owner"])
+    assert found["lanes"][0]["owner_pid"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--max-age", "soon"], 2), (["--spool-max-bytes", "1"], 2), ([], 2)],
+    ids=["an age", "a size", "no directory"],
+)
+def test_what_is_wrong_with_the_command_line(tmp_path, health, arguments, code):
+    ended, found = health(tmp_path, *arguments)
+    assert (ended, found["code"]) == (code, code)
