@@ -254,11 +254,13 @@ class WrongClusterError(SpoolError):
 
 
 class LaneBusyError(SpoolError):
-    """The lane asked for belongs to another live process.
+    """The lane asked for belongs to another live process. Retriable: it is free when that process ends.
 
     Attributes:
         pid: The owner's process id, 0 if it did not say.
     """
+
+    retriable = True
 
     def __init__(self, message: str, *, pid: int = 0) -> None:
         super().__init__(message)
