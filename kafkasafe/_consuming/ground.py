@@ -13,6 +13,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.partition import Leadership, Part
+from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._core.epochs import UNDEFINED
 from kafkasafe._core.followers import Followers
 from kafkasafe._io.connect import connect
@@ -55,6 +56,7 @@ class Ground:
     _lookups: LookUps
     _memory: LineageMemory
     _parts: dict[TopicPartition, Part]
+    _rereading: Rereading
     _resting: dict[TopicPartition, float]
     """Partitions that are not fetched from, and until when."""
     _safe: ConsumerConfig

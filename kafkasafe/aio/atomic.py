@@ -16,7 +16,7 @@ from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread
-from kafkasafe.errors import UsageError
+from kafkasafe.errors import BatchDroppedError, UsageError
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -156,9 +156,22 @@ class AtomicBatch:
         Raises:
             UsageError: The batch was committed or dropped; or the consumer is in no group, or commits by itself.
         """
-        if isinstance(offsets, SafeConsumer):
-            offsets, group = await offsets._positions()
-        self._batch.send_offsets(offsets, group)
+        if not isinstance(offsets, SafeConsumer):
+            self._batch.send_offsets(offsets, group)
+            return
+        self._batch._check_open()
+        fate = self._batch._claim(str(offsets._opened.config["group_id"]))
+        try:
+            offer = await offsets._offer_positions(fate)
+            self._batch._check_open()
+            self._batch._take_offer(fate, *offer)
+        except BatchDroppedError:
+            self._batch.drop()
+            raise
+        except BaseException:
+            # Its offsets may be claimed later, on the consumer's thread: they are not in the batch.
+            fate.forget()
+            raise
 
     def spool_after_commit(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call `f(*args, metadata, **kwargs)` on the loop when the batch is committed.
