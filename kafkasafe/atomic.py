@@ -15,20 +15,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
 from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._core.patience import timeout_of
-from kafkasafe._io.batch_offsets import check_settings
+from kafkasafe._core.readings import Claim
+from kafkasafe._io.batch_offsets import BatchFate, check_settings
 from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
-from kafkasafe.errors import UsageError
+from kafkasafe.errors import BatchDroppedError, UsageError
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer
@@ -237,6 +239,9 @@ class AtomicBatch:
     readers.
     """
 
+    _told: ClassVar[bool] = False
+    """The program hears of a dropped batch before it makes the next one."""
+
     def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
         self._producer = producer
         self._new_future = producer._new_future
@@ -244,6 +249,9 @@ class AtomicBatch:
         self._chunks: list[Any] = []
         self._open: dict[str, Any] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
+        self._readings: dict[u.GroupPartition, u.Reading] = {}
+        self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
+        """By group."""
         self._most = producer._config.spool_segment_bytes
         self._room = self._most
         """Bytes that it may still take: it is to fit into a file of the spool."""
@@ -369,13 +377,62 @@ class AtomicBatch:
                 given offsets that transactions are about to change. The message says which option to set.
             TypeError: Something else is given for a partition, an offset or the group.
             ValueError: It is none that can be: a negative offset, a text that is too long.
+            BatchDroppedError: A batch before this one was dropped, and what this consumer has read since comes again.
+                Throw this batch away, and go on with `poll`; a KafkaConsumer has to `seek` to what `committed` says
+                first.
         """
         self._check_open()
+        if hasattr(offsets, "_offer_positions"):
+            check_settings(offsets)
+            fate = self._claim(offsets.config["group_id"])
+            try:
+                self._take_offer(fate, *offsets._offer_positions(fate))
+            except BatchDroppedError:
+                self.drop()
+                raise
+            return
         given = _positions(offsets, group)
         for at in given.positions:
             self._producer._check_topic(at.topic)
-        if given.positions:
-            self._offsets[given.group] = given
+        if not given.positions:
+            return
+        fate = self._claim(given.group)
+        try:
+            readings, claims = self._producer._given_offsets.offer(fate, given, told=self._told)
+        except BatchDroppedError:
+            self.drop()
+            raise
+        self._offsets[given.group] = given
+        self._readings.update(readings)
+        self._claims[given.group] = fate, claims
+
+    def _take_offer(
+        self,
+        fate: BatchFate,
+        positions: Mapping[TopicPartition, Any],
+        group: Any,
+        readings: Mapping[TopicPartition, u.Reading],
+        claims: list[Claim],
+    ) -> None:
+        """Offsets of a SafeConsumer, which has claimed them already."""
+        name = str(group.group_id)
+        self._claims[name] = fate, claims
+        if not positions:
+            return
+        for at in positions:
+            self._producer._check_topic(at.topic)
+        self._offsets[name] = _positions(positions, group)
+        self._readings.update(((name, *at), reading) for at, reading in readings.items())
+
+    def _claim(self, group: str) -> BatchFate:
+        """Offsets of the group come; former ones are replaced."""
+        former = self._claims.pop(group, None)
+        self._offsets.pop(group, None)
+        if former is not None:
+            former[0].forget()
+        for line in [line for line in self._readings if line[0] == group]:
+            del self._readings[line]
+        return BatchFate(self._fate)
 
     def commit(self) -> BatchOutcome:
         """Hand it over as a whole. One without records and offsets is committed at once, and sends nothing.
@@ -389,9 +446,20 @@ class AtomicBatch:
         Raises:
             SpoolFullError: No room within `max_block_ms`. Nothing of it was accepted; it may be committed again later.
             UsageError: It was committed or dropped before.
+            BatchDroppedError: The consumer of `send_offsets` was moved back since: nothing of it is sent.
         """
         self._check_open()
-        slip = Slip(transactional_id=self._transactional_id, offsets=tuple(self._offsets.values()))
+        if any(claim.void for _, claims in self._claims.values() for claim in claims):
+            self.drop()
+            raise BatchDroppedError(
+                "The consumer whose offsets are in this batch was moved back, or has lost its partitions: its records"
+                " come again. Nothing of it is sent"
+            )
+        slip = Slip(
+            transactional_id=self._transactional_id,
+            offsets=tuple(self._offsets.values()),
+            readings=dict(self._readings),
+        )
         head = Parcel("", -1, None, 0, 0, 0, slip=slip)
         outcome = BatchOutcome(self._producer, head, self)
         self._producer._submit_unit(outcome, self._most - self._room)

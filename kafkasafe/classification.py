@@ -120,6 +120,10 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
         " event.position (to go on).",
         at_risk=True,
     ),
+    errors.OffsetNotAvailableError: _Row(
+        _RETRY,
+        "Call again: nothing was concluded; the new leader is catching up, which takes it some moments.",
+    ),
     errors.RemoteStorageNotReadyError: _Row(
         _RETRY, "Call again: positions are where they were; if it stays, look at the brokers' remote storage."
     ),

@@ -124,6 +124,7 @@ _REMOVED: Final[dict[str, str]] = {
     "sock_chunk_buffer_count": _GONE,
     "bootstrap_topics_filter": _GONE,
     "legacy_iterator": _GONE,
+    "rebalance_timeout_ms": "aiokafka's. max_poll_interval_ms is it",
 }
 _NO_CIPHERS: Final = "kafka-python 3.0 does not use it; call set_ciphers() of an ssl_context"
 # What KafkaProducer takes, and what it is for is done otherwise here.

@@ -31,10 +31,15 @@ from kafkasafe._consuming.coordinator import Coordinator
 from kafkasafe._consuming.fetcher import Fetcher
 from kafkasafe._consuming.ground import ignore, log
 from kafkasafe._consuming.partition import Part
+<<<<<<< HEAD
 from kafkasafe._consuming.polls import Polls
+=======
+from kafkasafe._consuming.rereading import Rereading
+>>>>>>> ae99cb4a0fe376a1bd1c2e51a9611a1ba3575dec
 from kafkasafe._consuming.trouble import Trouble
 from kafkasafe._core.followers import Followers
 from kafkasafe._core.patience import seconds_of
+from kafkasafe._core.readings import Fate
 from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.inquiry import Desk, Procedure
 from kafkasafe._io.lineage_file import LineageMemory
@@ -209,6 +214,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         # is committed whatever becomes of that process, and its records would be read again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.all_consumed_offsets = self._committable
+        self._rereading = Rereading(self._subscription, self._coordinator, self._emit)
         self._lookups = LookUps(
             self._network,
             self._tracker,
@@ -498,6 +504,20 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             check_offset(each.offset)
             if self._is_withheld(tp, each.offset) and (undecided := self._undecided(tp)):
                 raise self._told(undecided)
+
+    def _offer_positions(self, fate: Callable[[], Fate]) -> tuple[Any, ...]:
+        """For an atomic batch: what was handed out and is in none yet, the group's member, the readings, the claims.
+
+        Raises:
+            LogDivergedError: A partition is undecided (see `on_divergence`).
+            BatchDroppedError: See `kafkasafe._consuming.rereading`.
+        """
+        if undecided := self._undecided():
+            raise self._told(undecided)
+        positions = self._subscription.all_consumed_offsets()
+        moved, readings, claims = self._rereading.offer(fate, positions)
+        me: Any = self
+        return moved, me.group_metadata(), readings, claims
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """As KafkaConsumer's."""

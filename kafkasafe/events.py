@@ -28,6 +28,7 @@ __all__ = [
     "PartitionNotReady",
     "PartitionReady",
     "PositionReset",
+    "PositionRewound",
     "RecordsCommitted",
     "RecordsRejected",
     "RecordsUndecidable",
@@ -581,6 +582,24 @@ class PositionReset:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionRewound:
+    """Records that were read are read again, from the group's offset: they are in no committed atomic batch.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group was
+            rebalanced, and its offset is not where this consumer's batches had moved it.
+        previous: Position before; None when there was none.
+    """
+
+    topic: str
+    partition: int
+    reason: Literal["dropped", "rebalanced"]
+    previous: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionNotReady:
     """A partition cannot be fetched from for the moment; its position stays, the others go on.
 
@@ -700,6 +719,7 @@ ConsumerEvent = (
     LogDiverged
     | LossCheckInconclusive
     | PositionReset
+    | PositionRewound
     | PartitionNotReady
     | PartitionReady
     | EndOffsetHeld

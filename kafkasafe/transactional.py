@@ -139,6 +139,7 @@ class _Transaction(AtomicBatch):
     """One of them."""
 
     aborted = False
+    _told = True
 
     @property
     def is_open(self) -> bool:

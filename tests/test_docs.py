@@ -10,6 +10,7 @@ import typer.main
 import yaml
 
 from kafkasafe import cli, config, events
+from kafkasafe._core.epochs import Strategy
 from kafkasafe._io import stats
 
 ROOT = Path(__file__).parents[1]
@@ -133,3 +134,9 @@ def test_what_the_rows_name_exists():
                 if not file.is_file() or function not in defined(file):
                     missing.append((number, name))
     assert missing == []
+
+
+def test_strategies_that_the_documents_name_exist():
+    named = set(re.findall(r"--strategy (\w+)", "".join(page.read_text(encoding="utf-8") for page in PAGES)))
+    assert len(named) > 2
+    assert named <= {strategy.value for strategy in Strategy}

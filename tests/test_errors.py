@@ -57,6 +57,7 @@ def test_a_record_that_will_be_delivered_is_not_retriable():
         ("sock_chunk_bytes", "before version 3"),
         ("sock_chunk_buffer_count", "before version 3"),
         ("bootstrap_topics_filter", "before version 3"),
+        ("rebalance_timeout_ms", "max_poll_interval_ms"),
     ],
 )
 def test_an_option_that_is_gone_is_not_taken_for_another(name, says):

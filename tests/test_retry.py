@@ -21,7 +21,8 @@ from kafka.errors import (
 )
 from prometheus_client import CollectorRegistry
 
-from kafkasafe import ConfigError, ErrorAction, RetryPolicy, UsageError, Verdict, classify, metrics
+from kafkasafe import ConfigError, ErrorAction, RetryPolicy, UsageError, Verdict, classify, errors, metrics
+from kafkasafe.audit import NoSuchTopicError
 
 HOT = ("orders", 3)
 
@@ -99,6 +100,26 @@ def test_pauses_double_with_jitter_up_to_the_bound(world):
     )
     # Halfway between the least pause, of ten tries a second, and the bound.
     assert clock.pauses == [0.55, 1.05, 2.05, 2.05, 2.05]
+
+
+PUBLIC_ERRORS = [*(getattr(errors, name) for name in errors.__all__), NoSuchTopicError]
+
+
+@pytest.mark.parametrize("kind", PUBLIC_ERRORS, ids=lambda kind: kind.__name__)
+def test_an_error_of_ours_is_retriable_where_the_verdict_says_so_and_the_policy_does_it(world, kind):
+    clock, policy, call, _ = world
+    assert classify(kind) == classify(kind("happened"))
+    again = classify(kind).action in {ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH}
+    assert kind("happened").retriable is again
+    assert classify(kind).retriable is again
+    broker = Broker(clock, 2, functools.partial(kind, "happened"))
+    if again:
+        assert call(policy(), broker) == ()
+        assert len(broker.asked_at) == 3
+    else:
+        with pytest.raises(kind, match="happened"):
+            call(policy(), broker)
+        assert len(broker.asked_at) == 1
 
 
 def test_any_wait_of_tenacitys_may_take_the_place_of_the_pauses(world):

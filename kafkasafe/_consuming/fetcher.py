@@ -16,6 +16,8 @@ from kafkasafe._io.batches import BatchFetcher
 __all__ = ["Fetcher"]
 
 _MOST_LATE_ERRORS: Final = 1000
+_DECIDED_S: Final = 0.1
+"""How often is looked whether an atomic batch is decided that a partition waits for."""
 
 
 class Fetcher(BatchFetcher):
@@ -55,6 +57,8 @@ class Fetcher(BatchFetcher):
         due_s = self.owner._due_s()
         # A fetch to a follower may be sent within this call.
         waits_s = [self.owner._followers.patience_s] if self.config["client_rack"] else []
+        if self.owner._rereading.holds:
+            waits_s.append(_DECIDED_S)
         for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
             timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
         # It is one of the futures that kafka-python waits for.

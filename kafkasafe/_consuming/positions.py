@@ -28,6 +28,7 @@ class Positions(Walking):
 
     def _decided(self, tp: TopicPartition) -> None:
         """The application has chosen a position: no reset, no examination of the old one."""
+        self._rereading.moved(tp)
         part = self._part(tp)
         if part is None:
             return
@@ -65,14 +66,18 @@ class Positions(Walking):
 
     def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
         """kafka-python's, but the leader epoch and the lineage of a committed offset are not thrown away."""
+        self._rereading.settle(timeout_ms)
         if self._subscription.has_all_fetch_positions():
             return True
         missing = self._subscription.missing_fetch_positions()
         if missing and self.config["group_id"] is not None:
+            number = self._rereading.draw()
             try:
                 committed = self._coordinator.fetch_committed_offsets(missing, timeout_ms=timeout_ms)
             except kafka_errors.KafkaTimeoutError:
                 return False
+            for tp in missing:
+                self._rereading.begin(tp, number, committed[tp].offset if tp in committed else None)
             for tp, offset in committed.items():
                 part = self._part(tp)
                 if part is None:  # a rebalance was faster

@@ -21,6 +21,7 @@ from kafkasafe.events import (
     PartitionNotReady,
     PartitionReady,
     PositionReset,
+    PositionRewound,
 )
 from kafkasafe.metrics import consumer_readings
 
@@ -78,6 +79,8 @@ class Reporting(Waiting):
                     stats.skipped_records[topic] += skipped[1] - skipped[0] + 1
             case PartitionReady(after_s=after_s):
                 stats.not_ready_s[topic] += after_s
+            case PositionRewound():
+                pass  # nothing is lost or skipped; the producer counts its dropped batches
             case PartitionNotReady():
                 pass  # counted when it is over
             case LossCheckInconclusive():

@@ -2,11 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kafkasafe.errors import UsageError
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.readings import Claim, Fate, Numbers, Readings
+from kafkasafe.errors import BatchDroppedError, UsageError
 
-__all__ = ["check_settings"]
+__all__ = ["BatchFate", "GivenOffsets", "check_settings"]
+
+_FATES = {j.Fate.COMMITTED: Fate.COMMITTED, j.Fate.REJECTED: Fate.REJECTED, j.Fate.DROPPED: Fate.DROPPED}
+
+
+class BatchFate:
+    """What becomes of an atomic batch whose offsets a consumer, or a program, gave. From any thread.
+
+    Args:
+        decided: What the batch decides first: its outcome, None once it is dropped; empty while it is open.
+    """
+
+    __slots__ = ("_decided", "_head", "_replaced")
+
+    def __init__(self, decided: Mapping[str, Any]) -> None:
+        self._decided: Mapping[str, Any] | None = decided
+        self._head: Any = None
+        self._replaced = False
+
+    def forget(self) -> None:
+        """The batch has other offsets of the group by now, or none."""
+        self._replaced = True
+
+    def __call__(self) -> Fate:
+        """As it is now."""
+        if self._decided is not None:
+            if self._replaced:
+                return Fate.FORGOTTEN
+            if not self._decided:
+                return Fate.OPEN
+            [outcome] = self._decided.values()
+            if outcome is None:
+                return Fate.FORGOTTEN
+            # The outcome keeps the producer; a consumer does not.
+            self._head, self._decided = outcome._head, None
+        if not self._head.done:
+            return Fate.WAITING
+        fate = None if self._head.slip is None else self._head.slip.fate
+        return Fate.LEFT if fate is None else _FATES[fate]
+
+
+class GivenOffsets:
+    """The offsets that a program gave a producer by itself, and those of a KafkaConsumer: where they go on from.
+
+    Such a consumer cannot be moved back from here. So the next batch with offsets of a partition of which a batch was
+    dropped is refused once; what comes after that is taken for what was read again.
+
+    Args:
+        numbers: Of readings.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._readings: Readings[u.GroupPartition] = Readings(numbers)
+        # What earlier incarnations left may be committed before the first offsets are given.
+        self._first = numbers.draw()
+
+    def offer(
+        self, fate: Callable[[], Fate], given: m.GroupOffsets, *, told: bool
+    ) -> tuple[dict[u.GroupPartition, u.Reading], list[Claim]]:
+        """A batch is about to move the group.
+
+        Args:
+            fate: What becomes of the batch.
+            given: The offsets.
+            told: The program has heard of each batch that was dropped, before this one.
+
+        Returns:
+            Of which readings they are, and the batch's claims.
+
+        Raises:
+            BatchDroppedError: It goes on from one that was dropped.
+        """
+        found = {}
+        claims = []
+        broken = False
+        for at in given.positions:
+            line = given.group, at.topic, at.partition
+            run = self._readings.get(line) or self._readings.begin(line, self._first, None)
+            run.look()
+            if run.broken:
+                broken = True
+                run = self._readings.begin(line, self._readings.draw(), None)
+            found[line] = run
+        if broken and not told:
+            raise BatchDroppedError(
+                "An atomic batch with offsets of this group was dropped before. seek() each partition to what"
+                " committed() says, throw away what is collected, and go on with poll(): kafkasafe.SafeConsumer does"
+                " that by itself"
+            )
+        for at in given.positions:
+            claim = Claim(at.offset, fate)
+            found[given.group, at.topic, at.partition].claim(claim)
+            claims.append(claim)
+        return {line: run.reading for line, run in found.items()}, claims
 
 
 def check_settings(consumer: Any) -> None:

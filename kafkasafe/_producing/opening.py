@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from kafkasafe._core import batch as codec
 from kafkasafe._io.at_exit import at_end_of_child
+from kafkasafe._io.batch_offsets import GivenOffsets
 from kafkasafe._io.connect import connect
 from kafkasafe._io.files import Files, OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
+from kafkasafe._io.readings import NUMBERS
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
 from kafkasafe._producing.looking import Looking
@@ -99,6 +101,7 @@ class Opening(Looking):
             await_dropped(config.spool_dir)
         lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
         self._hold = Hold(self)
+        self._given_offsets = GivenOffsets(NUMBERS)
         try:
             self._transport: Cluster = connect(config.kafka)
             try:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kafkasafe._io.batch_offsets import GivenOffsets
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.pump import Pump
@@ -48,6 +49,7 @@ class State(OfOneProcess):
     _partition_by: Callable[..., Any]
     _max_record_bytes: int
     _chunk_bytes: int
+    _given_offsets: GivenOffsets
     _hold: Hold
     _transport: Cluster
     _pump: Pump

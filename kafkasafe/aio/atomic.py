@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Awaitable, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +16,7 @@ from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread
-from kafkasafe.errors import UsageError
+from kafkasafe.errors import BatchDroppedError, UsageError
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -100,6 +100,7 @@ class AtomicBatch:
     def __init__(self, owner: SafeProducer, batch: atomic.AtomicBatch) -> None:
         self._owner = owner
         self._batch = batch
+        self._unawaited: set[_SendingOffsets] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,8 +146,8 @@ class AtomicBatch:
         future._owner, future._chunk, future._index = self._owner, record._chunk, record._index
         return future
 
-    async def send_offsets(self, offsets: Any, group: Any = None) -> None:
-        """Commit a consumer's offsets together with the records: of what it has handed out.
+    def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
+        """To be awaited: commit a consumer's offsets together with the records: of what it has handed out.
 
         Args:
             offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or what
@@ -156,9 +157,25 @@ class AtomicBatch:
         Raises:
             UsageError: The batch was committed or dropped; or the consumer is in no group, or commits by itself.
         """
-        if isinstance(offsets, SafeConsumer):
-            offsets, group = await offsets._positions()
-        self._batch.send_offsets(offsets, group)
+        return _SendingOffsets(self, offsets, group)
+
+    async def _send_offsets(self, offsets: Any, group: Any) -> None:
+        if not isinstance(offsets, SafeConsumer):
+            self._batch.send_offsets(offsets, group)
+            return
+        self._batch._check_open()
+        fate = self._batch._claim(str(offsets._opened.config["group_id"]))
+        try:
+            offer = await offsets._offer_positions(fate)
+            self._batch._check_open()
+            self._batch._take_offer(fate, *offer)
+        except BatchDroppedError:
+            self._batch.drop()
+            raise
+        except BaseException:
+            # Its offsets may be claimed later, on the consumer's thread: they are not in the batch.
+            fate.forget()
+            raise
 
     async def commit(self) -> BatchOutcome:
         """Hand it over as a whole.
@@ -171,6 +188,11 @@ class AtomicBatch:
             UsageError: It was committed or dropped before.
         """
         self._batch._check_open()
+        if self._unawaited:
+            self._batch.drop()
+            raise UsageError(
+                "send_offsets() was not awaited: the batch would be without the offsets. Nothing of it is sent"
+            )
         try:
             return BatchOutcome(await call_in_thread("kafkasafe-aio-commit", self._batch.commit))
         except asyncio.CancelledError:
@@ -181,3 +203,17 @@ class AtomicBatch:
     def drop(self) -> None:
         """Forget it. Nothing of it was sent, or will be."""
         self._batch.drop()
+
+
+class _SendingOffsets:
+    """What `send_offsets` returns. The batch knows whether it was awaited."""
+
+    def __init__(self, batch: AtomicBatch, offsets: Any, group: Any) -> None:
+        self._batch = batch
+        self._offsets = offsets
+        self._group = group
+        batch._unawaited.add(self)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self._batch._unawaited.discard(self)
+        return self._batch._send_offsets(self._offsets, self._group).__await__()

@@ -16,6 +16,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
+from kafkasafe._core.readings import Fate
 from kafkasafe._io.batch_offsets import check_settings
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import (
@@ -25,7 +26,6 @@ from kafkasafe.aio.fetched import (
     as_partition,
     as_partitions,
     fetch_again,
-    handed_out,
     has_joined,
     has_settled,
     not_in_children,
@@ -460,12 +460,13 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         # Also of what was fetched meanwhile, for a request that was given up.
         return next((each.next_offset for each in self._fetched if each.tp == partition), offset)
 
-    async def _positions(self) -> tuple[dict[TopicPartition, Any], Any]:
-        """For an atomic batch: what was handed out, which counts as done, and who the consumer is in its group."""
+    async def _offer_positions(self, fate: Callable[[], Fate]) -> tuple[Any, ...]:
+        """For an atomic batch: what was handed out, which counts as done. See the threaded one's."""
         consumer = self._opened
         check_settings(consumer)
         self._in_hand = {}
-        return await self._do(lambda: handed_out(consumer))
+        offered: tuple[Any, ...] = await self._do(lambda: consumer._offer_positions(fate))
+        return offered
 
     def __repr__(self) -> str:
         return f"<aio.SafeConsumer {self._consumer or 'not started'}>"

@@ -24,7 +24,6 @@ __all__ = [
     "as_partition",
     "as_partitions",
     "fetch_again",
-    "handed_out",
     "has_joined",
     "has_settled",
     "not_in_children",
@@ -143,17 +142,6 @@ def fetch_again(
         found = [first[tp] for first in firsts if tp in first]
         if found and tp in consumer._subscription.assignment:
             KafkaConsumer.seek(consumer, tp, found[0])
-
-
-def handed_out(consumer: Any) -> tuple[dict[TopicPartition, Any], Any]:
-    """On the consumer's thread: what was handed out, by partition, and the member of the group that it is.
-
-    Raises:
-        LogDivergedError: A partition is stopped (see `on_divergence`).
-    """
-    if undecided := consumer._undecided():
-        raise consumer._told(undecided)
-    return consumer._subscription.all_consumed_offsets(), consumer.group_metadata()
 
 
 def has_joined(consumer: Any) -> bool:

@@ -125,3 +125,23 @@ def test_a_consumer_waits_for_an_offset_that_a_transaction_is_about_to_change(
             assert poll(another, 50) == []
         fake_kafka.advance(601)
         assert until(lambda: poll(another))[0].offset == records[-1].offset + 1
+
+
+def test_offsets_that_are_not_awaited_end_the_batch(fake_kafka, producer, tmp_path):
+    async def main():
+        given = options(fake_kafka.bootstrap_servers)
+        async with (
+            aio.SafeConsumer("in", **given) as consumer,
+            aio.SafeProducer(
+                bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "aio"
+            ) as mine,
+        ):
+            batch = mine.batch()
+            batch.send("out", b"sum")
+            batch.send_offsets(consumer)
+            with pytest.raises(UsageError, match="not awaited"):
+                await batch.commit()
+            with pytest.raises(UsageError, match="dropped"):
+                batch.outcome  # noqa: B018
+
+    asyncio.run(asyncio.wait_for(main(), 120))

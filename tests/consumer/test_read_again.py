@@ -1,0 +1,234 @@
+"""Consume, process, produce: what a dropped batch had is read again, and comes once, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+from kafka.structs import ConsumerGroupMetadata
+from waiting import until
+
+from kafkasafe import SafeConsumer, SafeProducer, UsageError
+from kafkasafe.errors import BatchDroppedError
+from kafkasafe.events import PositionRewound
+
+PLACE = TopicPartition("in", 0)
+RECORDS = 60
+GONE = ConsumerGroupMetadata("g", 3, "gone", None)
+"""A member that the group does not have: it refuses its offsets."""
+
+
+@pytest.fixture
+def servers(fake_kafka, tmp_path):
+    fake_kafka.create_topic("in", partitions=1)
+    fake_kafka.create_topic("out", partitions=1)
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "in") as made:
+        for number in range(RECORDS):
+            made.send("in", b"%d" % number)
+        made.flush(60)
+    return fake_kafka.bootstrap_servers
+
+
+def output(servers):
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, isolation_level="read_committed", auto_offset_reset="earliest"
+    )
+    consumer.assign([TopicPartition("out", 0)])
+    found, end = [], time.monotonic() + 2
+    while time.monotonic() < end:
+        for records in consumer.poll(200).values():
+            found += [int(record.value) for record in records]
+    consumer.close()
+    return found
+
+
+def committed(fake_kafka):
+    group = fake_kafka._desk.groups._groups.get("g")
+    found = None if group is None else group.offsets.get(PLACE)
+    return None if found is None else found.offset
+
+
+def raise_first(outcomes):
+    """Of a KafkaConsumer only they tell what was dropped, once there is no record left to be read."""
+    errors = list(filter(None, (each.exception() for each in outcomes)))
+    if errors:
+        outcomes.clear()
+        raise errors[0]
+
+
+def expel(fake_kafka):
+    """The group is in its next generation before its member hears of it."""
+    group = fake_kafka._desk.groups._groups["g"]
+    group.generation += 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("kind", [SafeConsumer, KafkaConsumer])
+def test_what_a_dropped_batch_had_is_read_again_and_comes_once(fake_kafka, servers, tmp_path, kind, waits):
+    """Pipelined: the next batch is made while the one before is under way, and nothing waits for its outcome."""
+    options = {} if kind is SafeConsumer else {"isolation_level": "read_committed"}
+    consumer = kind(
+        "in",
+        bootstrap_servers=servers,
+        group_id="g",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_poll_records=5,
+        heartbeat_interval_ms=100,
+        **options,
+    )
+    drops = batches = 0
+    outcomes = []
+    with SafeProducer(
+        bootstrap_servers=servers, spool_dir=tmp_path / "spool", retry_backoff_ms=20
+    ) as producer:
+        end = time.monotonic() + 90
+        while time.monotonic() < end:
+            try:
+                if kind is KafkaConsumer:
+                    raise_first(outcomes)
+                records = [each for some in consumer.poll(100).values() for each in some]
+                if records:
+                    with producer.batch() as batch:
+                        for record in records:
+                            batch.send("out", record.value)
+                        batch.send_offsets(consumer)
+                        batches += 1
+                        if batches in {3, 4, 7}:
+                            expel(fake_kafka)
+                    outcomes.append(batch.outcome)
+                    if waits:
+                        batch.outcome.get(60)
+            except BatchDroppedError:
+                drops += 1
+                if kind is KafkaConsumer:
+                    for at in consumer.assignment():
+                        consumer.seek(at, consumer.committed(at) or 0)
+            if committed(fake_kafka) == RECORDS:
+                break
+        consumer.close()
+        producer.flush(60)
+    assert output(servers) == list(range(RECORDS))
+    assert drops or kind is SafeConsumer
+
+
+def polled(consumer):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        found = [int(each.value) for some in consumer.poll(100).values() for each in some]
+        if found:
+            return found
+    return []
+
+
+@pytest.fixture
+def pair(servers, tmp_path):
+    """A consumer by `assign`, so that nothing but a dropped batch can move it; its events; and a producer."""
+    events = []
+    with (
+        SafeConsumer(
+            bootstrap_servers=servers,
+            group_id="g",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_poll_records=5,
+            on_event=events.append,
+        ) as consumer,
+        SafeProducer(
+            bootstrap_servers=servers, spool_dir=tmp_path / "spool", retry_backoff_ms=20
+        ) as producer,
+    ):
+        consumer.assign([PLACE])
+        assert polled(consumer) == [0, 1, 2, 3, 4]
+        with producer.batch() as batch:
+            batch.send_offsets(consumer)
+        batch.outcome.get(60)
+        yield consumer, events, producer
+
+
+def drop(consumer, producer, monkeypatch):
+    """A batch that the group refuses, as of a member that it does not have any more."""
+    with monkeypatch.context() as patch, producer.batch() as batch:
+        patch.setattr(consumer, "group_metadata", lambda: GONE)
+        batch.send("out", b"dropped")
+        batch.send_offsets(consumer)
+    return batch.outcome
+
+
+def test_a_consumer_is_moved_back_with_an_event_and_nothing_is_raised(fake_kafka, pair, monkeypatch):
+    consumer, events, producer = pair
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    with pytest.raises(BatchDroppedError):
+        drop(consumer, producer, monkeypatch).get(60)
+    until(lambda: committed(fake_kafka) == 5)
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    rewound = [event for event in events if isinstance(event, PositionRewound)]
+    assert rewound == [PositionRewound("in", 0, "dropped", 10)]
+    assert consumer.counters["PositionRewound"] == 1
+    with producer.batch() as batch:
+        batch.send_offsets(consumer)
+    batch.outcome.get(60)
+    until(lambda: committed(fake_kafka) == 10)
+
+
+def test_a_batch_of_what_is_read_again_is_not_sent(fake_kafka, pair, monkeypatch):
+    """The program has collected records over two polls, and a batch of before is dropped in between."""
+    consumer, _, producer = pair
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    outcome = drop(consumer, producer, monkeypatch)
+    collected = polled(consumer)
+    with pytest.raises(BatchDroppedError):
+        outcome.get(60)
+    collected += polled(consumer)
+    batch = producer.batch()
+    for each in collected:
+        batch.send("out", b"%d" % each)
+    with pytest.raises(BatchDroppedError, match="read again"):
+        batch.send_offsets(consumer)
+    with pytest.raises(UsageError, match="dropped"):
+        batch.commit()
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    with producer.batch() as batch:
+        batch.send("out", b"again")
+        batch.send_offsets(consumer)
+    batch.outcome.get(60)
+    until(lambda: committed(fake_kafka) == 10)
+
+
+def test_a_batch_that_is_open_while_its_consumer_is_moved_back_is_not_sent(pair, monkeypatch):
+    consumer, _, producer = pair
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    outcome = drop(consumer, producer, monkeypatch)
+    batch = producer.batch()
+    if polled(consumer) == [10, 11, 12, 13, 14]:
+        batch.send("out", b"10")
+        with contextlib.suppress(BatchDroppedError):  # it may be known by now
+            batch.send_offsets(consumer)
+    with pytest.raises(BatchDroppedError):
+        outcome.get(60)
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    with pytest.raises(UsageError if batch._dropped else BatchDroppedError):
+        batch.commit()
+
+
+def test_only_positions_that_moved_are_sent(fake_kafka, pair):
+    consumer, _, producer = pair
+    other = TopicPartition("out", 0)
+    consumer.assign([PLACE, other])
+    assert consumer.position(other, 30_000) == 0
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    with producer.batch() as batch:
+        batch.send_offsets(consumer)
+    batch.outcome.get(60)
+    assert polled(consumer) == [10, 11, 12, 13, 14]
+    batch = producer.batch()
+    batch.send_offsets(consumer)
+    batch.send_offsets(consumer)
+    assert [(each.partition, each.offset) for each in batch._offsets["g"].positions] == [(0, 15)]
+    batch.commit().get(60)
+    with producer.batch() as batch:
+        batch.send_offsets(consumer)
+    assert batch._offsets == {}
+    until(lambda: committed(fake_kafka) == 15)
