@@ -209,7 +209,12 @@ class Sender:
         elif reply.error_code:
             self.in_trouble(*address)
             self._ground.counters[f"produce_error_{reply.error_code}"] += 1
-            self._count_error(address, classify_code(reply.error_code).name)
+            self._count_error(
+                address,
+                classify_code(reply.error_code).name,
+                log_start_offset=reply.log_start_offset,
+                last_acked=lane.journal.last_acked_offset(*address),
+            )
             lane.journal.refused(
                 batch,
                 reply.error_code,
@@ -255,8 +260,13 @@ class Sender:
                 (broker_ms - now_ms) / 3_600_000,
             )
 
-    def _count_error(self, address: tuple[str, int], name: str) -> None:
+    def _count_error(
+        self, address: tuple[str, int], name: str, *, log_start_offset: int = -1, last_acked: int = -1
+    ) -> None:
         self._ground.stats.errors["produce", name] += 1
+        self._ground.sequence_errors.answered(
+            address, name, log_start_offset=log_start_offset, last_acked=last_acked
+        )
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
