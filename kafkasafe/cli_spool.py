@@ -51,7 +51,7 @@ from kafkasafe.cli_common import (
     progress,
 )
 from kafkasafe.cli_doctor import ask
-from kafkasafe.cli_tidy import DISCARD_CODES, spool_discard
+from kafkasafe.cli_tidy import DISCARD_CODES, PRUNE_CODES, spool_discard, spool_prune
 from kafkasafe.cli_tree import print_tree, root_of
 from kafkasafe.cli_units import EPILOG, print_unit, spool_abort, spool_commit, times_row, unit_rows
 from kafkasafe.cluster.api import in_words
@@ -80,6 +80,7 @@ spool_app = typer.Typer(
 spool_app.command("commit", epilog=EPILOG)(spool_commit)
 spool_app.command("abort", epilog=EPILOG)(spool_abort)
 spool_app.command("discard", epilog=DISCARD_CODES)(spool_discard)
+spool_app.command("prune", epilog=PRUNE_CODES)(spool_prune)
 
 _REASONS: Final = 3
 _UNITS: Final = 20

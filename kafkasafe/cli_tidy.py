@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from kafkasafe._io.discard import discard, find_discardable
+from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe._io.prune import find_prunable, prune_directory, prune_lane
 from kafkasafe.cli_common import (
     CODES,
     EXIT_BROKEN,
@@ -16,13 +20,17 @@ from kafkasafe.cli_common import (
     Json,
     address_of,
     counted,
+    duration_s,
     lanes_of,
     open_directory,
 )
+from kafkasafe.cli_tree import root_of, spools_below
+from kafkasafe.errors import SpoolError
 
-__all__ = ["DISCARD_CODES", "spool_discard"]
+__all__ = ["DISCARD_CODES", "PRUNE_CODES", "spool_discard", "spool_prune"]
 
 DISCARD_CODES: Final = CODES.format(broken="a file that cannot be read is left")
+PRUNE_CODES: Final = CODES.format(broken="something cannot be read or deleted")
 _UNDONE: Final = "Nothing was changed: --apply does it"
 
 
@@ -88,3 +96,88 @@ def spool_discard(
             print(_UNDONE)
     if left:
         raise typer.Exit(EXIT_BROKEN)
+
+
+def spool_prune(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="A spool directory; with --tree a directory above some."),
+    ] = None,
+    tree: Annotated[
+        bool,
+        typer.Option("--tree", help="All at and below DIR. Without DIR: the default ones of this user."),
+    ] = False,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="TIME", help="Only what nothing has used for so long.")
+    ] = "7d",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete them. Without it, only say what would be deleted.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete lanes that hold nothing and that no process owns, and spool directories without lanes.
+
+    A client id, and each of many workers, leaves a lane or a directory when it is not used any more. What waits, was
+    rejected, is damaged or in quarantine is kept. With a lane goes the memory of what was acknowledged last: a loss in
+    the cluster is not noticed any more, and delivered records that are retained are not there to be sent again.
+    """
+    age_s = duration_s(older_than, "--older-than")
+    if directory is None and not tree:
+        raise typer.BadParameter("name a spool directory, or say --tree", param_hint="DIR")
+    troubles: list[str] = []
+    if tree:
+        found = [SpoolDirectory(path, OsFiles()) for path in spools_below(root_of(directory), troubles)]
+    else:
+        found = [open_directory(Path(str(directory)))]
+    rows = [row for lanes in found for row in _pruned(lanes, age_s, troubles, apply=apply)]
+    gone = [row for row in rows if not row["kept"]]
+    lanes_gone = sum(row["lane"] is not None for row in gone)
+    freed = sum(row["bytes"] for row in gone)
+    if as_json:
+        print(
+            json.dumps(
+                {"applied": apply, "freed_bytes": freed, "found": rows, "troubles": troubles}, indent=1
+            )
+        )
+    else:
+        for row in rows:
+            where = row["directory"] if row["lane"] is None else f"{row['directory']}/{row['lane']}"
+            print(f"{where}: {'kept: ' + row['kept'] if row['kept'] else 'nothing in it'}")
+        for text in troubles:
+            print(text)
+        print(
+            f"{counted(lanes_gone, 'lane')} and {counted(len(gone) - lanes_gone, 'directory', 'directories')},"
+            f" {counted(freed, 'byte')}, {'' if apply else 'would be '}deleted"
+        )
+        if gone and not apply:
+            print(_UNDONE)
+    if troubles:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: bool) -> list[dict[str, Any]]:
+    """A row for each lane of a directory, and one for the directory where no lane is left."""
+    rows = []
+    left = False
+    for each in find_prunable(lanes, age_s):
+        kept = each.kept
+        try:
+            if apply and not kept:
+                kept = prune_lane(lanes, each.number)
+        except SpoolError as error:
+            kept = str(error)
+            troubles.append(kept)
+        left = left or bool(kept)
+        name = lanes.lane_path(each.number).name
+        rows.append({"directory": str(lanes.path), "lane": name, "bytes": each.bytes, "kept": kept})
+    if left:
+        return rows
+    kept = ""
+    try:
+        if apply and not prune_directory(lanes):
+            kept = "it holds something else"
+    except SpoolError as error:
+        kept = str(error)
+        troubles.append(kept)
+    rows.append({"directory": str(lanes.path), "lane": None, "bytes": 0, "kept": kept})
+    return rows

@@ -116,8 +116,13 @@ _NOWHERE: Final = Path("memory")
 DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
 DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
 _GONE: Final = "kafka-python had it before version 3; leave it out"
-# Options of kafka-python 1.4 to 2.3. The nearest of today's would be something else altogether.
+_NO_848: Final = (
+    "kafka-python has no group protocol of KIP-848; groups use the classic one, which Kafka 4 has as well"
+)
+# Options of kafka-python 1.4 to 2.3, and of other clients. The nearest of today's would be something else altogether.
 _REMOVED: Final[dict[str, str]] = {
+    "group_protocol": f"{_NO_848}. Leave it out",
+    "group_remote_assignor": f"{_NO_848}. Assignors are given by partition_assignment_strategy",
     "buffer_memory": f"{_GONE}. How much may wait is spool_max_bytes, on disk or (spool='never') in memory",
     "api_version_auto_timeout_ms": f"{_GONE}. Nothing waits for a broker's version",
     "sock_chunk_bytes": _GONE,

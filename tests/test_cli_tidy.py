@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 
 import pytest
 
@@ -191,3 +194,99 @@ def test_a_tree_that_is_not_there_is_a_usage_error(capsys, tmp_path):
     for arguments in ((), ("--tree", tmp_path / "nothing")):
         code, out, _ = run(capsys, "spool", "ls", *arguments)
         assert (code, out) == (2, "")
+
+
+# -- prune -------------------------------------------------------------------------------------------------------------
+
+
+def age(path, days=30):
+    """As if nothing had used it since."""
+    for each in [path, *path.rglob("*")]:
+        os.utime(each, (time.time() - days * 86_400,) * 2)
+
+
+def test_lanes_and_directories_that_hold_nothing_are_pruned(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    root = tmp_path / "kafkasafe"
+    fill(root / "empty-1", lanes=3, cluster="c")
+    fill(root / "mixed-2", waiting=2, lanes=2)
+    fill(root / "rejected-3", rejected=[[b"1"]])
+    age(root)
+    fill(root / "new-4", cluster="c")
+    code, out, _ = run(capsys, "spool", "prune", "--tree")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[:4] == [f"{root}/empty-1/lane-{number:03d}: nothing in it" for number in range(3)] + [
+        f"{root}/empty-1: nothing in it"
+    ]
+    assert f"{root}/mixed-2/lane-001: kept: 2 records not delivered" in lines
+    assert f"{root}/new-4/lane-000: kept: it was used lately" in lines
+    assert f"{root}/rejected-3/lane-000: kept: 1 record rejected" in lines
+    assert lines[-2].startswith("3 lanes and 1 directory, ")
+    assert lines[-1] == "Nothing was changed: --apply does it"
+    assert (root / "empty-1" / "lane-002").is_dir()
+
+    told = json.loads(run(capsys, "spool", "prune", "--tree", "--apply", "--json")[1])
+    assert (told["applied"], told["troubles"]) == (True, [])
+    assert told["freed_bytes"] > 0
+    assert sorted(path.name for path in root.iterdir()) == ["mixed-2", "new-4", "rejected-3"]
+    assert run(capsys, "spool", "prune", root / "new-4", "--older-than", "0", "--apply")[0] == 0
+    assert not (root / "new-4").exists()
+    assert json.loads(run(capsys, "spool", "ls", root / "mixed-2", "--json")[1])[1]["waiting_records"] == 2
+
+
+def test_a_lane_in_use_damage_and_quarantine_are_kept(capsys, tmp_path):
+    directory = fill(tmp_path, lanes=4)
+    lock = directory.take_lane(1)
+    (tmp_path / "lane-002" / "quarantine").mkdir()
+    (tmp_path / "lane-002" / "quarantine" / "x").write_bytes(b"x")
+    for segment in (tmp_path / "lane-003").glob("*.log"):
+        segment.unlink()
+    (tmp_path / "theirs.txt").write_text("x")
+    code, out, _ = run(capsys, "spool", "prune", tmp_path, "--older-than", "0", "--apply")
+    lock.release()
+    assert code == 0
+    assert out.splitlines()[:4] == [
+        f"{tmp_path}/lane-000: nothing in it",
+        f"{tmp_path}/lane-001: kept: in use by process {os.getpid()}",
+        f"{tmp_path}/lane-002: kept: quarantine/ holds damaged bytes",
+        f"{tmp_path}/lane-003: kept: it is damaged",
+    ]
+    assert sorted(path.name for path in tmp_path.glob("lane-*")) == ["lane-001", "lane-002", "lane-003"]
+
+
+def test_a_crash_in_the_middle_of_a_prune_leaves_no_damaged_lane(capsys, tmp_path, monkeypatch):
+    fill(tmp_path / "spool", lanes=2)
+
+    def fails(path):
+        raise OSError(5, "Input/output error", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", fails)
+        code, out, _ = run(capsys, "spool", "prune", tmp_path / "spool", "--older-than", "0", "--apply")
+    assert (code, "cannot be deleted" in out) == (1, True)
+    assert run(capsys, "spool", "verify", tmp_path / "spool")[0] == 0
+    assert run(capsys, "spool", "prune", tmp_path / "spool", "--older-than", "0", "--apply")[0] == 0
+    assert not (tmp_path / "spool").exists()
+
+
+def test_a_producer_that_starts_while_its_directory_is_pruned_makes_it_again(tmp_path):
+    """1. It waits for the lock of FORMAT. 2. The prune ends. 3. The lock that it gets is of a deleted file."""
+    from kafkasafe._io.prune import prune_directory
+
+    path = tmp_path / "spool"
+    pruning = SpoolDirectory.open(path, files=OsFiles())
+    done = []
+
+    class LateFiles(OsFiles):
+        def lock(self, handle):
+            if not done:
+                done.append(prune_directory(pruning))
+            return super().lock(handle)
+
+    starting = SpoolDirectory.open(path, files=LateFiles())
+    taken = starting.take_lane(client="orders")
+    assert done == [True]
+    assert (path / "FORMAT").read_bytes().startswith(b"kafkasafe-spool ")
+    assert taken.path == path / "lane-000"
+    taken.release()

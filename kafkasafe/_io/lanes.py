@@ -414,14 +414,14 @@ class SpoolDirectory:
         """
         try:
             if number is not None:
-                with self.births():
+                with self._taking():
                     lock = self._try(number, client)
                 if lock is None and wait is not None and self.adopted(number):
                     lock = self._ask_back(number, client, wait, _BACK_BY_NUMBER_S)
                 if lock is None:
                     raise self._busy(number)
                 return lock
-            with self.births():
+            with self._taking():
                 lock = self._take_any(client)
             if lock is not None:
                 return lock
@@ -430,7 +430,7 @@ class SpoolDirectory:
                     lock = self._ask_back(candidate, client, wait, _BACK_S)
                     if lock is not None:
                         return lock
-            with self.births():
+            with self._taking():
                 there = set(self.lanes())
                 for candidate in sorted(range(_MAX_LANES), key=there.__contains__):
                     with contextlib.suppress(FileExistsError, NotADirectoryError):
@@ -523,6 +523,14 @@ class SpoolDirectory:
             yield
         finally:
             _close_lockable(self._files, handle)
+
+    @contextlib.contextmanager
+    def _taking(self) -> Iterator[None]:
+        """As `births`, for a lane that is taken: `kafkasafe spool prune` may have deleted the directory meanwhile."""
+        with self.births():
+            if self._files.identity_of(self.path / "FORMAT") is None:
+                _make_format(self.path, self._files)
+            yield
 
     @contextlib.contextmanager
     def resending(self) -> Iterator[None]:

@@ -131,7 +131,8 @@ _DEFINITIONS: Final = (
     Definition(
         "sequence_errors",
         "counter",
-        "Sequence errors, by what the cluster's state proved.",
+        "Sequence errors by what the cluster's state proved: decided (is the batch in the log?), gap, undecidable"
+        "; of UNKNOWN_PRODUCER_ID also retention (it removed what was acknowledged), loss, none (nothing is missing).",
         ("error", "result"),
     ),
     Definition(

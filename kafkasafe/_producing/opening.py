@@ -117,6 +117,8 @@ class Opening(Looking):
                 )
                 self._callbacks = self._callback_thread()
                 self._pump.open(lock)
+                if not config.in_memory:
+                    _check_room(config, files, self._pump.lanes[0].spool.used_bytes)
                 # Before the threads start: then the journal is the pump's.
                 self._unchosen.update(self._pump.unchosen_topics())
                 self._partition_counts.update(self._pump.remembered_topics())
@@ -187,3 +189,25 @@ def _partitioner(given: Any) -> Callable[..., Any]:
             topic, key_bytes, cluster
         )
     return partition  # type: ignore[no-any-return]
+
+
+def _check_room(config: ProducerConfig, files: Files, used: int) -> None:
+    """Say so where the volume is full before the spool is: its capacity is `spool_max_bytes` for all who look at it."""
+    try:
+        free = files.free_bytes(config.spool_dir)
+    except OSError:
+        return  # a file system that does not say
+    if free >= config.spool_max_bytes - used:
+        return
+    log.warning(
+        "The volume of %s has room for %d bytes, and the spool may need %d more (spool_max_bytes=%d): when it is full,"
+        " send() blocks and raises SpoolFullError. Make room, or lower spool_max_bytes",
+        config.spool_dir,
+        free,
+        config.spool_max_bytes - used,
+        config.spool_max_bytes,
+        client_id=config.client_id,
+        path=str(config.spool_dir),
+        free_bytes=free,
+        event="spool_volume_small",
+    )

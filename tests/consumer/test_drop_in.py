@@ -215,6 +215,14 @@ class TestOptions:
         with pytest.raises(ConfigError, match="did you mean 'on_divergence'"):
             SafeConsumer(bootstrap_servers="127.0.0.1:9", on_divergance="seek")
 
+    @pytest.mark.parametrize("option", [{"group_protocol": "consumer"}, {"group_remote_assignor": "uniform"}])
+    def test_the_newer_group_protocol_is_named_as_missing(self, option):
+        """The nearest name was security_protocol."""
+        with pytest.raises(
+            ConfigError, match=r"Unknown option 'group_\w+': kafka-python has no group protocol of KIP-848"
+        ):
+            SafeConsumer(bootstrap_servers="127.0.0.1:9", group_id="g", **option)
+
     @pytest.mark.parametrize(
         "option",
         [

@@ -519,6 +519,77 @@ def test_a_repetition_tells_a_time_even_without_log_append_time(side):
     assert side.send(topic, pid=pid, epoch=0, seq=0, timestamp=stamp).log_append_time_ms == stamp
 
 
+def refusals(side):
+    """By a name for each: the answer to a batch that is refused, of a log that begins at offset 1."""
+    topic, pid = side.topic(max_message_bytes=1000), side.pid()
+    for seq in (0, 1):
+        side.send(topic, pid=pid, epoch=1, seq=seq)
+    assert side.delete_records(topic, 1).error_code == 0
+    until(lambda: side.offset(topic, -2).offset == 1)
+    data = make_batch(b"value", now_ms=side.now_ms)
+    yield "gap", side.send(topic, pid=pid, epoch=1, seq=9)
+    yield "old epoch", side.send(topic, pid=pid, epoch=0, seq=2)
+    yield "too large", side.produce(topic, make_batch(bytes(2000), now_ms=side.now_ms))
+    yield "checksum", side.produce(topic, damaged(data, len(data) - 2, 1))
+    yield "base offset", side.produce(topic, damaged(data, 7, 1))
+    yield "two batches", side.produce(topic, data + data)
+    yield "older format", side.produce(topic, damaged(data, 16, 1))
+    yield "no partition", side.produce(topic, data, partition=7)
+    yield "acks", side.send(topic, acks=2)
+    if side.new:
+        ahead = make_batch(b"a", b"b", timestamp=[side.now_ms, side.now_ms + 2 * HOUR_MS])
+        yield "ahead", side.produce(topic, ahead)
+    name = f"txn-{uuid.uuid4().hex[:8]}"
+
+    def in_transaction(seq, given):
+        mine = {"pid": given.producer_id, "epoch": given.producer_epoch, "seq": seq}
+        batch = make_batch(b"x", **mine, now_ms=side.now_ms, transactional=True)
+        return side.produce(topic, batch, transactional_id=name)
+
+    given = init_transactional(side, name)
+    if side.new:  # older brokers take it
+        yield "outside of the transaction", in_transaction(0, given)
+    assert add_partitions(side, name, given.producer_id, given.producer_epoch, topic) == 0
+    until(lambda: in_transaction(0, given).error_code == 0)
+    init_transactional(side, name)
+    until(lambda: side.offset(topic, -1, isolation_level=1).offset == 4)
+    yield "fenced", in_transaction(1, given)
+    answers = []
+    if not side.new:  # newer ones want no more replicas than there are
+        side.cluster.alter_topic(topic, {"min.insync.replicas": 2})
+        until(lambda: answers.append(side.send(topic)) or answers[-1].error_code)
+        yield "replicas", answers[-1]
+    side.cluster.alter_topic(topic, {"min.insync.replicas": 1, "cleanup.policy": "compact"})
+    until(lambda: answers.append(side.produce(topic, data)) or answers[-1].error_code == 87)
+    yield "no key", answers[-1]
+
+
+def test_what_the_answer_to_a_refused_batch_says(side):
+    """The journal decides by the log's start, and people read the message: both as brokers give them, code by code."""
+    found = {
+        name: (answer.error_code, answer.log_start_offset, bool(answer.error_message))
+        for name, answer in refusals(side)
+    }
+    of_version = (
+        # That a transaction has the partition is asked of its coordinator, before the log.
+        {"ahead": (32, 1, True), "outside of the transaction": (48, -1, True), "fenced": (47, -1, False)}
+        if side.new
+        else {"replicas": (19, 1, False), "fenced": (47, 1, False)}
+    )
+    assert found == of_version | {
+        "gap": (45, 1, False),
+        "old epoch": (47, 1, False),
+        "too large": (10, -1, False),
+        "checksum": (2, -1, False),
+        "base offset": (87, 1, False),
+        "two batches": (87, -1, False),
+        "older format": (87, -1, False),
+        "no partition": (3, -1, False),
+        "acks": (21, -1, False),
+        "no key": (87, 1, True),
+    }
+
+
 def test_a_partition_that_is_not_there_is_3(side):
     topic = side.topic()
     assert side.send(topic, partition=7).error_code == 3
@@ -780,6 +851,20 @@ def test_settings_out_of_their_range_are_40(side):
         [found] = create_topics(side, f"set-{uuid.uuid4().hex[:8]}", **{name: value})
         assert (found.error_code, found.error_message) == (0, None)
         assert name.replace("_", ".") in {row.name for row in found.configs}
+
+
+def test_settings_of_other_versions_are_40(side):
+    def codes(name, value):
+        [found] = create_topics(side, f"set-{uuid.uuid4().hex[:8]}", **{name: value})
+        return found.error_code, name.replace("_", ".") in {row.name for row in found.configs or ()}
+
+    of_new, of_old = ((0, True), (40, False)) if side.new else ((40, False), (0, True))
+    assert codes("message_timestamp_before_max_ms", "1000") == of_new
+    assert codes("message_timestamp_after_max_ms", "1000") == of_new
+    assert codes("message_downconversion_enable", "true") == of_old
+    if side.new or not side.fake:  # the fake of 2.8 does not model these
+        assert codes("message_timestamp_difference_max_ms", "1000") == of_old
+        assert codes("message_format_version", "2.8-IV1") == of_old
 
 
 def test_a_topic_named_twice_is_42_and_one_named_alike_is_17(side):

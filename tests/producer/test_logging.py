@@ -24,7 +24,8 @@ def test_an_outage_is_told_but_not_again_and_again(broker, producers, caplog):
     partitions = 40
     topic = harness.new_topic(broker.cluster, partitions)
     began = time.monotonic()
-    with caplog.at_level(logging.INFO):
+    # While no broker can be used, what becomes of single partitions is DEBUG.
+    with caplog.at_level(logging.INFO), caplog.at_level(logging.DEBUG, "kafkasafe.producer"):
         producer = producers(broker.servers, client_id="shop", retry_backoff_ms=20)
         for partition in range(partitions):
             producer.send(topic, b"0", partition=partition)

@@ -181,6 +181,47 @@ def test_sequence_errors_are_counted_by_what_was_proven(kafka, producers):
     assert resolved == {("present", "state"): 2, ("absent", "state"): 1}
 
 
+def test_an_unknown_producer_is_counted_by_what_it_meant(kafka, producers):
+    """59 puts nothing in doubt: what it says of acknowledged records (KAFKA-5793) is its verdict."""
+    registry = CollectorRegistry()
+    of = "kafkasafe_sequence_errors_total"
+
+    def verdicts():
+        found = {key[1:]: value for key, value in scrape(registry).items() if key[0] == of}
+        assert {error for error, _ in found} <= {"UNKNOWN_PRODUCER_ID"}
+        return {verdict: value for (_, verdict), value in found.items()}
+
+    with FaultProxy(bootstrap=kafka.bootstrap_servers[0]) as proxy:
+
+        def refuse(topic, log_start_offset):
+            rule = proxy.on("Produce", topic=topic)
+            rule.answer_without_forwarding(59, times=1, log_start_offset=log_start_offset)
+
+        producer = producers(proxy.bootstrap_servers, restore_recreated_topics=True)
+        install(producer, registry=registry)
+        topic = harness.new_topic(kafka, 1)
+        refuse(topic, 0)
+        assert producer.send(topic, b"0").get(60).offset == 0, "nothing was acknowledged yet"
+        assert verdicts() == {"none": 1}
+        refuse(topic, 0)
+        assert producer.send(topic, b"1").get(60).offset == 1, "the log has what was acknowledged"
+        assert verdicts() == {"none": 2}
+        refuse(topic, 100)
+        assert producer.send(topic, b"2").get(60).offset == 2, "as if retention had removed it"
+        assert verdicts() == {"none": 2, "retention": 1}
+        kafka.delete_topic(topic)
+        kafka.create_topic(topic, 1)
+        refuse(topic, 0)
+        producer.send(topic, b"3").get(60)
+        assert verdicts() == {"none": 2, "retention": 1, "loss": 1}
+        # The batch is in the log, whatever the broker says of it.
+        other = harness.new_topic(kafka, 1)
+        proxy.on("Produce", topic=other).answer(59, base_offset=-1, times=1)
+        assert producer.send(other, b"4").get(60).offset == 0
+        assert verdicts() == {"none": 2, "retention": 1, "loss": 1, "decided": 1}
+        producer.close()
+
+
 def test_installing_twice_is_once_and_what_is_gone_leaves(kafka, tmp_path):
     registry = CollectorRegistry()
     one = SafeProducer(

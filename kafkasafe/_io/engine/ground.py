@@ -15,6 +15,7 @@ from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.clock import SleepingClock
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import Message
+from kafkasafe._io.engine.sequence_errors import SequenceErrors
 from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.stats import Stats
@@ -93,6 +94,7 @@ class Ground:
         """Deleted topics that nothing waits for, and since when."""
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
+        self.sequence_errors = SequenceErrors(self.stats)
         self.last_progress = self.clock.monotonic()
         """When the fate of a batch came nearer: an answer that is not the same again, a grant, a topic's metadata."""
         self.pause_until = 0.0

@@ -34,6 +34,7 @@ class LossWatch:
         self._ground.counters["data_loss_detected"] += 1
         self._ground.counters["data_loss_records"] += loss.records
         self._ground.stats.losses[loss.cause.value] += 1
+        self._ground.sequence_errors.lost((topic, partition))
         self._ground.stats.lost_records[topic] += loss.records
         message = (
             f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"

@@ -17,6 +17,7 @@ from kafkasafe._core.identity import (
     judge_by_both,
     judge_by_state,
     judge_located,
+    shows,
 )
 from kafkasafe._core.loss import Survey
 from kafkasafe._io.engine.answers import trouble, unsupported
@@ -33,14 +34,6 @@ __all__ = ["Baseline", "Confirmation", "Inquest", "Question"]
 _SCAN_BYTES: Final = 1024 * 1024
 _SCAN_PATIENCE: Final = 40  # polls of a log whose replicas lag
 _SCAN_POLL_S: Final = 0.25
-_SEQUENCE_ERRORS: Final = frozenset(
-    {
-        "OUT_OF_ORDER_SEQUENCE_NUMBER",
-        "DUPLICATE_SEQUENCE_NUMBER",
-        "UNKNOWN_PRODUCER_ID",
-        "INVALID_PRODUCER_EPOCH",
-    }
-)
 
 
 def _view(described: t.ProducersDescribed, producer_id: int) -> ProducerView | None:
@@ -156,6 +149,8 @@ class Confirmation(Steps):
         view = None
         if isinstance(result, t.ProducersDescribed) and not reason:
             view = _view(result, ask.doubt[0].producer_id)
+        if not shows(view, ask.doubt[0]):
+            self._ground.sequence_errors.absent((self._topic, self._partition))
         lane.journal.confirmed(ask.destination, view)
 
 
@@ -322,9 +317,7 @@ class Question(_LogSteps):
         absent = len(self._ask.doubt) - judgement.present
         verdict = "undecidable" if judgement.verdict is Verdict.UNDECIDABLE else "absent"
         stats.in_doubt_resolved[verdict, method] += absent
-        error = self._sender.reasons.get((self._topic, self._partition), "")
-        if error in _SEQUENCE_ERRORS:
-            stats.sequence_errors[error, judgement.verdict.value] += 1
+        self._ground.sequence_errors.judged((self._topic, self._partition), judgement.verdict.value)
 
     def _judge(self, scan: Scan) -> None:
         if self._ground.leader_epoch(self._topic, self._partition) != self._leader_epoch:

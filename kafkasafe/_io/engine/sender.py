@@ -13,6 +13,7 @@ from kafkasafe import events
 from kafkasafe._core import journal as j
 from kafkasafe._core.clocks import Clocks
 from kafkasafe._core.codes import classify_code
+from kafkasafe._core.outage import Outage
 from kafkasafe._io.engine.clock_question import ClockQuestion
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground, text
@@ -64,6 +65,7 @@ class Sender:
         self._rejects = rejects
         self._losses = losses
         self._outlet = Outlet(ground, disk)
+        self._outage = Outage(ground.clock.monotonic())
         self._turn = 0.0
         """When the last inquiry begins, at the rate at which they may."""
         self._clocks = Clocks(ground.now(), ground.config.state_age_s)
@@ -209,7 +211,12 @@ class Sender:
         elif reply.error_code:
             self.in_trouble(*address)
             self._ground.counters[f"produce_error_{reply.error_code}"] += 1
-            self._count_error(address, classify_code(reply.error_code).name)
+            self._count_error(
+                address,
+                classify_code(reply.error_code).name,
+                log_start_offset=reply.log_start_offset,
+                last_acked=lane.journal.last_acked_offset(*address),
+            )
             lane.journal.refused(
                 batch,
                 reply.error_code,
@@ -224,6 +231,7 @@ class Sender:
         else:
             self._ground.progressed()
             parcel = lane.parcels.get(batch.handle)
+            self._delivered(address, parcel.sealed_at if parcel is not None else 0.0)
             if parcel is not None:
                 parcel.log_append_time = reply.log_append_time
             if reply.log_append_time >= 0:
@@ -242,6 +250,29 @@ class Sender:
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
             )
 
+    def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
+        """A batch was acknowledged: if that ends an outage, it is said."""
+        outage_s = self._outage.acked(self._ground.clock.monotonic(), sealed_at)
+        if not outage_s:
+            return
+        batches, records = (
+            self._ledger.unfinished,
+            self._ledger.unfinished_records(self._ledger.last_number()),
+        )
+        self._log.warning(
+            "Records are delivered again after %.0f s, first to %s-%d; %d records in %d batches were waiting",
+            outage_s,
+            *address,
+            records,
+            batches,
+            topic=address[0],
+            partition=address[1],
+            outage_s=round(outage_s, 1),
+            records=records,
+            batches=batches,
+            event="delivered_again",
+        )
+
     def _compare_clocks(self, broker_ms: int) -> None:
         now_ms = self._ground.clock.wall_ms()
         behind = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._ground.lanes)]
@@ -255,8 +286,14 @@ class Sender:
                 (broker_ms - now_ms) / 3_600_000,
             )
 
-    def _count_error(self, address: tuple[str, int], name: str) -> None:
+    def _count_error(
+        self, address: tuple[str, int], name: str, *, log_start_offset: int = -1, last_acked: int = -1
+    ) -> None:
+        self._outage.failed(self._ground.clock.monotonic())
         self._ground.stats.errors["produce", name] += 1
+        self._ground.sequence_errors.answered(
+            address, name, log_start_offset=log_start_offset, last_acked=last_acked
+        )
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
@@ -301,8 +338,12 @@ class Sender:
             self._ground.pause_until = max(self._ground.pause_until, self._ground.clock.monotonic() + pause_s)
         self._ground.counters["retries"] += 1
         self._ground.stats.backoff_s["produce"] += pause_s
+        level = logging.WARNING if wait.attempt > 3 else logging.INFO
+        if not self._ground.cluster.connected:
+            # The transport says that no broker can be used, and why. A line for each partition would repeat it.
+            level = logging.DEBUG
         self._log.seldom(
-            logging.WARNING if wait.attempt > 3 else logging.INFO,
+            level,
             "delivery_retried",
             f"{topic}-{partition}",
             "%s-%d: attempt %d failed, next in %.2f s: %s",

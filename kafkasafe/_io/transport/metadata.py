@@ -89,6 +89,8 @@ class Metadata(Brokers):
         self._last_error: BaseException | None = None
         self._known = False
         self._logged_at = -1e9
+        self._unreachable_since: float | None = None
+        """When it was first logged that no broker can be used."""
 
     @property
     def connected(self) -> bool:
@@ -261,7 +263,14 @@ class Metadata(Brokers):
             self._want_metadata()
             return
         if self._failed_refreshes and not self._connected:
-            self._log.info("The cluster answers again", event="cluster_reachable")
+            if self._unreachable_since is not None:
+                self._log.warning(
+                    "The cluster answers again, after %.0f s",
+                    now - self._unreachable_since,
+                    outage_s=round(now - self._unreachable_since, 1),
+                    event="cluster_reachable",
+                )
+            self._unreachable_since = None
             self._logged_at = -1e9
         self._failed_refreshes = 0
         self._connected = True
@@ -327,6 +336,8 @@ class Metadata(Brokers):
     def _log_unreachable(self, error: BaseException, now: float) -> None:
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
+            if self._unreachable_since is None:
+                self._unreachable_since = now
             self._log.warning(
                 "Brokers cannot be used yet (%s); trying again until they can",
                 in_words(error),

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kafkasafe.testing.fake.checks import NotModelledError
+
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
     from kafkasafe.testing.fake.groups import Groups
@@ -19,10 +21,6 @@ __all__ = ["Ask", "Fields", "Handler", "Later", "NotModelledError"]
 
 Fields: TypeAlias = dict[str, Any]
 """An answer's fields by name; lists of dicts where Kafka has arrays of structs."""
-
-
-class NotModelledError(NotImplementedError):
-    """A client wants something that the fake does not have. It gets no answer at all: a guess would be a lie."""
 
 
 @dataclass(frozen=True, slots=True)

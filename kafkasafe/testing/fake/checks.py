@@ -21,7 +21,7 @@ from kafkasafe._core.batch import (
     verify,
 )
 
-__all__ = ["RefusedError", "StoredBatch", "admit", "store"]
+__all__ = ["NotModelledError", "RefusedError", "StoredBatch", "admit", "store"]
 
 CORRUPT_MESSAGE: Final = 2
 MESSAGE_TOO_LARGE: Final = 10
@@ -38,6 +38,10 @@ _LOG_APPEND_TIME: Final = 0x08
 _MAX_LISTED: Final = 10  # records that a broker names one by one
 
 
+class NotModelledError(NotImplementedError):
+    """A client wants something that the fake does not have. It gets no answer at all: a guess would be a lie."""
+
+
 class RefusedError(Exception):
     """A request, or a part of it, that is answered with an error code.
 
@@ -45,15 +49,22 @@ class RefusedError(Exception):
         code: Kafka's error code.
         message: What a broker would say, None where it says nothing.
         record_errors: (index in the batch, message) of the records at fault.
+        early: A batch was refused before the broker looked at the partition's log.
     """
 
     def __init__(
-        self, code: int, message: str | None = None, record_errors: tuple[tuple[int, str], ...] = ()
+        self,
+        code: int,
+        message: str | None = None,
+        record_errors: tuple[tuple[int, str], ...] = (),
+        *,
+        early: bool = False,
     ) -> None:
         super().__init__(f"error code {code}: {message}")
         self.code = code
         self.message = message
         self.record_errors = record_errors
+        self.early = early
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +113,15 @@ def admit(
         raise RefusedError(CORRUPT_MESSAGE, "The record batch is cut short")
     if data[_MAGIC_AT] != 2:
         raise RefusedError(
-            INVALID_RECORD, "Produce requests of this version may only hold record batches of magic 2"
+            INVALID_RECORD,
+            "Produce requests of this version may only hold record batches of magic 2",
+            early=True,
         )
     size = _LOG_OVERHEAD + int.from_bytes(data[_LENGTH_AT : _LENGTH_AT + 4], "big", signed=True)
     if _LOG_OVERHEAD < size < len(data):
-        raise RefusedError(INVALID_RECORD, "A produce request holds exactly one record batch per partition")
+        raise RefusedError(
+            INVALID_RECORD, "A produce request holds exactly one record batch per partition", early=True
+        )
     try:
         header = read_header(data)
     except CorruptBatchError as error:

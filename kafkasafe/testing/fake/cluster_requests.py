@@ -193,7 +193,7 @@ def _create_topics(ask: Ask) -> Fields:
             "topic_id": topic.topic_id,
             "num_partitions": len(topic.partitions),
             "replication_factor": len(topic.partitions[0].replicas) if topic.partitions else -1,
-            "configs": _rows(ask.centre.settings_of(topic) | topic.settings, topic.settings, 1),
+            "configs": _rows(_known(ask, topic), topic.settings, 1),
         }
 
     return {
@@ -258,12 +258,18 @@ def _rows(known: Mapping[str, str], own: Mapping[str, str], source: int) -> list
     ]
 
 
+def _known(ask: Ask, topic: Topic) -> Mapping[str, str]:
+    """A topic's settings, those that this version of Kafka has."""
+    found = ask.centre.settings_of(topic) | topic.settings
+    return {name: value for name, value in found.items() if name not in ask.centre.profile.lacking}
+
+
 def _describe_configs(ask: Ask) -> Fields:
     def describe(wanted: Any) -> Fields:
         own: Mapping[str, str]
         if wanted.resource_type == _TOPIC_RESOURCE:
             topic = ask.centre.topic(wanted.resource_name)
-            own, known = topic.settings, ask.centre.settings_of(topic) | topic.settings
+            own, known = topic.settings, _known(ask, topic)
             mine = 1
         elif wanted.resource_type == _BROKER_RESOURCE:
             own, known = {}, ask.centre.settings

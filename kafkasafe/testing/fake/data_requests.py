@@ -21,7 +21,11 @@ REQUEST_TIMED_OUT: Final = 7
 NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
+INVALID_TXN_STATE: Final = 48
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
+
+_OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
+"""Codes of Produce that a broker answers with the start of the partition's log, unless it did not look at the log."""
 
 _PRODUCE_BY_ID: Final = 13
 _FETCH_ANY: Final = 11  # from here on followers serve consumers (KIP-392)
@@ -92,17 +96,27 @@ class _Produce:
         return row
 
     def _refused(self, name: str | None, number: int, refused: RefusedError) -> Fields:
+        """The row of a batch that is refused, as real brokers fill it in (tests/contract).
+
+        They send the message of an error of single records, and of a transaction without the partition; others are for
+        the fake's own log.
+        """
+        start = -1
+        if name is not None and refused.code in _OF_THE_LOG and not refused.early:
+            start = self.ask.centre.partition(name, number).log.start_offset
         row = {
             "index": number,
             "error_code": refused.code,
             "base_offset": -1,
             "log_append_time_ms": -1,
-            "log_start_offset": -1,
+            "log_start_offset": start,
             "record_errors": [
                 {"batch_index": index, "batch_index_error_message": text}
                 for index, text in refused.record_errors
             ],
-            "error_message": refused.message,
+            "error_message": refused.message
+            if refused.record_errors or refused.code == INVALID_TXN_STATE
+            else None,
         }
         if refused.code == NOT_LEADER_OR_FOLLOWER and name is not None:
             row |= _hint(self.ask.centre.partition(name, number), self.hinted)

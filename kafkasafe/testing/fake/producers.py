@@ -132,7 +132,7 @@ class Producers:
         known = self._known.get(header.producer_id)
         open_one = known is not None and known.txn_first_offset is not None
         if open_one and not header.is_transactional:
-            raise RefusedError(INVALID_TXN_STATE, "A non-transactional batch inside an open transaction")
+            raise RefusedError(INVALID_TXN_STATE)  # a batch outside of the transaction
 
     def appended(self, header: BatchHeader) -> None:
         """A data batch is in the log now, at the offsets that its header says."""

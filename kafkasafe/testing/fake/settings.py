@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kafkasafe.errors import ConfigError
-from kafkasafe.testing.fake.checks import RefusedError
+from kafkasafe.testing.fake.checks import NotModelledError, RefusedError
 
 __all__ = ["RACK_AWARE", "TOPIC_SETTINGS", "Profile", "profile_of", "racks_of", "topic_settings"]
 
@@ -35,6 +35,8 @@ class Profile:
         brokers_control: One of the brokers is the controller, so nobody sees the last one die.
         verifies_transactions: Batches of a transaction are only taken for partitions that were added to it.
         least: The least that topics' settings may be, where it is more than in `_LEAST`.
+        lacking: Topics' settings of other versions, which this one does not know.
+        unmodelled: Topics' settings that it knows and the fake does not model.
     """
 
     version: str
@@ -45,6 +47,8 @@ class Profile:
     creating_code: int = 3
     brokers_control: bool = False
     least: Mapping[str, int] = field(default_factory=dict)
+    lacking: frozenset[str] = frozenset()
+    unmodelled: frozenset[str] = frozenset()
 
 
 _SETTINGS: Final = {
@@ -127,6 +131,7 @@ _CURRENT: Final = Profile(
         }
     ),
     least=MappingProxyType({"segment.bytes": 1 << 20}),
+    lacking=frozenset({"message.downconversion.enable"}),
 )
 
 _OLD: Final = Profile(
@@ -169,7 +174,7 @@ _OLD: Final = Profile(
         _SETTINGS
         | {
             "log.message.timestamp.type": "CreateTime",
-            # One setting for both directions there.
+            # One setting for both directions there (`unmodelled`).
             "log.message.timestamp.after.max.ms": _NO_LIMIT,
             "log.message.timestamp.before.max.ms": _NO_LIMIT,
             "producer.id.expiration.ms": "604800000",  # transactional.id.expiration.ms there
@@ -178,6 +183,8 @@ _OLD: Final = Profile(
     verifies_transactions=False,
     creating_code=5,
     brokers_control=True,
+    lacking=frozenset({"message.timestamp.after.max.ms", "message.timestamp.before.max.ms"}),
+    unmodelled=frozenset({"message.format.version", "message.timestamp.difference.max.ms"}),
 )
 
 _PROFILES: Final = {profile.version: profile for profile in (_CURRENT, _OLD)}
@@ -318,10 +325,13 @@ def topic_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, s
 
     Raises:
         RefusedError: 40: Kafka does not know the setting, or the fake cannot do what it says.
+        NotModelledError: This version knows it, and the fake does not model it.
     """
     own = {name: _written(name, value) for name, value in given.items()}
     for name, value in own.items():
-        if name not in TOPIC_SETTINGS and name not in _WITHOUT_EFFECT:
+        if name in profile.unmodelled:
+            raise NotModelledError(f"The setting {name} of Kafka {profile.version}")
+        if name in profile.lacking or (name not in TOPIC_SETTINGS and name not in _WITHOUT_EFFECT):
             raise RefusedError(INVALID_CONFIG, f"Unknown topic config name: {name}")
         if name in _ONLY and value != _ONLY[name]:
             raise RefusedError(INVALID_CONFIG, f"The fake cannot do {name}={value}, only {_ONLY[name]}")

@@ -27,6 +27,7 @@ __all__ = ["Transactions", "TxnState"]
 NOT_COORDINATOR: Final = 16
 ILLEGAL_GENERATION: Final = 22
 INVALID_PRODUCER_EPOCH: Final = 47
+_NOT_ADDED: Final = "Partition was not added to the transaction"
 INVALID_TXN_STATE: Final = 48
 INVALID_PRODUCER_ID_MAPPING: Final = 49
 INVALID_TRANSACTION_TIMEOUT: Final = 50
@@ -171,16 +172,16 @@ class Transactions:
             return
         known = self._known.get(name)
         if known is None or known.producer_id != header.producer_id:
-            raise RefusedError(INVALID_TXN_STATE)
+            raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
         if header.producer_epoch < known.epoch and self._centre.profile.verifies_transactions:
-            raise RefusedError(INVALID_PRODUCER_EPOCH)
+            raise RefusedError(INVALID_PRODUCER_EPOCH, early=True)
         if version >= _SECOND_PROTOCOL["Produce"] and header.producer_epoch == known.epoch:
             self._settled(known)
             self._open(known, self._centre.now_ms, second=True)
             known.partitions.add((topic, number))
         verified = known.state is TxnState.ONGOING and (topic, number) in known.partitions
         if self._centre.profile.verifies_transactions and not verified:
-            raise RefusedError(INVALID_TXN_STATE)
+            raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
 
     def may_end(self, header: BatchHeader) -> bool:
         """Whether the transaction of a batch that is in a log is one that still goes on."""

@@ -1,0 +1,40 @@
+"""How long nothing was delivered, so that a log shows the end of an outage as well as its begin."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["Outage"]
+
+_SHORT_S: Final = 10.0
+"""Elections and restarts of brokers take less; nobody looks for their end."""
+
+
+class Outage:
+    """From the first request that failed until the next acknowledgement, of all partitions together.
+
+    Args:
+        now: Seconds. A producer that starts in an outage sends nothing that could fail, so its outage begins here.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._began: float | None = None
+        self._start: float | None = now
+
+    def failed(self, now: float) -> None:
+        """A batch was refused, or its request had no answer."""
+        if self._began is None:
+            self._began = now
+
+    def acked(self, now: float, sealed_at: float) -> float:
+        """A batch was acknowledged: how long nothing was delivered, 0 where that was too short to be told.
+
+        Args:
+            now: Seconds.
+            sealed_at: Since when the batch waits, of the same clock.
+        """
+        began = self._began
+        if began is None and self._start is not None:
+            began = max(self._start, sealed_at)
+        self._began = self._start = None
+        return 0.0 if began is None or now - began < _SHORT_S else now - began
