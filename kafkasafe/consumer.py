@@ -31,11 +31,8 @@ from kafkasafe._consuming.coordinator import Coordinator
 from kafkasafe._consuming.fetcher import Fetcher
 from kafkasafe._consuming.ground import ignore, log
 from kafkasafe._consuming.partition import Part
-<<<<<<< HEAD
 from kafkasafe._consuming.polls import Polls
-=======
 from kafkasafe._consuming.rereading import Rereading
->>>>>>> ae99cb4a0fe376a1bd1c2e51a9611a1ba3575dec
 from kafkasafe._consuming.trouble import Trouble
 from kafkasafe._core.followers import Followers
 from kafkasafe._core.patience import seconds_of

@@ -254,11 +254,7 @@ class WrongClusterError(SpoolError):
 
 
 class LaneBusyError(SpoolError):
-<<<<<<< HEAD
-    """The lane belongs to another live process.
-=======
     """The lane asked for belongs to another live process. Retriable: it is free when that process ends.
->>>>>>> ae99cb4a0fe376a1bd1c2e51a9611a1ba3575dec
 
     Attributes:
         pid: The owner's process id, 0 if it did not say.

@@ -13,11 +13,8 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.partition import Leadership, Part
-<<<<<<< HEAD
 from kafkasafe._consuming.polls import Polls
-=======
 from kafkasafe._consuming.rereading import Rereading
->>>>>>> ae99cb4a0fe376a1bd1c2e51a9611a1ba3575dec
 from kafkasafe._core.epochs import UNDEFINED
 from kafkasafe._core.followers import Followers
 from kafkasafe._io.connect import connect
@@ -60,11 +57,8 @@ class Ground:
     _lookups: LookUps
     _memory: LineageMemory
     _parts: dict[TopicPartition, Part]
-<<<<<<< HEAD
     _polls: Polls
-=======
     _rereading: Rereading
->>>>>>> ae99cb4a0fe376a1bd1c2e51a9611a1ba3575dec
     _resting: dict[TopicPartition, float]
     """Partitions that are not fetched from, and until when."""
     _safe: ConsumerConfig
