@@ -92,8 +92,8 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "Check the disk and the rights of the spool directory.",
     ),
     "cluster_reachable": LogEvent(
-        ("INFO",),
-        "The cluster answers again.",
+        ("WARNING",),
+        "The cluster answers again. `outage_s` says how long it did not.",
         "Nothing.",
     ),
     "cluster_unreachable": LogEvent(
@@ -101,6 +101,17 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "No broker can be used. The message has the reason, such as a wrong password or a"
         " refused connection. Records wait.",
         "Nothing in an outage. Otherwise correct the address, the certificates or the password.",
+    ),
+    "position_rewound": LogEvent(
+        ("WARNING",),
+        "A consumer reads records again from the group's offset, because an atomic batch with its offsets was dropped or"
+        " the group was rebalanced.",
+        "Nothing.",
+    ),
+    "spool_volume_small": LogEvent(
+        ("WARNING",),
+        "The volume of the spool has less free space than the spool may need.",
+        "Make room, use a larger volume, or lower `spool_max_bytes` and `rejected_max_bytes`.",
     ),
     "copied_forward": LogEvent(
         ("INFO",),
@@ -118,9 +129,16 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         "The `on_rejected` hook raised an exception, or could not be called. The records are still kept.",
         "Correct the hook. The message says where the records are.",
     ),
+    "delivered_again": LogEvent(
+        ("WARNING",),
+        "An outage is over: records are delivered again. `outage_s`, `records` and `batches` say how long it lasted and"
+        " how much waited.",
+        "Nothing.",
+    ),
     "delivery_retried": LogEvent(
-        ("INFO", "WARNING"),
-        "A request with records failed and is sent again. WARNING: more than three failures in a row.",
+        ("DEBUG", "INFO", "WARNING"),
+        "A request with records failed and is sent again. WARNING: more than three failures in a row. DEBUG: no broker"
+        " can be used, which `cluster_unreachable` says.",
         "Nothing in an outage. If it lasts, the message names the cause.",
     ),
     "flush_waits": LogEvent(

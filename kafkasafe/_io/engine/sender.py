@@ -338,12 +338,10 @@ class Sender:
             self._ground.pause_until = max(self._ground.pause_until, self._ground.clock.monotonic() + pause_s)
         self._ground.counters["retries"] += 1
         self._ground.stats.backoff_s["produce"] += pause_s
-        level = logging.WARNING if wait.attempt > 3 else logging.INFO
-        if not self._ground.cluster.connected:
-            # The transport says that no broker can be used, and why. A line for each partition would repeat it.
-            level = logging.DEBUG
+        # Without brokers the transport says why none can be used. A line for each partition would repeat it.
+        connected = self._ground.cluster.connected
         self._log.seldom(
-            level,
+            logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,
             "delivery_retried",
             f"{topic}-{partition}",
             "%s-%d: attempt %d failed, next in %.2f s: %s",
