@@ -10,6 +10,7 @@ from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
 from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import (
+    BaselineError,
     BatchDroppedError,
     CheckpointMismatchError,
     ConfigError,
@@ -24,6 +25,7 @@ from kafkasafe.errors import (
     ProducerClosedError,
     RejectedError,
     RemoteStorageNotReadyError,
+    SparkError,
     SpoolCorruptError,
     SpoolError,
     SpoolFormatError,
@@ -31,6 +33,7 @@ from kafkasafe.errors import (
     SpoolWriteError,
     UndecidableError,
     UsageError,
+    WaitTimeoutError,
     WrongClusterError,
 )
 from kafkasafe.events import (
@@ -66,7 +69,6 @@ from kafkasafe.events import (
     UnitNotCommitted,
     UnitRetried,
 )
-from kafkasafe.offsets import BaselineError
 from kafkasafe.producer import RecordFuture, SafeProducer
 from kafkasafe.transactional import LastTransaction
 
@@ -122,8 +124,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "UnitNotCommitted",
     "UnitRetried",
     # errors
-    "BatchDroppedError",
     "BaselineError",
+    "BatchDroppedError",
     "CheckpointMismatchError",
     "ConfigError",
     "DataLossError",
@@ -137,6 +139,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "RejectedError",
     "OffsetNotAvailableError",
     "RemoteStorageNotReadyError",
+    "SparkError",
     "SpoolCorruptError",
     "SpoolError",
     "SpoolFormatError",
@@ -144,6 +147,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "SpoolWriteError",
     "UndecidableError",
     "UsageError",
+    "WaitTimeoutError",
     "WrongClusterError",
     # of the package
     "__version__",

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
@@ -28,7 +27,7 @@ from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
-from kafkasafe.errors import UsageError
+from kafkasafe.errors import UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer
@@ -129,7 +128,7 @@ class BatchOutcome:
 
         if not self._producer._pump.wait(kept, timeout) and not kept():
             self._producer._raise_failure()
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"The batch was not durable after {timeout} s.{self._producer._disk_cause()}{self._because()}"
             )
         if self._head.error is not None:
@@ -156,7 +155,7 @@ class BatchOutcome:
             kept = "It is kept and delivered as a whole."
             if not self._head.durable and not self._producer._config.in_memory:
                 kept = f"It is not on disk yet.{self._producer._disk_cause()}"
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"The batch was not committed after {timeout} s. {kept}"
                 f"{self._producer._network_cause()}{self._because()}"
             )

@@ -25,14 +25,13 @@ from rich.table import Table
 
 from kafkasafe._core import codes
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
-from kafkasafe._core.offsets import BaselineError
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli_audit import AUDIT_CODES, audit_topic
 from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, PIPED_COLUMNS
 from kafkasafe.cli_doctor import DOCTOR_CODES, doctor
 from kafkasafe.cli_offsets import OFFSETS_CODES, offsets
 from kafkasafe.cli_spool import spool_app
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import BaselineError, ConfigError, KafkaSafeError
 
 if TYPE_CHECKING:
     from kafkasafe.testing.demo import Demo, Run
@@ -270,7 +269,7 @@ def lineage(
     )
 
 
-class _PairError(ValueError):
+class _PairError(KafkaSafeError, ValueError):
     """A member of a pair is wrong."""
 
     def __init__(self, name: str, message: str) -> None:

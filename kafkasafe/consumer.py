@@ -42,6 +42,7 @@ from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import validate_consumer
+from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.metrics import install
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
@@ -193,7 +194,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 self._client.close()
             cause = getattr(getattr(self, "_manager", None), "last_failure", None)
             if isinstance(failed, kafka_errors.KafkaTimeoutError) and cause is not None:
-                raise kafka_errors.KafkaTimeoutError(
+                raise WaitTimeoutError(
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise

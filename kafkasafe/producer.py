@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 
 from kafkasafe._core.batch import RECORD_OVERHEAD
@@ -30,6 +29,7 @@ from kafkasafe._producing.opening import Opening
 from kafkasafe._producing.transacting import Transacting
 from kafkasafe.atomic import AtomicBatch
 from kafkasafe.config import DEFAULTS, DEPRECATED
+from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.logs import EventLog
 
 __all__ = ["RecordFuture", "SafeProducer"]
@@ -119,9 +119,7 @@ class RecordFuture(FutureRecordMetadata):
             if error is not None:
                 raise error.with_traceback(None)
             cause = self._producer._network_cause() if in_memory else self._producer._disk_cause()
-            raise kafka_errors.KafkaTimeoutError(
-                f"The record was not durable after {timeout} s.{cause}{self._because()}"
-            )
+            raise WaitTimeoutError(f"The record was not durable after {timeout} s.{cause}{self._because()}")
         return self
 
     def _is_durable(self) -> bool:
@@ -193,9 +191,7 @@ class RecordFuture(FutureRecordMetadata):
             self._producer._raise_wrong_cluster()
             cause = "" if self._is_durable() else self._producer._disk_cause()
             cause += self._producer._network_cause()
-            raise kafka_errors.KafkaTimeoutError(
-                f"Timeout after waiting for {timeout} secs.{cause}{self._because()}"
-            )
+            raise WaitTimeoutError(f"Timeout after waiting for {timeout} secs.{cause}{self._because()}")
         error = self.exception
         if error is not None:
             raise error.with_traceback(None)

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 import tenacity
-from kafka.errors import KafkaTimeoutError
 
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.stats import Reading, RetryStats
 from kafkasafe.classification import ErrorAction, Verdict, classify
-from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.errors import ConfigError, UsageError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 
 __all__ = ["RetryEvent", "RetryPolicy"]
@@ -324,7 +323,7 @@ class _Call:
         if wait_s is not None:
             return wait_s
         self._out_of_time = True
-        raise self._error or KafkaTimeoutError(
+        raise self._error or WaitTimeoutError(
             f"{_name(self._function)} was not tried: {self._partition!r} fails, and so many calls wait for it that"
             f" none may begin within {deadline_s:g} s"
         )

@@ -8,15 +8,13 @@ from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import kafka.errors as kafka_errors
-
 from kafkasafe import atomic
 from kafkasafe._core.patience import timeout_of
 from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread
-from kafkasafe.errors import UsageError
+from kafkasafe.errors import UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -73,7 +71,7 @@ class BatchOutcome:
             timeout,
         )
         if not in_time:
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"The batch was not durable after {timeout} s.{outcome._producer._disk_cause()}{outcome._because()}"
             )
         outcome.durable(0.0)

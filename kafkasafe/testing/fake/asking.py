@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kafkasafe.errors import KafkaSafeError
+
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
     from kafkasafe.testing.fake.groups import Groups
@@ -21,7 +23,7 @@ Fields: TypeAlias = dict[str, Any]
 """An answer's fields by name; lists of dicts where Kafka has arrays of structs."""
 
 
-class NotModelledError(NotImplementedError):
+class NotModelledError(KafkaSafeError, NotImplementedError):
     """A client wants something that the fake does not have. It gets no answer at all: a guess would be a lie."""
 
 

@@ -20,6 +20,7 @@ from kafkasafe._core.batch import (
     stamp_identity,
     verify,
 )
+from kafkasafe.errors import KafkaSafeError
 
 __all__ = ["RefusedError", "StoredBatch", "admit", "store"]
 
@@ -38,7 +39,7 @@ _LOG_APPEND_TIME: Final = 0x08
 _MAX_LISTED: Final = 10  # records that a broker names one by one
 
 
-class RefusedError(Exception):
+class RefusedError(KafkaSafeError):
     """A request, or a part of it, that is answered with an error code.
 
     Attributes:
