@@ -33,7 +33,7 @@ from kafkasafe._consuming.ground import ignore, log
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.trouble import Trouble
 from kafkasafe._core.followers import Followers
-from kafkasafe._core.patience import seconds_of
+from kafkasafe._core.patience import seconds_of, timeout_of
 from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.inquiry import Desk, Procedure
 from kafkasafe._io.lineage_file import LineageMemory
@@ -42,7 +42,7 @@ from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import validate_consumer
-from kafkasafe.errors import WaitTimeoutError
+from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.metrics import install
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
@@ -68,6 +68,17 @@ class Offsets(dict[TopicPartition, Any]):
     ) -> None:
         super().__init__(answered)
         self.missing = dict(missing)
+
+
+def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
+    """The one that was given, in ms."""
+    if timeout is None:
+        return timeout_ms
+    if timeout_ms is not None:
+        raise UsageError(f"close(timeout_ms={timeout_ms!r}, timeout={timeout!r}): give one of them")
+    if (seconds := timeout_of(timeout)) < 0:
+        raise ValueError(f"Invalid timeout: {timeout}")
+    return seconds * 1000
 
 
 class _LookingUp(Applying):
@@ -271,12 +282,22 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         state = "closed" if self._closed else "open"
         return f"<SafeConsumer {self.client_id} {state}{group} topics={reads}>"
 
-    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+    def close(
+        self, autocommit: bool = True, timeout_ms: float | None = None, *, timeout: float | None = None
+    ) -> None:
         """As KafkaConsumer's; also writes `offsets_path` and `lineage_path`.
 
+        Args:
+            autocommit: Commit what was read, with `enable_auto_commit`.
+            timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
+            timeout: The same in seconds, as the producer's `close` takes it.
+
         Raises:
+            UsageError: Both time-outs were given. Nothing was closed.
+            ValueError: A negative timeout, or nan. Nothing was closed.
             OSError: A file could not be written. Everything is closed all the same.
         """
+        timeout_ms = _close_ms(timeout_ms, timeout)
         if self._closed:
             return
         # Answers that come from here on find nobody: what they would wake is about to be closed.
