@@ -5,7 +5,7 @@ See docs/promises.md for the conditions under which that holds.
 
 from typing import TYPE_CHECKING
 
-from kafkasafe._io.retry import RetryEvent, RetryPolicy
+from kafkasafe._io.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
 from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
 from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
 from kafkasafe.consumer import SafeConsumer
@@ -92,6 +92,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "RetryPolicy",
     "Verdict",
     "classify",
+    "retry_if_kafka_retriable",
     # events
     "AckedDataLost",
     "BatchCommitted",

@@ -213,3 +213,11 @@ def test_a_history_that_is_none_is_an_error_of_the_package():
         assert isinstance(raised.value, ValueError)
         again = pickle.loads(pickle.dumps(raised.value))
         assert (type(again), again.args) == (LineageError, raised.value.args)
+
+
+def test_the_example_of_the_errors_page_runs():
+    """`type(error) is RejectedError` is not true, and the page says how to ask instead."""
+    page = (PACKAGE.parent / "docs" / "errors.md").read_text(encoding="utf-8")
+    section = page.split("## A record that the cluster rejected")[1].split("\n## ")[0]
+    exec(section.split("```python\n")[1].split("```")[0], {})
+    assert type(RejectedError("refused", code=10)) is not RejectedError
