@@ -33,7 +33,7 @@ from kafkasafe._consuming.ground import ignore, log
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.trouble import Trouble
 from kafkasafe._core.followers import Followers
-from kafkasafe._core.patience import seconds_of, timeout_of
+from kafkasafe._core.patience import closing_timeout, seconds_of
 from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.inquiry import Desk, Procedure
 from kafkasafe._io.lineage_file import LineageMemory
@@ -76,9 +76,8 @@ def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
         return timeout_ms
     if timeout_ms is not None:
         raise UsageError(f"close(timeout_ms={timeout_ms!r}, timeout={timeout!r}): give one of them")
-    if (seconds := timeout_of(timeout)) < 0:
-        raise ValueError(f"Invalid timeout: {timeout}")
-    return seconds * 1000
+    seconds = closing_timeout(timeout)
+    return None if seconds is None else seconds * 1000
 
 
 class _LookingUp(Applying):

@@ -15,6 +15,8 @@ from kafkasafe.events import ConsumerEvent, Event, LogDiverged
 __all__ = ["ConnectionOptions", "ConsumerOptions", "ProducerOptions"]
 
 _Path: TypeAlias = str | os.PathLike[str]
+_Size: TypeAlias = int | str
+"""Bytes, or a text: "64MiB", "1GiB"."""
 _Protocol: TypeAlias = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 
 
@@ -29,9 +31,9 @@ class ConnectionOptions(TypedDict, total=False):
     client_dns_lookup: str
     retry_backoff_ms: float
     request_timeout_ms: float
-    receive_message_max_bytes: int
-    receive_buffer_bytes: int | None
-    send_buffer_bytes: int | None
+    receive_message_max_bytes: _Size
+    receive_buffer_bytes: _Size | None
+    send_buffer_bytes: _Size | None
     socket_options: Sequence[tuple[int, int, int]]
     reconnect_backoff_ms: float
     reconnect_backoff_max_ms: float
@@ -46,11 +48,6 @@ class ConnectionOptions(TypedDict, total=False):
     ssl_password: str | None
     ssl_ciphers: str | None
     api_version: tuple[int, ...] | None
-    bootstrap_timeout_ms: float
-    metric_reporters: Sequence[Any]
-    metrics_enabled: bool
-    metrics_num_samples: int
-    metrics_sample_window_ms: float
     selector: Any
     sasl_mechanism: str | None
     sasl_plain_username: str | None
@@ -61,12 +58,14 @@ class ConnectionOptions(TypedDict, total=False):
     sasl_oauth_token_provider: Any
     proxy_url: str | None
     socks5_proxy: str | None
-    kafka_client: Any
     metrics: bool
 
 
 class ProducerOptions(ConnectionOptions, total=False):
-    """What SafeProducer takes."""
+    """What SafeProducer takes.
+
+    Not here: options of KafkaProducer that have no effect on it (docs/differences.md). They are accepted all the same.
+    """
 
     key_serializer: Any
     value_serializer: Any
@@ -86,12 +85,12 @@ class ProducerOptions(ConnectionOptions, total=False):
     spool: Literal["always", "on_error", "never"]
     delivery: Literal["idempotent", "staged"]
     spool_lane: int | None
-    spool_max_bytes: int | None
-    spool_segment_bytes: int | None
+    spool_max_bytes: _Size | None
+    spool_segment_bytes: _Size | None
     spool_sync: Literal["group", "each", "os"]
     spool_after_ms: float
-    rejected_max_bytes: int | None
-    retain_acked_bytes: int
+    rejected_max_bytes: _Size | None
+    retain_acked_bytes: _Size
     retain_acked_s: float
     on_acked_loss: Literal["heal", "raise", "event"]
     heal_recreated_topics: bool
@@ -108,6 +107,12 @@ class ProducerOptions(ConnectionOptions, total=False):
 class ConsumerOptions(ConnectionOptions, total=False):
     """What SafeConsumer takes."""
 
+    bootstrap_timeout_ms: float
+    kafka_client: Any
+    metric_reporters: Sequence[Any]
+    metrics_enabled: bool
+    metrics_num_samples: int
+    metrics_sample_window_ms: float
     client_rack: str
     group_id: str | None
     group_instance_id: str | None
@@ -115,9 +120,9 @@ class ConsumerOptions(ConnectionOptions, total=False):
     value_deserializer: Any
     enable_incremental_fetch_sessions: bool
     fetch_max_wait_ms: int
-    fetch_min_bytes: int
-    fetch_max_bytes: int
-    max_partition_fetch_bytes: int
+    fetch_min_bytes: _Size
+    fetch_max_bytes: _Size
+    max_partition_fetch_bytes: _Size
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
     enable_auto_commit: bool
     auto_commit_interval_ms: float

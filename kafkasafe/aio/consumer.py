@@ -16,7 +16,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
-from kafkasafe._core.patience import timeout_of
+from kafkasafe._core.patience import closing_timeout
 from kafkasafe._io.batch_offsets import check_settings
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import (
@@ -179,16 +179,13 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         Cancelled, it goes on by itself.
 
         Args:
-            timeout: Seconds to wait for the commit and for leaving the group. Default: as of
-                `kafkasafe.SafeConsumer.close`.
+            timeout: Seconds for the commit and for leaving the group. Default: `request_timeout_ms`.
 
         Raises:
             ValueError: A negative timeout, or nan. Nothing was closed.
             OSError: A file could not be written. Everything is closed all the same.
         """
-        if timeout is not None and (timeout := timeout_of(timeout)) < 0:
-            raise ValueError(f"Invalid timeout: {timeout}")
-        await self._end(timeout, commit=True)
+        await self._end(closing_timeout(timeout), commit=True)
 
     async def _end(self, timeout: float | None = None, *, commit: bool) -> None:  # noqa: ASYNC109
         self._check_not_listening("close the consumer")
