@@ -1,4 +1,4 @@
-"""Lossless Kafka producers, and consumers that notice loss; exactly once and in order without transactions.
+"""Kafka producers that keep every record on disk until Kafka has it, and consumers that notice loss.
 
 See docs/promises.md for the conditions under which that holds.
 """
@@ -19,6 +19,7 @@ from kafkasafe.errors import (
     ForkedProcessError,
     KafkaSafeError,
     LaneBusyError,
+    LineageError,
     LineageFileError,
     LogDivergedError,
     OffsetNotAvailableError,
@@ -134,6 +135,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ForkedProcessError",
     "KafkaSafeError",
     "LaneBusyError",
+    "LineageError",
     "LineageFileError",
     "LogDivergedError",
     "ProducerClosedError",

@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+import kafkasafe
 from kafkasafe._core import codes
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
 from kafkasafe.classification import Verdict, classify
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+TAGLINE: Final = (kafkasafe.__doc__ or "").partition("\n")[0]
+
 app = typer.Typer(
     name="kafkasafe",
-    help="Lossless Kafka producers: durable before promised, exactly once and in order.",
+    help=TAGLINE,
     no_args_is_help=True,
     # Plain: help that can be piped, an error that is one line.
     rich_markup_mode=None,
@@ -59,14 +62,14 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=TAGLINE)
 def options_of_all(
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end."),
     ] = False,
 ) -> None:
-    """Lossless Kafka producers: durable before promised, exactly once and in order."""
+    """What all commands take."""
 
 
 @app.command()
