@@ -206,7 +206,10 @@ def test_several_topics_are_audited_one_after_the_other(fake_kafka, capsys, tmp_
     assert [(each["topic"], each["records"]) for each in json.loads(out)] == [("orders", 1), ("invoices", 2)]
     code, out, _ = run(capsys, "audit", "orders", "invoices", "-b", servers)
     assert code == 0
-    assert [line.rstrip() for line in out.splitlines() if ": " in line] == ["orders: 1 record", "invoices: 2 records"]
+    assert [line.rstrip() for line in out.splitlines() if ": " in line] == [
+        "orders: 1 record",
+        "invoices: 2 records",
+    ]
     code, out, _ = run(capsys, "audit", "orders", "-b", servers, "--json")
     assert json.loads(out)["records"] == 1
     code, _, err = run(capsys, "audit", "orders", "invoices", "-b", servers, "--plot", "a.svg")
