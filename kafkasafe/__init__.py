@@ -3,6 +3,7 @@
 See docs/promises.md for the conditions under which that holds.
 """
 
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kafkasafe._io.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
@@ -156,6 +157,12 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "__version__",
     "RetentionGaveWay",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public, the public modules that are imported, and what every module has."""
+    seen = {name for name, value in globals().items() if isinstance(value, ModuleType) and name[0] != "_"}
+    return sorted({*__all__, *seen, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> str:

@@ -90,7 +90,8 @@ class LineageError(ValueError):
     def __new__(cls, message: str) -> Self:
         """As an instance of that subclass."""
         kind: Any = LineageError._raised or cls
-        return super().__new__(kind, message)
+        made: Self = super().__new__(kind, message)
+        return made
 
 
 # --- the history ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class _Method:
     """A method whose bare name is no truth value: `if future.done:` raises instead of being true for ever."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(cast("Any", self), function)
         self._function = function
 
     def __get__(self, instance: object, owner: type) -> Any:

@@ -52,6 +52,11 @@ _HOMES: Final = {
 }
 
 
+def __dir__() -> list[str]:
+    """What is public, and what every module has."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
