@@ -129,7 +129,7 @@ def hint_for(name: str, known: Collection[str], *, others: Collection[str], othe
         said = f"{meant!r} is an option of {other}"
         return f"{said}{more}. All options: {page}"
     near = difflib.get_close_matches(plain, list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}? All options: {page}" if near else f"all options: {page}"
+    return f"did you mean {near[0]!r}? All options: {page}" if near else f"see {page} for the list of options"
 
 
 def size_of(text: str) -> int:
