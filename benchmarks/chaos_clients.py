@@ -180,7 +180,7 @@ def transform(options: argparse.Namespace) -> None:
                         batch.send(DERIVED, record.value, record.key, partition=place.partition)
                 batch.send_offsets(consumer)
             outcomes.append(batch.outcome)
-        while outcomes and (len(outcomes) >= DEPTH or outcomes[0].done()):
+        while outcomes and (len(outcomes) >= DEPTH or outcomes[0].is_done):
             # A batch that was dropped is read again: the consumer goes back to what the group has.
             with contextlib.suppress(BatchDroppedError):
                 outcomes.popleft().get(SETTLE_S)

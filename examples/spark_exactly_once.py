@@ -70,7 +70,7 @@ def pipeline(servers: str, checkpoint: str) -> None:
             ),
         )
     )
-    sink = foreach_batch_sink(TOTALS, **{"kafka.bootstrap.servers": servers})
+    sink = foreach_batch_sink(TOTALS, {"kafka.bootstrap.servers": servers})
 
     def write(df, batch_id) -> None:
         print(f"batch {batch_id} begins", flush=True)

@@ -1,15 +1,17 @@
-"""Lossless Kafka producers, and consumers that notice loss; exactly once and in order without transactions.
+"""Kafka producers that keep every record on disk until Kafka has it, and consumers that notice loss.
 
 See docs/promises.md for the conditions under which that holds.
 """
 
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from kafkasafe._io.retry import RetryEvent, RetryPolicy
+from kafkasafe._io.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
 from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
 from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import (
+    BaselineError,
     BatchDroppedError,
     CheckpointMismatchError,
     ConfigError,
@@ -18,12 +20,14 @@ from kafkasafe.errors import (
     ForkedProcessError,
     KafkaSafeError,
     LaneBusyError,
+    LineageError,
     LineageFileError,
     LogDivergedError,
     OffsetNotAvailableError,
     ProducerClosedError,
     RejectedError,
     RemoteStorageNotReadyError,
+    SparkError,
     SpoolCorruptError,
     SpoolError,
     SpoolFormatError,
@@ -31,10 +35,14 @@ from kafkasafe.errors import (
     SpoolWriteError,
     UndecidableError,
     UsageError,
+    WaitTimeoutError,
     WrongClusterError,
 )
+<<<<<<< HEAD
 from kafkasafe.health import ConsumerHealth, HealthReason, ProducerHealth
 from kafkasafe.offsets import BaselineError
+=======
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 from kafkasafe.producer import RecordFuture, SafeProducer
 from kafkasafe.transactional import LastTransaction
 
@@ -62,9 +70,10 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "RetryPolicy",
     "Verdict",
     "classify",
+    "retry_if_kafka_retriable",
     # errors
-    "BatchDroppedError",
     "BaselineError",
+    "BatchDroppedError",
     "CheckpointMismatchError",
     "ConfigError",
     "DataLossError",
@@ -72,12 +81,14 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ForkedProcessError",
     "KafkaSafeError",
     "LaneBusyError",
+    "LineageError",
     "LineageFileError",
     "LogDivergedError",
     "ProducerClosedError",
     "RejectedError",
     "OffsetNotAvailableError",
     "RemoteStorageNotReadyError",
+    "SparkError",
     "SpoolCorruptError",
     "SpoolError",
     "SpoolFormatError",
@@ -85,10 +96,17 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "SpoolWriteError",
     "UndecidableError",
     "UsageError",
+    "WaitTimeoutError",
     "WrongClusterError",
     # of the package
     "__version__",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public, the public modules that are imported, and what every module has."""
+    seen = {name for name, value in globals().items() if isinstance(value, ModuleType) and name[0] != "_"}
+    return sorted({*__all__, *seen, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> str:

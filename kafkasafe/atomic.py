@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
@@ -30,7 +29,12 @@ from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
+<<<<<<< HEAD
 from kafkasafe.errors import BatchDroppedError, UsageError
+=======
+from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
+from kafkasafe.errors import UsageError, WaitTimeoutError
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer
@@ -42,6 +46,15 @@ _TEXT_BYTES: Final = 0x7FFF
 _INT32: Final = 0x7FFF_FFFF
 _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 _FATE: Final = "fate"
+
+
+# What asyncio's futures have, and what there is instead.
+IS_DONE: Final = (
+    "as in kafka-python it is `is_done`, without parentheses; asyncio's names are those of kafkasafe.aio"
+)
+GET: Final = "`get(timeout)` waits for it, `value` has it if it is there"
+ADD_CALLBACK: Final = "use `add_callback`, `add_errback` or `add_both`"
+NEVER_CANCELLED: Final = "what was accepted is delivered, nothing can cancel it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +72,22 @@ class BatchMetadata:
     records: int
 
 
-class BatchOutcome:
-    """What becomes of an atomic batch as a whole.
+class BatchOutcome(metaclass=Tidy):
+    """What becomes of an atomic batch as a whole. Its names are those of `RecordFuture`, kafka-python's.
 
     Attributes:
         batch_id: As `spool ls` shows it: 32 hexadecimal digits.
     """
+
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        done = Absent(IS_DONE)
+        result = Absent(GET)
+        add_done_callback = Absent(ADD_CALLBACK)
+        remove_done_callback = Absent("a callback cannot be removed")
+        cancel = Absent(NEVER_CANCELLED)
+        cancelled = Absent(NEVER_CANCELLED)
 
     def __init__(self, producer: SafeProducer, head: Parcel, batch: AtomicBatch) -> None:
         self.batch_id = "" if head.slip is None else head.slip.unit_id.hex()
@@ -105,7 +128,7 @@ class BatchOutcome:
             self._producer._callbacks.put(lambda: self._call(0))
 
     def __repr__(self) -> str:
-        if self.done():
+        if self.is_done:
             return f"<BatchOutcome {self.batch_id} {self._head.error or 'committed'}>"
         return f"<BatchOutcome {self.batch_id} pending{', durable' if self._head.durable else ''}>"
 
@@ -131,7 +154,7 @@ class BatchOutcome:
 
         if not self._producer._pump.wait(kept, timeout) and not kept():
             self._producer._raise_failure()
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"The batch was not durable after {timeout} s.{self._producer._disk_cause()}{self._because()}"
             )
         if self._head.error is not None:
@@ -158,7 +181,7 @@ class BatchOutcome:
             kept = "It is kept and delivered as a whole."
             if not self._head.durable and not self._producer._config.in_memory:
                 kept = f"It is not on disk yet.{self._producer._disk_cause()}"
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"The batch was not committed after {timeout} s. {kept}"
                 f"{self._producer._network_cause()}{self._because()}"
             )
@@ -171,13 +194,33 @@ class BatchOutcome:
         """What waits because the cluster refuses it: this, or what stands before it."""
         return because(self._producer._pump.refused())
 
-    def done(self) -> bool:
+    @property
+    def is_done(self) -> bool:
         """Whether its fate is final."""
         return self._head.done
 
+    @property
     def exception(self) -> BaseException | None:
         """Why it was given up; None when it was not, or not yet."""
         return self._head.error if self._head.done else None
+
+    @property
+    def value(self) -> BatchMetadata | None:
+        """What was committed, None while nothing is."""
+        return self._metadata() if self.succeeded() else None
+
+    def succeeded(self) -> bool:
+        """Whether it was committed."""
+        return self.is_done and self.exception is None
+
+    def failed(self) -> bool:
+        """Whether it was given up."""
+        return self.is_done and self.exception is not None
+
+    @staticmethod
+    def retriable() -> bool:
+        """Never: what can be retried is retried."""
+        return False
 
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
         """Call `f(*args, metadata, **kwargs)` when it is committed, on the producer's callback thread.
@@ -195,6 +238,10 @@ class BatchOutcome:
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
         """Call `f(*args, exception, **kwargs)` when it is given up."""
         return self._add(False, lambda error: f(*args, error, **kwargs))
+
+    def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
+        """Call `f` with the metadata or the exception when its fate is final."""
+        return self.add_callback(f, *args, **kwargs).add_errback(f, *args, **kwargs)
 
     def _add(self, wanted: bool, call: Callable[[Any], object]) -> BatchOutcome:
         self._callbacks.append((wanted, call))

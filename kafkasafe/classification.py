@@ -127,6 +127,9 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     errors.RemoteStorageNotReadyError: _Row(
         _RETRY, "Call again: positions are where they were; if it stays, look at the brokers' remote storage."
     ),
+    errors.WaitTimeoutError: _Row(
+        _RETRY, "Retry, or allow more time: what was accepted is kept and still delivered."
+    ),
     errors.SpoolFullError: _Row(
         _RETRY,
         "Retry later or raise spool_max_bytes: the record was not accepted, all accepted ones are kept.",

@@ -23,9 +23,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+import kafkasafe
 from kafkasafe._core import codes
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
-from kafkasafe._core.offsets import BaselineError
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli_audit import AUDIT_CODES, audit_topic
 from kafkasafe.cli_common import CODES, EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, PIPED_COLUMNS
@@ -33,16 +33,18 @@ from kafkasafe.cli_doctor import DOCTOR_CODES, doctor
 from kafkasafe.cli_health import HEALTH_CODES, health
 from kafkasafe.cli_offsets import OFFSETS_CODES, offsets
 from kafkasafe.cli_spool import spool_app
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import BaselineError, ConfigError, KafkaSafeError
 
 if TYPE_CHECKING:
     from kafkasafe.testing.demo import Demo, Run
 
 __all__ = ["app", "main"]
 
+TAGLINE: Final = (kafkasafe.__doc__ or "").partition("\n")[0]
+
 app = typer.Typer(
     name="kafkasafe",
-    help="Lossless Kafka producers: durable before promised, exactly once and in order.",
+    help=TAGLINE,
     no_args_is_help=True,
     # Plain: help that can be piped, an error that is one line.
     rich_markup_mode=None,
@@ -62,14 +64,14 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=TAGLINE)
 def options_of_all(
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end."),
     ] = False,
 ) -> None:
-    """Lossless Kafka producers: durable before promised, exactly once and in order."""
+    """What all commands take."""
 
 
 @app.command()
@@ -272,7 +274,7 @@ def lineage(
     )
 
 
-class _PairError(ValueError):
+class _PairError(KafkaSafeError, ValueError):
     """A member of a pair is wrong."""
 
     def __init__(self, name: str, message: str) -> None:

@@ -18,7 +18,6 @@ from kafkasafe.cli_common import (
     EXIT_BROKEN,
     PIPED_COLUMNS,
     ConfigFile,
-    Json,
     Servers,
     connection,
     counted,
@@ -48,7 +47,7 @@ _DETAILS: Final = 20
 
 
 def audit_topic(
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="What to count.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="What to count.")],
     servers: Servers = None,
     config: ConfigFile = None,
     record_id: Annotated[
@@ -71,7 +70,9 @@ def audit_topic(
         typer.Option(metavar="FILE", help="Draw it: .png, .svg, .pdf or .html (kafkasafe[plot])."),
     ] = None,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="How long brokers may give nothing.")] = "30s",
-    as_json: Json = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object; of several topics a list of them.")
+    ] = False,
 ) -> None:
     """Gaps and repeats in the sequences of each producer and partition, over the raw log; and of an id of your own.
 
@@ -84,6 +85,8 @@ def audit_topic(
     except ConfigError as error:
         raise typer.BadParameter(str(error.args[0]), param_hint="--id") from None
     options = connection(servers, config)
+    if plot is not None and len(topics) > 1:
+        raise typer.BadParameter("draws one topic", param_hint="--plot")
     if plot is not None and not plot.absolute().parent.is_dir():
         raise typer.BadParameter(f"{plot.absolute().parent} is not a directory", param_hint="--plot")
     if plot is not None and plot.suffix.lower() not in PLOTS:
@@ -91,33 +94,38 @@ def audit_topic(
     session: Any = None
     if spark:
         session = _spark(master)
+    found: list[Audit] = []
     try:
-        with progress(topic, "offsets") as on_progress:
-            found = audit(
-                topic,
-                options,
-                ids=ids,
-                committed=committed,
-                timeout_s=timeout_s,
-                spark=session,
-                on_progress=on_progress,
-            )
+        for topic in dict.fromkeys(topics):
+            with progress(topic, "offsets") as on_progress:
+                found.append(
+                    audit(
+                        topic,
+                        options,
+                        ids=ids,
+                        committed=committed,
+                        timeout_s=timeout_s,
+                        spark=session,
+                        on_progress=on_progress,
+                    )
+                )
+            if not as_json:
+                _print(found[-1])
     except NoSuchTopicError:
         raise
     except ConfigError as error:
-        raise typer.BadParameter(_own_words(error), param_hint="--topic") from None
+        raise typer.BadParameter(_own_words(error), param_hint="TOPIC") from None
     except KafkaError as error:
         raise KafkaSafeError(_own_words(error)) from error
     finally:
         if session is not None:
             session.stop()
     if plot is not None:
-        draw(found, plot)
+        draw(found[0], plot)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=1))
-    else:
-        _print(found)
-    if not found.whole:
+        counts = [each.as_dict() for each in found]
+        print(json.dumps(counts if len(counts) > 1 else counts[0], indent=1))
+    if not all(each.whole for each in found):
         raise typer.Exit(EXIT_BROKEN)
 
 

@@ -66,12 +66,20 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A spool director
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Servers = Annotated[
     str | None,
-    typer.Option("--bootstrap-servers", "-b", metavar="HOST:PORT,…", help="Brokers of the cluster."),
+    # The second as Kafka's own commands have it.
+    typer.Option(
+        "--bootstrap-servers",
+        "--bootstrap-server",
+        "-b",
+        metavar="HOST:PORT,…",
+        help="Brokers of the cluster.",
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        "--command-config",
         metavar="FILE",
         help="More options of KafkaProducer's, as for TLS and SASL: a TOML file, or .json. Secrets belong there, not"
         " on a command line.",
@@ -81,7 +89,7 @@ ConfigFile = Annotated[
 RESEND_HINT: Final = "kafkasafe spool resend sends rejected records again; kafkasafe spool show shows them"
 
 _NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_UNITS: Final = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
@@ -247,18 +255,20 @@ def inspected(
 
 
 def duration_s(text: str, hint: str) -> float:
-    """Seconds of "90", "30s", "5m", "12h", "7d".
+    """Seconds of "90", "500ms", "30s", "5m", "12h", "7d".
 
     Raises:
         BadParameter: It is none of these.
     """
-    number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "s")
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
-        seconds = float(number) * _UNITS[unit]
-    except ValueError:
+        seconds = float(number) * _UNITS[text[len(number) :]]
+    except (ValueError, KeyError):
         seconds = -1.0
     if not 0 <= seconds < 1e10:
-        raise typer.BadParameter(f"{text!r} is not a duration; write 30s, 5m, 12h or 7d", param_hint=hint)
+        raise typer.BadParameter(
+            f"{text!r} is not a duration; write 500ms, 30s, 5m, 12h or 7d", param_hint=hint
+        )
     return seconds
 
 

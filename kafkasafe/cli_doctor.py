@@ -66,14 +66,14 @@ def doctor(
     outage: Annotated[
         str, typer.Option(metavar="TIME", help="How long an outage is to be survived: 30m, 12h, 7d.")
     ] = "1d",
-    expiration_ms: Annotated[
-        int,
+    expiration: Annotated[
+        str,
         typer.Option(
-            "--producer-id-expiration-ms",
-            min=1,
-            help="The producers' option of that name.",
+            "--producer-id-expiration",
+            metavar="TIME",
+            help="How long brokers remember an idle producer: producer_id_expiration_ms of your producers.",
         ),
-    ] = 86_400_000,
+    ] = "1d",
     timeout: Annotated[str, typer.Option(metavar="TIME", help="For all questions to the cluster.")] = "60s",
     every: Annotated[
         bool, typer.Option("--all", help=f"Each batch by itself, also where a lane has more than {_FEW}.")
@@ -90,6 +90,9 @@ def doctor(
     leader's memory ends before it; NEVER SENT without an id. What a living producer has under way may change.
     """
     outage_ms = int(duration_s(outage, "--outage") * 1000)
+    expiration_ms = int(duration_s(expiration, "--producer-id-expiration") * 1000)
+    if not expiration_ms:
+        raise typer.BadParameter("must be 1ms or more", param_hint="--producer-id-expiration")
     timeout_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
     lanes = open_directory(directory)

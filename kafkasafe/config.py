@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib.metadata
 import ipaddress
 import os
 import re
@@ -22,6 +23,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
 from kafkasafe._core.batch import Compression
+from kafkasafe._core.option_names import hint_for, size_of, snake
 from kafkasafe.errors import ConfigError
 from kafkasafe.logs import EventLog
 
@@ -283,7 +285,8 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     Raises:
         ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
     """
-    _check_names(options, {**KafkaConsumer.DEFAULT_CONFIG, **_CONSUMER})
+    _check_names(options, {**KafkaConsumer.DEFAULT_CONFIG, **_CONSUMER}, DEFAULTS, "SafeProducer", "consumer")
+    options = _with_sizes(options)
     merged = {**_CONSUMER, **options}
     _check_types(options, KafkaConsumer.DEFAULT_CONFIG)
     _check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
@@ -338,16 +341,40 @@ def _check_memories(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"offsets_path and lineage_path are both {offsets}; each needs a file of its own")
 
 
-def _check_names(options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_names(
+    options: Mapping[str, Any], known: Mapping[str, Any], others: Mapping[str, Any], other: str, page: str
+) -> None:
     for name in options:
         if name in DEPRECATED:
             continue
         if name not in known:
-            if name in _REMOVED:
-                raise ConfigError(f"Unknown option {name!r}: {_REMOVED[name]}")
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]!r}?" if near else "see docs/options.md for the list of options"
+            removed = _REMOVED.get(snake(name))
+            hint = removed or hint_for(name, known, others=others, other=other, page=_page(page))
             raise ConfigError(f"Unknown option {name!r}: {hint}")
+
+
+def _page(name: str) -> str:
+    """Where a page of the documentation is: the address of the installed package's metadata, or its file."""
+    try:
+        urls = importlib.metadata.metadata("kafkasafe").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:
+        urls = []
+    for label, _, url in (each.partition(", ") for each in urls):
+        if label.lower() == "documentation":
+            return f"{url.rstrip('/')}/{name}/"
+    return f"docs/{name}.md"
+
+
+def _with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """With numbers where a size is given as text."""
+    found = dict(options)
+    for name, value in options.items():
+        if name.endswith("_bytes") and isinstance(value, str):
+            try:
+                found[name] = size_of(value)
+            except ValueError as error:
+                raise ConfigError(f"{name}: {error}") from None
+    return found
 
 
 def validate(options: Mapping[str, Any]) -> ProducerConfig:
@@ -361,7 +388,9 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
             "missing_topic_timeout_ms is now blocked_timeout_ms, which is also about topics that are forbidden or"
             " invalid; its default is a week, None is for ever"
         )
-    _check_names(options, DEFAULTS)
+    consumers = {**KafkaConsumer.DEFAULT_CONFIG, **_CONSUMER}
+    _check_names(options, DEFAULTS, consumers, "SafeConsumer", "options")
+    options = _with_sizes(options)
     merged = {**DEFAULTS, **options}
     acks = {"all": -1, "-1": -1, "1": 1}.get(str(merged["acks"]), merged["acks"])
     if acks == 0:
@@ -700,13 +729,10 @@ def _lane(value: Any) -> int | None:
 
 def _hook(options: Mapping[str, Any], name: str) -> Any:
     value = options[name]
-    if name == "on_rejected" and isinstance(value, str):
-        raise ConfigError(
-            f"on_rejected must be a function or None, not {value!r}: there is no dead-letter topic yet; let the"
-            " function send to it, through another producer"
-        )
     if value is not None and not callable(value):
-        raise ConfigError(f"{name} must be a function or None, not {value!r}")
+        topic = name == "on_rejected" and isinstance(value, str)
+        instead = ": there is no dead-letter topic yet; produce to it from that function" if topic else ""
+        raise ConfigError(f"{name} must be a function or None, not {value!r}{instead}")
     return value
 
 

@@ -35,8 +35,12 @@ from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.trouble import Trouble
 from kafkasafe._core.followers import Followers
+<<<<<<< HEAD
 from kafkasafe._core.patience import seconds_of
 from kafkasafe._core.readings import Fate
+=======
+from kafkasafe._core.patience import closing_timeout, seconds_of
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.inquiry import Desk, Procedure
 from kafkasafe._io.lineage_file import LineageMemory
@@ -45,6 +49,7 @@ from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import validate_consumer
+from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.metrics import install
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
@@ -70,6 +75,16 @@ class Offsets(dict[TopicPartition, Any]):
     ) -> None:
         super().__init__(answered)
         self.missing = dict(missing)
+
+
+def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
+    """The one that was given, in ms."""
+    if timeout is None:
+        return timeout_ms
+    if timeout_ms is not None:
+        raise UsageError(f"close(timeout_ms={timeout_ms!r}, timeout={timeout!r}): give one of them")
+    seconds = closing_timeout(timeout)
+    return None if seconds is None else seconds * 1000
 
 
 class _LookingUp(Applying):
@@ -197,7 +212,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 self._client.close()
             cause = getattr(getattr(self, "_manager", None), "last_failure", None)
             if isinstance(failed, kafka_errors.KafkaTimeoutError) and cause is not None:
-                raise kafka_errors.KafkaTimeoutError(
+                raise WaitTimeoutError(
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise
@@ -278,12 +293,22 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         state = "closed" if self._closed else "open"
         return f"<SafeConsumer {self.client_id} {state}{group} topics={reads}>"
 
-    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+    def close(
+        self, autocommit: bool = True, timeout_ms: float | None = None, *, timeout: float | None = None
+    ) -> None:
         """As KafkaConsumer's; also writes `offsets_path` and `lineage_path`.
 
+        Args:
+            autocommit: Commit what was read, with `enable_auto_commit`.
+            timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
+            timeout: The same in seconds, as the producer's `close` takes it.
+
         Raises:
+            UsageError: Both time-outs were given. Nothing was closed.
+            ValueError: A negative timeout, or nan. Nothing was closed.
             OSError: A file could not be written. Everything is closed all the same.
         """
+        timeout_ms = _close_ms(timeout_ms, timeout)
         if self._closed:
             return
         # Answers that come from here on find nobody: what they would wake is about to be closed.

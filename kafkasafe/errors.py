@@ -1,7 +1,7 @@
 """Exceptions: what went wrong, whether the data is safe, what to do.
 
 Every one is a `kafka.errors.KafkaError`, so that code written for kafka-python catches them where it already
-catches its own.
+catches its own. Every time-out is also a builtin `TimeoutError`, as code written for asyncio expects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from kafka.errors import (
     for_code,
 )
 
+from kafkasafe._core import epochs
+
 __all__ = [
+    "BaselineError",
     "BatchDroppedError",
     "CheckpointMismatchError",
     "ConfigError",
@@ -29,12 +32,14 @@ __all__ = [
     "ForkedProcessError",
     "KafkaSafeError",
     "LaneBusyError",
+    "LineageError",
     "LineageFileError",
     "LogDivergedError",
     "OffsetNotAvailableError",
     "ProducerClosedError",
     "RejectedError",
     "RemoteStorageNotReadyError",
+    "SparkError",
     "SpoolCorruptError",
     "SpoolError",
     "SpoolFormatError",
@@ -42,6 +47,7 @@ __all__ = [
     "SpoolWriteError",
     "UndecidableError",
     "UsageError",
+    "WaitTimeoutError",
     "WrongClusterError",
 ]
 
@@ -62,7 +68,11 @@ class ConfigError(UsageError, KafkaConfigurationError, ValueError):
     """An option is unknown or has a value that cannot work. Nothing was opened."""
 
 
-class CheckpointMismatchError(UsageError):
+class SparkError(KafkaSafeError):
+    """Root of the errors that only `kafkasafe.spark` raises."""
+
+
+class CheckpointMismatchError(SparkError):
     """A Spark query's checkpoint and the marker of its batches in Kafka do not belong together. Nothing was written."""
 
 
@@ -187,7 +197,14 @@ class UndecidableError(KafkaSafeError):
         self.evidence = evidence
 
 
-class DeliveryTimeoutError(KafkaSafeError):
+class WaitTimeoutError(KafkaSafeError, KafkaTimeoutError, TimeoutError):
+    """The time that a call had is over. The call concluded nothing, and nothing was lost: call again to wait on.
+
+    Records that the call waited for stay accepted and are still delivered.
+    """
+
+
+class DeliveryTimeoutError(KafkaSafeError, TimeoutError):
     """`delivery_timeout_ms` ended before the cluster acknowledged the record, or the producer did (`spool="never"`).
 
     The record is not dropped. It stays in the spool, and this process or the next one delivers it when the cluster
@@ -218,7 +235,7 @@ class SpoolWriteError(SpoolError):
 Limit: TypeAlias = Literal["", "spool_max_bytes", "volume", "disk"]
 
 
-class SpoolFullError(SpoolError, KafkaTimeoutError):
+class SpoolFullError(SpoolError, WaitTimeoutError):
     """No room in the spool (with `spool="never"`: in memory) within `max_block_ms`.
 
     The record was not accepted; all accepted ones are kept.
@@ -267,8 +284,16 @@ class LaneBusyError(SpoolError):
         self.pid = pid
 
 
+class LineageError(KafkaSafeError, epochs.LineageError):
+    """What `kafkasafe.lineage` was given is not a history of a log."""
+
+
 class LineageFileError(KafkaSafeError, ValueError):
     """The file of `lineage_path` cannot be used: damaged, of a newer version, or another consumer's. Unchanged."""
+
+
+class BaselineError(KafkaSafeError, ValueError):
+    """The file of `offsets_path` cannot be used: damaged, of a newer version, or another consumer's. Unchanged."""
 
 
 class LogDivergedError(KafkaSafeError):
@@ -287,7 +312,7 @@ class LogDivergedError(KafkaSafeError):
         self.event = event
 
 
-class OffsetNotAvailableError(KafkaSafeError, KafkaTimeoutError):
+class OffsetNotAvailableError(WaitTimeoutError):
     """The deadline of a look-up ended while a new leader was catching up (KIP-207, error code 78). Retriable.
 
     Nothing was concluded: call again.
@@ -305,7 +330,7 @@ class OffsetNotAvailableError(KafkaSafeError, KafkaTimeoutError):
         self.partition = partition
 
 
-class RemoteStorageNotReadyError(KafkaSafeError, KafkaTimeoutError):
+class RemoteStorageNotReadyError(WaitTimeoutError):
     """The deadline ended while a broker could not read a partition's remote segments (KIP-1007). Retriable.
 
     Nothing was skipped: positions are where they were.

@@ -26,7 +26,6 @@ from kafkasafe._core.epochs import (
     EpochWalk,
     Leader,
     Lineage,
-    LineageError,
     Outcome,
     Reply,
     ReplyKind,
@@ -38,6 +37,7 @@ from kafkasafe._core.epochs import (
     decode_topic_id,
     first_difference,
 )
+from kafkasafe.errors import LineageError
 
 __all__ = [
     "UNDEFINED",

@@ -22,7 +22,6 @@ from typing import Final, Literal, Self, TypeVar
 from uuid import UUID
 
 from kafkasafe._core.offsets import (
-    BaselineError,
     EndOffsets,
     Held,
     HeldReason,
@@ -36,6 +35,7 @@ from kafkasafe._core.offsets import (
     Value,
 )
 from kafkasafe._io.files import Files, OsFiles, read_whole, replace_whole
+from kafkasafe.errors import BaselineError
 
 __all__ = [
     "BaselineError",
@@ -99,7 +99,7 @@ class EndOffsetTracker:
         if content is not None:
             try:
                 self._ends.restore(content.decode())
-            except ValueError as error:  # of which BaselineError and UnicodeDecodeError are kinds
+            except ValueError as error:  # BaselineFormatError and UnicodeDecodeError are kinds of it
                 raise BaselineError(
                     f"{self._path} cannot be used: {error}. Put a good copy in its place. Or move it away: then ends"
                     " are remembered from the next answer on, and one that went back before that is not noticed."

@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 
 from kafkasafe._core.batch import RECORD_OVERHEAD
@@ -21,6 +20,7 @@ from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import Fates, LoopWaits
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.refusals import because
+from kafkasafe._io.spelling import Absent, Tidy, not_for_callers, tidy_dir
 from kafkasafe._producing.calling import safely
 from kafkasafe._producing.chunk import Chunk, Special
 from kafkasafe._producing.closing import Closing
@@ -28,8 +28,9 @@ from kafkasafe._producing.flushing import Flushing
 from kafkasafe._producing.looking import Looking
 from kafkasafe._producing.opening import Opening
 from kafkasafe._producing.transacting import Transacting
-from kafkasafe.atomic import AtomicBatch
+from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch
 from kafkasafe.config import DEFAULTS, DEPRECATED
+from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.logs import EventLog
 
 __all__ = ["RecordFuture", "SafeProducer"]
@@ -37,10 +38,14 @@ __all__ = ["RecordFuture", "SafeProducer"]
 log = EventLog("producer")
 
 
-class RecordFuture(FutureRecordMetadata):
-    """The result of one `send`. All of `FutureRecordMetadata`, and `durable`.
+_FATE: Final = "the producer alone decides what becomes of a record"
 
-    It costs next to nothing until it is asked.
+
+class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
+    """The result of one `send`. All that callers use of `FutureRecordMetadata`, and `durable`.
+
+    Its names are kafka-python's: `is_done`, `value` and `exception` are attributes. asyncio's are those of
+    `kafkasafe.aio.RecordFuture`. It costs next to nothing until it is asked.
     """
 
     __slots__ = ("_chunk", "_first", "_index", "_producer")
@@ -53,6 +58,20 @@ class RecordFuture(FutureRecordMetadata):
     _index: int
     _first: bool
     """No callback was added yet. Whoever deletes it, which one thread can, adds the first one."""
+    _UNLISTED = frozenset({"args", "error_on_callbacks"})
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        success = not_for_callers(_FATE)
+        failure = not_for_callers(_FATE)
+        rebind = not_for_callers(_FATE)
+        chain = not_for_callers("use `add_callback(other.success)` and `add_errback(other.failure)`")
+        done = Absent(IS_DONE)
+        result = Absent(GET)
+        add_done_callback = Absent(ADD_CALLBACK)
+        remove_done_callback = Absent("a callback cannot be removed")
+        cancel = Absent(NEVER_CANCELLED)
+        cancelled = Absent(NEVER_CANCELLED)
 
     def _parcel(self) -> Parcel | None:
         return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
@@ -119,9 +138,7 @@ class RecordFuture(FutureRecordMetadata):
             if error is not None:
                 raise error.with_traceback(None)
             cause = self._producer._network_cause() if in_memory else self._producer._disk_cause()
-            raise kafka_errors.KafkaTimeoutError(
-                f"The record was not durable after {timeout} s.{cause}{self._because()}"
-            )
+            raise WaitTimeoutError(f"The record was not durable after {timeout} s.{cause}{self._because()}")
         return self
 
     def _is_durable(self) -> bool:
@@ -193,9 +210,7 @@ class RecordFuture(FutureRecordMetadata):
             self._producer._raise_wrong_cluster()
             cause = "" if self._is_durable() else self._producer._disk_cause()
             cause += self._producer._network_cause()
-            raise kafka_errors.KafkaTimeoutError(
-                f"Timeout after waiting for {timeout} secs.{cause}{self._because()}"
-            )
+            raise WaitTimeoutError(f"Timeout after waiting for {timeout} secs.{cause}{self._because()}")
         error = self.exception
         if error is not None:
             raise error.with_traceback(None)
@@ -289,7 +304,7 @@ class RecordFuture(FutureRecordMetadata):
         return f"<RecordFuture {self.exception or self._metadata()}>"
 
 
-class SafeProducer(Opening):
+class SafeProducer(Opening, metaclass=Tidy):
     """A KafkaProducer that loses nothing: what `send` accepted is on disk before it is promised.
 
     Takes KafkaProducer's options under their names; unknown ones are refused. Defaults that differ: `linger_ms=5`,
@@ -344,6 +359,9 @@ class SafeProducer(Opening):
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = dict(DEFAULTS)
     """Options and their defaults."""
+    # KafkaProducer has it; no program needs it.
+    _UNLISTED = frozenset({"max_usable_produce_magic"})
+    __dir__ = tidy_dir
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
     _opened = False
     _new_future: Final = RecordFuture

@@ -22,7 +22,7 @@ from kafka.structs import ConsumerGroupMetadata
 from kafkasafe._core import marks as m
 from kafkasafe._io.refusals import because
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
-from kafkasafe.errors import BatchDroppedError, ProducerClosedError
+from kafkasafe.errors import BatchDroppedError, ProducerClosedError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.producer import RecordFuture, SafeProducer
 
@@ -231,7 +231,7 @@ class Transactions:
             return
         producer._raise_failure()
         producer._raise_wrong_cluster()
-        raise kafka_errors.KafkaTimeoutError(
+        raise WaitTimeoutError(
             f"transactional_id {self._id}: {what}. Call init_transactions() again to wait on"
             f"{producer._pump.ledger.name_trouble.get(self._id, '')}.{because(producer._pump.refused())}"
             f"{producer._network_cause()}"

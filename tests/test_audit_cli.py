@@ -115,7 +115,7 @@ def run(kafka: KafkaCluster, *arguments: str) -> Result:
 
 def test_gaps_and_repeats_of_sequences(kafka: KafkaCluster, damaged: tuple[str, int]) -> None:
     topic, producer_id = damaged
-    result = run(kafka, "--topic", topic, "--json")
+    result = run(kafka, topic, "--json")
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)
     assert (found["whole"], found["records"]) == (False, 21)
@@ -131,7 +131,7 @@ def test_gaps_and_repeats_of_sequences(kafka: KafkaCluster, damaged: tuple[str, 
 
 
 def test_an_id_of_the_records(kafka: KafkaCluster, damaged: tuple[str, int]) -> None:
-    result = run(kafka, "--topic", damaged[0], "--json", "--id", "json:id")
+    result = run(kafka, damaged[0], "--json", "--id", "json:id")
     assert json.loads(result.stdout)["ids"] == {
         "source": "json:id",
         "records": 20,
@@ -141,13 +141,13 @@ def test_an_id_of_the_records(kafka: KafkaCluster, damaged: tuple[str, int]) -> 
         "repeated": 2,
         "examples": [["8", 2], ["9", 2]],
     }
-    result = run(kafka, "--topic", damaged[0], "--json", "--id", "header:n")
+    result = run(kafka, damaged[0], "--json", "--id", "header:n")
     ids = json.loads(result.stdout)["ids"]
     assert (ids["records"], ids["distinct"], ids["without_id"], ids["missing"]) == (10, 10, 11, None)
 
 
 def test_in_words_and_drawn(kafka: KafkaCluster, damaged: tuple[str, int], tmp_path: Path) -> None:
-    result = run(kafka, "--topic", damaged[0], "--plot", str(tmp_path / "a.png"), "--id", "value")
+    result = run(kafka, damaged[0], "--plot", str(tmp_path / "a.png"), "--id", "value")
     assert result.exit_code == 1, result.output
     assert f"producer {damaged[1]} epoch 0: sequences 5-7 are missing before offset 5" in result.output
     assert "sequences 8-9 again at offset 7" in result.output
@@ -156,7 +156,7 @@ def test_in_words_and_drawn(kafka: KafkaCluster, damaged: tuple[str, int], tmp_p
     assert "partition" in result.output
     assert "…" not in result.output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    run(kafka, "--topic", damaged[0], "--plot", str(tmp_path / "a.html"))
+    run(kafka, damaged[0], "--plot", str(tmp_path / "a.html"))
     page = (tmp_path / "a.html").read_text()
     assert "<svg" in page
     assert "3 sequences missing" in page
@@ -182,7 +182,7 @@ def test_a_whole_topic_and_one_that_retention_cut(kafka: KafkaCluster) -> None:
         producer.flush(60)
         producer.commit_transaction(60) if turn != 2 else producer.abort_transaction(60)
     kafka.wait_for_markers()
-    result = run(kafka, "--topic", topic, "--json", "--id", "key", "--committed")
+    result = run(kafka, topic, "--json", "--id", "key", "--committed")
     found = json.loads(result.stdout)
     assert (found["records"], found["missing_sequences"], found["repeated_sequences"]) == (200, 0, 0)
     assert (found["ids"]["records"], found["ids"]["missing"], found["ids"]["repeated"]) == (150, 50, 0)
@@ -194,7 +194,7 @@ def test_a_whole_topic_and_one_that_retention_cut(kafka: KafkaCluster) -> None:
         assert plain.flush(60) == 0
     with kafka.admin() as admin:
         admin.delete_records({TopicPartition(topic, 0): 30})
-    result = run(kafka, "--topic", topic, "--json")
+    result = run(kafka, topic, "--json")
     assert result.exit_code == 0, result.output
     (part,) = json.loads(result.stdout)["partitions"]
     (mine,) = part["producers"]
@@ -204,10 +204,10 @@ def test_a_whole_topic_and_one_that_retention_cut(kafka: KafkaCluster) -> None:
 @pytest.mark.parametrize(
     ("given", "told", "code"),
     [
-        (["--topic", "not-there"], "kafkasafe: The cluster does not have the topic not-there", 3),
-        (["--topic", "x", "--id", "field"], "header:NAME", 2),
-        (["--topic", "x", "--plot", "/no/such/place.png"], "not a directory", 2),
-        (["--topic", "x", "--plot", "place.foo"], "must end in .png, .svg, .pdf, .html", 2),
+        (["not-there"], "kafkasafe: The cluster does not have the topic not-there", 3),
+        (["x", "--id", "field"], "header:NAME", 2),
+        (["x", "--plot", "/no/such/place.png"], "not a directory", 2),
+        (["x", "--plot", "place.foo"], "must end in .png, .svg, .pdf, .html", 2),
     ],
 )
 def test_what_is_wrong_is_told(

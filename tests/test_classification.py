@@ -49,7 +49,7 @@ def test_every_error_of_kafka_python_has_a_verdict(kind):
 def test_every_error_of_ours_has_a_row_of_its_family(kind):
     verdict = classify(kind("text"))
     assert verdict.name == kind.__name__
-    assert verdict.code == getattr(kind, "errno", None)
+    assert verdict.code == getattr(kind("text"), "errno", None)
     assert "kafka-python" not in verdict.explanation
 
 

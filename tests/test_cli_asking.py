@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
+import typer
 
+import kafkasafe
 from kafkasafe import SafeProducer, cli
+from kafkasafe.cli_common import duration_s
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.spark.planner import SourceUnavailableError
 from kafkasafe.testing import FakeCluster
@@ -86,7 +91,7 @@ NOT_ITS_OWN = ("KAFKASAFE.", "kafka.bootstrap", "Spark", "query", "kafkaConsumer
 
 
 def test_brokers_that_cannot_be_reached_are_told_in_words_of_the_audit(capsys):
-    code, out, err = run(capsys, "audit", "--topic", "orders", "-b", "127.0.0.1:1", "--timeout", "0.5s")
+    code, out, err = run(capsys, "audit", "orders", "-b", "127.0.0.1:1", "--timeout", "0.5s")
     assert (code, out) == (3, "")
     assert err.startswith("kafkasafe: No broker at 127.0.0.1:1 answered within 0.5 s.")
     assert "--bootstrap-servers" in err
@@ -114,7 +119,7 @@ def test_other_troubles_are_told_in_words_of_the_audit(capsys, mocker, kind, adv
     }
     raised = SourceUnavailableError(f"[KAFKASAFE.{kind}] What it is. {texts[kind]}")
     mocker.patch("kafkasafe.cli_audit.audit", autospec=True, side_effect=raised)
-    code, _, err = run(capsys, "audit", "--topic", "orders", "-b", "127.0.0.1:1")
+    code, _, err = run(capsys, "audit", "orders", "-b", "127.0.0.1:1")
     assert code == 3
     assert err.startswith("kafkasafe: What it is. ")
     assert err.rstrip().endswith(advice)
@@ -126,8 +131,96 @@ def test_a_partition_without_a_leader_is_told_in_words_of_the_audit(capsys):
         cluster.create_topic("orders", assignments={0: [2]})
         cluster.stop(2)
         servers = ",".join(cluster.bootstrap_servers)
-        code, _, err = run(capsys, "audit", "--topic", "orders", "-b", servers, "--timeout", "1s")
+        code, _, err = run(capsys, "audit", "orders", "-b", servers, "--timeout", "1s")
     assert code == 3
     assert err.startswith("kafkasafe: No usable answer about ")
     assert err.rstrip().endswith("or raise --timeout.")
     assert not [word for word in NOT_ITS_OWN if word in err], err
+
+
+def commands(at=None, path=()):
+    """(path, command) of every command."""
+    at = typer.main.get_command(cli.app) if at is None else at
+    for name, command in getattr(at, "commands", {}).items():
+        yield from commands(command, (*path, name))
+    if not hasattr(at, "commands"):
+        yield path, at
+
+
+def test_every_command_takes_the_names_of_kafkas_own_commands():
+    asking = 0
+    for path, command in commands():
+        opts = {name: each for each in command.params for name in each.opts}
+        for ours, theirs in (("--bootstrap-servers", "--bootstrap-server"), ("--config", "--command-config")):
+            assert (ours in opts) is (theirs in opts), path
+            assert opts.get(ours) is opts.get(theirs), path
+        asking += "--bootstrap-servers" in opts
+    assert asking >= 7
+
+
+def test_every_time_is_a_duration(capsys, monkeypatch):
+    """Also of the settings of brokers, which have them in ms."""
+    for path, command in commands():
+        for option in command.params:
+            assert not any(name.endswith(("-ms", "-s", "-seconds")) for name in option.opts), (
+                path,
+                option.opts,
+            )
+    for text, seconds in (
+        ("500ms", 0.5),
+        ("90", 90),
+        ("30s", 30),
+        ("5m", 300),
+        ("12h", 43_200),
+        ("1d", 86_400),
+    ):
+        assert duration_s(text, "--timeout") == seconds
+    for text in ("", "ms", "1w", "nan", "inf", "-1s", "1dd", "1smh"):
+        with pytest.raises(typer.BadParameter, match="is not a duration; write 500ms, 30s"):
+            duration_s(text, "--timeout")
+
+
+def test_a_topic_is_asked_about_under_either_name(fake_kafka, capsys, tmp_path):
+    fake_kafka.create_topic("orders", partitions=1)
+    (tmp_path / "options.toml").write_text("request_timeout_ms = 20000\n")
+    answers = []
+    for servers, config in (("--bootstrap-servers", "--config"), ("--bootstrap-server", "--command-config")):
+        brokers = ",".join(fake_kafka.bootstrap_servers)
+        code, out, err = run(
+            capsys, "offsets", "orders", servers, brokers, config, str(tmp_path / "options.toml"), "--json"
+        )
+        assert (code, err) == (0, "")
+        answers.append(out)
+    assert answers[0] == answers[1]
+
+
+def test_several_topics_are_audited_one_after_the_other(fake_kafka, capsys, tmp_path):
+    for topic in ("orders", "invoices"):
+        fake_kafka.create_topic(topic, partitions=1)
+    servers = ",".join(fake_kafka.bootstrap_servers)
+    with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path) as producer:
+        for topic in ("orders", "invoices", "invoices"):
+            producer.send(topic, b"1")
+    code, out, err = run(capsys, "audit", "orders", "invoices", "orders", "-b", servers, "--json")
+    assert (code, err) == (0, "")
+    assert [(each["topic"], each["records"]) for each in json.loads(out)] == [("orders", 1), ("invoices", 2)]
+    code, out, _ = run(capsys, "audit", "orders", "invoices", "-b", servers)
+    assert code == 0
+    assert [line.rstrip() for line in out.splitlines() if ": " in line] == [
+        "orders: 1 record",
+        "invoices: 2 records",
+    ]
+    code, out, _ = run(capsys, "audit", "orders", "-b", servers, "--json")
+    assert json.loads(out)["records"] == 1
+    code, _, err = run(capsys, "audit", "orders", "invoices", "-b", servers, "--plot", "a.svg")
+    assert code == 2
+    assert "draws one topic" in err
+
+
+def test_there_is_one_tagline(capsys):
+    pyproject = tomllib.loads((Path(kafkasafe.__file__).parent.parent / "pyproject.toml").read_text())
+    tagline = kafkasafe.__doc__.splitlines()[0]
+    assert pyproject["project"]["description"] == tagline
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert tagline in " ".join(out.split())

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import pkgutil
 import re
+from pathlib import Path
 
 import kafka.errors as kafka_errors
 import pytest
 from kafka import KafkaProducer
 
-from kafkasafe import ErrorAction, classify, errors
+import kafkasafe
+from kafkasafe import ErrorAction, SafeProducer, classify, errors, spark
 from kafkasafe.config import validate, validate_consumer
 from kafkasafe.errors import ConfigError, DeliveryTimeoutError, RejectedError
+from kafkasafe.lineage import Lineage, LineageError
+
+PACKAGE = Path(kafkasafe.__file__).parent
 
 
 @pytest.mark.parametrize("code", sorted(code for code in kafka_errors.kafka_errors if code and code > 0))
@@ -130,3 +137,102 @@ def test_a_wrong_option_is_kafka_pythons_configuration_error():
             check({"nonsense": 1})
         assert isinstance(caught.value, ConfigError)
         assert isinstance(caught.value, ValueError)
+
+
+# -- one root --------------------------------------------------------------------------------------------------------
+
+
+def _own_errors() -> list[type[Exception]]:
+    """Every exception class that a module of the package defines."""
+    found: set[type[Exception]] = set()
+    for module in pkgutil.walk_packages(kafkasafe.__path__, "kafkasafe."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == module.name:
+                found.add(kind)
+    return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
+
+
+def test_one_root_catches_every_error_of_the_package():
+    """But for those of `_core`, which knows no client library: its callers turn them into errors of the package."""
+    kinds = _own_errors()
+    assert len(kinds) > 40
+    strangers = [kind for kind in kinds if not issubclass(kind, errors.KafkaSafeError)]
+    assert [kind for kind in strangers if not kind.__module__.startswith("kafkasafe._core.")] == []
+    public = [
+        f"{module.name}.{name}"
+        for module in pkgutil.walk_packages(kafkasafe.__path__, "kafkasafe.")
+        if "._" not in module.name
+        for name in getattr(importlib.import_module(module.name), "__all__", ())
+        if getattr(importlib.import_module(module.name), name) in strangers
+    ]
+    assert public == []
+
+
+def test_every_time_out_is_a_builtin_timeout_error():
+    named = [kind for kind in _own_errors() if "Timeout" in kind.__name__]
+    assert errors.WaitTimeoutError in named
+    assert errors.DeliveryTimeoutError in named
+    theirs = [kind for kind in _own_errors() if issubclass(kind, kafka_errors.KafkaTimeoutError)]
+    assert {errors.SpoolFullError, errors.OffsetNotAvailableError, errors.RemoteStorageNotReadyError} <= set(
+        theirs
+    )
+    assert [kind for kind in (*named, *theirs) if not issubclass(kind, TimeoutError)] == []
+
+
+def test_no_time_out_is_raised_under_kafka_pythons_name_to_a_caller():
+    """`except TimeoutError` is what programs for asyncio write. Names of the transport's causes may stay."""
+    raised = [
+        f"{path.relative_to(PACKAGE)}:{number}"
+        for path in PACKAGE.rglob("*.py")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"raise (?:\w+\.)?KafkaTimeoutError\b", line)
+    ]
+    assert raised == []
+
+
+def test_a_time_out_is_caught_as_kafka_pythons_as_pythons_and_as_ours(fake_kafka, tmp_path):
+    fake_kafka.create_topic("orders")
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
+        fake_kafka.kill_all()
+        future = producer.send("orders", b"x")
+        for kind in (TimeoutError, kafka_errors.KafkaTimeoutError, errors.KafkaSafeError):
+            with pytest.raises(kind):
+                future.get(timeout=0.05)
+            with pytest.raises(kind):
+                producer.flush(timeout=0.05)
+        again = pickle.loads(pickle.dumps(errors.SpoolFullError("full", limit="disk")))
+        assert (again.args, again.limit) == (("full",), "disk")
+        fake_kafka.start_all()
+        future.get(30)
+
+
+def test_errors_of_spark_have_a_base_of_their_own():
+    assert issubclass(spark.FencedError, kafka_errors.ProducerFencedError)
+    for kind in (
+        spark.CheckpointMismatchError,
+        spark.FencedError,
+        spark.RestartError,
+        spark.SourceUnavailableError,
+        spark.StagingError,
+    ):
+        assert issubclass(kind, spark.SparkError)
+        assert not issubclass(kind, errors.UsageError)  # a restored checkpoint is no wrong call
+    assert issubclass(spark.SourceUnavailableError, TimeoutError)
+
+
+def test_a_history_that_is_none_is_an_error_of_the_package():
+    for wrong in (lambda: Lineage([(4, 0), (3, 5)], 9), lambda: Lineage.decode("no history")):
+        with pytest.raises(errors.KafkaSafeError) as raised:
+            wrong()
+        assert type(raised.value) is LineageError is errors.LineageError
+        assert isinstance(raised.value, ValueError)
+        again = pickle.loads(pickle.dumps(raised.value))
+        assert (type(again), again.args) == (LineageError, raised.value.args)
+
+
+def test_the_example_of_the_errors_page_runs():
+    """`type(error) is RejectedError` is not true, and the page says how to ask instead."""
+    page = (PACKAGE.parent / "docs" / "errors.md").read_text(encoding="utf-8")
+    section = page.split("## A record that the cluster rejected")[1].split("\n## ")[0]
+    exec(section.split("```python\n")[1].split("```")[0], {})
+    assert type(RejectedError("refused", code=10)) is not RejectedError

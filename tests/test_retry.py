@@ -21,8 +21,22 @@ from kafka.errors import (
 )
 from prometheus_client import CollectorRegistry
 
+<<<<<<< HEAD
 from kafkasafe import ConfigError, ErrorAction, RetryPolicy, UsageError, Verdict, classify, errors, metrics
 from kafkasafe.audit import NoSuchTopicError
+=======
+from kafkasafe import (
+    ConfigError,
+    ErrorAction,
+    RetryPolicy,
+    UsageError,
+    Verdict,
+    classify,
+    metrics,
+    retry_if_kafka_retriable,
+)
+from kafkasafe._io.retry import Times
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 
 HOT = ("orders", 3)
 
@@ -70,14 +84,9 @@ def world(request):
     events = []
 
     def policy(**options):
-        fixed = {
-            "clock": clock,
-            "sleep": clock.sleep,
-            "async_sleep": clock.async_sleep,
-            "dice": lambda: 0.5,
-            "on_retry": events.append,
-        }
-        return RetryPolicy(**{**fixed, **options})
+        dice = options.pop("dice", lambda: 0.5)
+        times = Times(clock, clock.sleep, clock.async_sleep, dice)
+        return RetryPolicy(**{"_times": times, "on_retry": events.append, **options})
 
     def call(decorate, broker, *arguments):
         if request.param == "sync":
@@ -284,7 +293,7 @@ def test_the_key_may_come_from_the_arguments(world):
 
 def test_a_crowd_before_one_partition_is_told_when_its_deadline_comes_first():
     clock = Clock()
-    policy = RetryPolicy(deadline_ms=1000, attempts=1, rate_per_s=1, clock=clock, sleep=clock.sleep)
+    policy = RetryPolicy(deadline_ms=1000, attempts=1, rate_per_s=1, _times=Times(clock, clock.sleep))
     broker = Broker(clock, 1)
     with pytest.raises(OffsetNotAvailableError):
         policy.on(HOT)(broker.ask)()
@@ -305,7 +314,7 @@ def test_a_turn_behind_the_deadline_ends_a_retry_with_its_own_error():
         for _ in range(20):
             policy._turn_s(HOT, 100)
 
-    policy = RetryPolicy(deadline_ms=5000, rate_per_s=1, clock=clock, sleep=clock.sleep, on_retry=crowd)
+    policy = RetryPolicy(deadline_ms=5000, rate_per_s=1, _times=Times(clock, clock.sleep), on_retry=crowd)
     with pytest.raises(OffsetNotAvailableError):
         policy.on(HOT)(Broker(clock, 9).ask)()
     assert [event.gave_up for event in events] == [None, "deadline"]
@@ -336,7 +345,7 @@ def test_many_threads_on_one_failing_partition_keep_the_rate_for_real():
 def test_partitions_that_nobody_asks_for_any_more_are_forgotten(monkeypatch):
     monkeypatch.setattr("kafkasafe._io.retry._MAX_KEYS", 10)
     clock = Clock()
-    policy = RetryPolicy(attempts=1, clock=clock, sleep=clock.sleep)
+    policy = RetryPolicy(attempts=1, _times=Times(clock, clock.sleep))
     for partition in range(100):
         with pytest.raises(OffsetNotAvailableError):
             policy.on(("orders", partition))(Broker(clock, 1).ask)()
@@ -356,9 +365,7 @@ def test_no_luck_and_no_timing_breaks_rate_or_deadline(outcomes, dice, takes_s, 
         deadline_ms=20_000,
         first_ms=first_ms,
         rate_per_s=10,
-        clock=clock,
-        sleep=clock.sleep,
-        dice=lambda: dice,
+        _times=Times(clock, clock.sleep, dice=lambda: dice),
     )
     begun = []
     failed = [False]
@@ -448,7 +455,9 @@ def test_a_cancelled_task_is_not_held_up():
         async def ask():
             raise OffsetNotAvailableError
 
-        task = asyncio.create_task(RetryPolicy(first_ms=30_000, max_ms=30_000, dice=lambda: 0.9).call(ask))
+        task = asyncio.create_task(
+            RetryPolicy(first_ms=30_000, max_ms=30_000, _times=Times(dice=lambda: 0.9)).call(ask)
+        )
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -459,7 +468,7 @@ def test_a_cancelled_task_is_not_held_up():
 
 def test_nested_and_recursive_calls_do_not_mix():
     clock = Clock()
-    policy = RetryPolicy(attempts=3, clock=clock, sleep=clock.sleep)
+    policy = RetryPolicy(attempts=3, _times=Times(clock, clock.sleep))
     tries = []
 
     @policy
@@ -499,7 +508,7 @@ def test_options_that_cannot_work(options):
 def test_what_it_did_is_in_prometheus():
     clock = Clock()
     registry = CollectorRegistry()
-    options = {"clock": clock, "sleep": clock.sleep, "client_id": "mine"}
+    options = {"_times": Times(clock, clock.sleep), "client_id": "mine"}
     policy = RetryPolicy(deadline_ms=None, attempts=3, api="list_offsets", **options)
     other = RetryPolicy(deadline_ms=None, attempts=2, **options)
     metrics.install(policy, other, registry=registry)
@@ -524,10 +533,45 @@ def test_what_it_did_is_in_prometheus():
 
 def test_its_repr_says_what_fails():
     clock = Clock()
-    policy = RetryPolicy(attempts=1, clock=clock)
+    policy = RetryPolicy(attempts=1, _times=Times(clock))
     with pytest.raises(OffsetNotAvailableError):
         policy.on(HOT)(Broker(clock, 1).ask)()
     assert (
         "deadline_ms=120000, attempts=1, first_ms=100, max_ms=10000, rate_per_s=10, 1 partitions failing"
         in repr(policy)
     )
+
+
+def test_what_is_for_tests_alone_is_no_part_of_the_signature():
+    shown = [name for name in inspect.signature(RetryPolicy).parameters if name[0] != "_"]
+    assert not {"clock", "sleep", "async_sleep", "dice"} & set(shown)
+    assert len(shown) == 11
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_programs_that_use_tenacity_ask_the_same_table(sync):
+    errors = [NotLeaderForPartitionError(), OffsetNotAvailableError("soon"), TopicAuthorizationFailedError()]
+    tries = []
+
+    def ask():
+        tries.append(1)
+        raise errors[len(tries) - 1]
+
+    async def ask_async():
+        ask()
+
+    decorate = tenacity.retry(
+        retry=retry_if_kafka_retriable("list_offsets"),
+        wait=tenacity.wait_none(),
+        stop=tenacity.stop_after_attempt(9),
+        reraise=True,
+    )
+    with pytest.raises(TopicAuthorizationFailedError):
+        decorate(ask)() if sync else asyncio.run(decorate(ask_async)())
+    assert len(tries) == 3, "the last one is final"
+    # As tenacity's own, it can be combined.
+    either = retry_if_kafka_retriable() | tenacity.retry_if_exception_type(ZeroDivisionError)
+    with pytest.raises(tenacity.RetryError):
+        tenacity.retry(retry=either, stop=tenacity.stop_after_attempt(2))(lambda: 1 / 0)()
+    with pytest.raises(ConfigError):
+        retry_if_kafka_retriable("ListOffset")

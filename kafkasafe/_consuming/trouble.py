@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._core.epochs import UNDEFINED
 from kafkasafe._io.inquiry import Desk, Inquiry
 from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE, LookUps
-from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError
+from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
 
 __all__ = ["Trouble"]
 
@@ -73,7 +73,7 @@ class Trouble:
                 code=UNDEFINED if code is None else code,
             )
         else:
-            error = kafka_errors.KafkaTimeoutError(message)
+            error = WaitTimeoutError(message)
         error.__cause__ = last
         return error
 

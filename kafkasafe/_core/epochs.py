@@ -27,7 +27,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, ClassVar, Final, Self
 
 __all__ = [
     "LIVE_REQUEST_BYTES",
@@ -76,7 +76,22 @@ LIVE_RESPONSE_BYTES: Final = _ERROR + _PARTITION + _EPOCH + _OFFSET
 
 
 class LineageError(ValueError):
-    """What was given is no history of a log."""
+    """The given data is not a history of a log.
+
+    A subclass takes its place from its definition on: `kafkasafe.errors` defines the one that users catch, whose other
+    base this package must not import.
+    """
+
+    _raised: ClassVar[type[LineageError] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        LineageError._raised = cls
+
+    def __new__(cls, message: str) -> Self:
+        """As an instance of that subclass."""
+        kind: Any = LineageError._raised or cls
+        made: Self = super().__new__(kind, message)
+        return made
 
 
 # --- the history ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from typing import Any, Final
 from kafkasafe._core.sealed import SealError, seal, unseal
 
 __all__ = [
-    "BaselineError",
+    "BaselineFormatError",
     "EndOffsets",
     "Held",
     "HeldReason",
@@ -57,7 +57,7 @@ MAX_FORMER_IDS: Final = 16
 """Ids of deleted topics remembered per key."""
 
 
-class BaselineError(ValueError):
+class BaselineFormatError(ValueError):
     """A stored baseline cannot be read: damaged, or of a newer version."""
 
 
@@ -666,12 +666,12 @@ class EndOffsets:
         """Remember what `encode` wrote; replaces what is known of the same partitions.
 
         Raises:
-            BaselineError: It is something else, damaged, or of a newer version. Nothing was changed.
+            BaselineFormatError: It is something else, damaged, or of a newer version. Nothing was changed.
         """
         try:
             rows = unseal(_KIND, _VERSION, text)
         except SealError as error:
-            raise BaselineError(str(error)) from None
+            raise BaselineFormatError(str(error)) from None
         self._known.update([_read(row) for row in rows])
 
 
@@ -711,9 +711,9 @@ def _read(row: Any) -> tuple[Key, _Known]:
             former_ids=[bytes.fromhex(former) for former in row["former_ids"]],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BaselineError(f"malformed row: {type(error).__name__} {error} in {row!r}") from None
+        raise BaselineFormatError(f"malformed row: {type(error).__name__} {error} in {row!r}") from None
     if not isinstance(key.topic, str):
-        raise BaselineError(f"malformed row: the topic of {row!r} is not text")
+        raise BaselineFormatError(f"malformed row: the topic of {row!r} is not text")
     return key, known
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Patience", "seconds_of", "timeout_of"]
+__all__ = ["Patience", "closing_timeout", "seconds_of", "timeout_of"]
 
 
 def seconds_of(timeout_ms: float) -> float:
@@ -45,6 +45,18 @@ def timeout_of(timeout: Any) -> float:
     if math.isnan(seconds):
         raise ValueError(f"{said} {timeout!r}")
     return timeout if isinstance(timeout, (int, float)) else seconds
+
+
+def closing_timeout(timeout: Any) -> float | None:
+    """What `close` was given as its time-out in seconds.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is negative, nan, or larger than any float.
+    """
+    if timeout is not None and (timeout := timeout_of(timeout)) < 0:
+        raise ValueError(f"Invalid timeout: {timeout}")
+    return timeout  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

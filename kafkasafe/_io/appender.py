@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka.errors import KafkaTimeoutError, for_code
+from kafka.errors import ProducerFencedError, for_code
 
 from kafkasafe._core import batch
 from kafkasafe._core.arrow_pack import divide
@@ -37,7 +37,7 @@ from kafkasafe._io.inquiry import pause_s
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
-from kafkasafe.errors import KafkaSafeError, RejectedError
+from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 
 __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"]
@@ -56,12 +56,17 @@ _TOO_LARGE: Final = 10
 _POLL_S: Final = 0.5
 
 
-class RestartError(KafkaSafeError):
+class RestartError(SparkError):
     """This transaction cannot be filled any more. Nothing of it is visible; a new one can be begun."""
 
 
+<<<<<<< HEAD
 class FencedError(KafkaSafeError):
     """A newer epoch of the transactional id was granted: another owner writes, or the transaction timed out."""
+=======
+class FencedError(SparkError, ProducerFencedError):
+    """A newer epoch of the transactional id was granted: another driver writes, or the transaction timed out."""
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 
 
 def claim_base(timestamp: int) -> int:
@@ -365,7 +370,7 @@ class Appender:
                     if place.sending is None or place.in_flight:
                         continue
                     if now > place.give_up_at:
-                        raise KafkaTimeoutError(
+                        raise WaitTimeoutError(
                             f"{place.topic}-{place.partition} took no batch within {self._delivery_timeout_s:g} s"
                             f" (kafka.delivery.timeout.ms); last error: {place.error!r}"
                         )

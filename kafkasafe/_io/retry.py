@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 import tenacity
-from kafka.errors import KafkaTimeoutError
 
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.stats import Reading, RetryStats
 from kafkasafe.classification import ErrorAction, Verdict, classify
-from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.errors import ConfigError, UsageError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 
-__all__ = ["RetryEvent", "RetryPolicy"]
+__all__ = ["RetryEvent", "RetryPolicy", "Times", "retry_if_kafka_retriable"]
 
 log = EventLog("retry")
 
@@ -64,6 +63,48 @@ _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
 _MAX_KEYS: Final = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Where a policy gets its time and its chance from; tests have others.
+
+    Attributes:
+        clock: Monotonic seconds.
+        sleep: Waits so many seconds.
+        async_sleep: Waits so many seconds in a task.
+        dice: A number in [0, 1).
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+    async_sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    dice: Callable[[], float] = random.random
+
+
+_REAL: Final = Times()
+
+
+class retry_if_kafka_retriable(tenacity.retry_base):  # noqa: N801  # as tenacity names its own
+    """For programs that use tenacity itself: try again where `kafkasafe.classify` says that a retry may help.
+
+        @tenacity.retry(retry=retry_if_kafka_retriable(), wait=..., stop=...)
+        def end_offset(topic, partition): ...
+
+    Args:
+        api: The request kind for `classify`; None: any.
+
+    Raises:
+        ConfigError: `api` is not a request of Kafka.
+    """
+
+    def __init__(self, api: str | None = None) -> None:
+        self._api = classify(0, api).api
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+        """Tenacity's question after each try."""
+        error = _outcome(retry_state)
+        return isinstance(error, Exception) and classify(error, self._api).action in _AGAIN
+
+
 class RetryPolicy:
     """When to try a failed call again: deadline, exponential pauses with full jitter, and a request rate per partition.
 
@@ -102,13 +143,9 @@ class RetryPolicy:
         reraise: True: a call that is given up raises its last error, with a note that says what was tried. False:
             tenacity's `RetryError`, with the last error as its cause.
         whether: Instead of `kafkasafe.classify`: the verdict on an error.
-        wait: Instead of `first_ms`, `max_ms` and `dice`: any of tenacity's waits, or a function of tenacity's
+        wait: Instead of `first_ms` and `max_ms`: any of tenacity's waits, or a function of tenacity's
             `RetryCallState` that gives the seconds until the next try. `rate_per_s` still caps calls with a partition.
         client_id: Label of its metrics.
-        clock: Monotonic seconds.
-        sleep: Waits so many seconds.
-        async_sleep: Waits so many seconds in a task.
-        dice: A number in [0, 1).
 
     Raises:
         ConfigError: An option has a value that cannot work.
@@ -128,10 +165,7 @@ class RetryPolicy:
         whether: Callable[[BaseException], Verdict] | None = None,
         wait: Callable[[tenacity.RetryCallState], float] | None = None,
         client_id: str = "kafkasafe-retry",
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-        async_sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        dice: Callable[[], float] = random.random,
+        _times: Times = _REAL,
     ) -> None:
         self._deadline_s = (
             None if deadline_ms is None else _number("deadline_ms", deadline_ms, zero=True) / 1000
@@ -147,7 +181,7 @@ class RetryPolicy:
             raise ConfigError(
                 "deadline_ms and attempts are both None: a call would be tried for ever; set one"
             )
-        self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=dice)
+        self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=_times.dice)
         # Asked once, so that a wrong name is told here and not at the first error.
         self._api = classify(0, api).api
         self._on_retry = on_retry
@@ -155,9 +189,9 @@ class RetryPolicy:
         self._whether = whether
         self.client_id = client_id
         self._stats = RetryStats()
-        self._clock = clock
-        self._sleep = sleep
-        self._async_sleep = async_sleep
+        self._clock = _times.clock
+        self._sleep = _times.sleep
+        self._async_sleep = _times.async_sleep
         self._lock = threading.Lock()
         self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last try failed.
 
@@ -327,7 +361,7 @@ class _Call:
         if wait_s is not None:
             return wait_s
         self._out_of_time = True
-        raise self._error or KafkaTimeoutError(
+        raise self._error or WaitTimeoutError(
             f"{_name(self._function)} was not tried: {self._partition!r} fails, and so many calls wait for it that"
             f" none may begin within {deadline_s:g} s"
         )

@@ -27,7 +27,7 @@ from kafkasafe._io.transactions import Coordinator, call, insist
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, OffsetListed, ProducerIdGranted, RecordsFetched
-from kafkasafe.errors import KafkaSafeError
+from kafkasafe.errors import SparkError
 
 __all__ = ["Staged", "Stager", "StagingError", "fetch_staged"]
 
@@ -43,7 +43,7 @@ _UNAUTHORIZED: Final = 29
 _EARLIEST: Final = -2
 
 
-class StagingError(KafkaSafeError):
+class StagingError(SparkError):
     """A batch could not be staged, or what was staged is not there as it was. Nothing of it is visible to readers."""
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import tenacity
-from kafka.errors import KafkaTimeoutError, for_code
+from kafka.errors import for_code
 from kafka.protocol.admin import CreateTopicsRequest, DescribeTransactionsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
@@ -34,6 +34,7 @@ from kafkasafe._io.retry import RetryPolicy
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
+from kafkasafe.errors import WaitTimeoutError
 
 __all__ = ["Coordinator", "TopicPartition", "call", "insist"]
 
@@ -100,7 +101,7 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
 
     send(reply)
     if not arrived.wait(max(0.0, timeout_s)):
-        raise KafkaTimeoutError(f"No answer within {timeout_s:.1f} s")
+        raise WaitTimeoutError(f"No answer within {timeout_s:.1f} s")
     answer = answers[0]
     if isinstance(answer, Failure):
         raise answer.error
@@ -467,9 +468,7 @@ class Coordinator:
                     lambda answer, place=place: reply(place, answer),  # type: ignore[misc]
                 )
             if wanted and not all_there.wait(max(0.0, left_s)):
-                raise KafkaTimeoutError(
-                    f"DescribeProducers: {len(arrived)} of {len(wanted)} leaders answered"
-                )
+                raise WaitTimeoutError(f"DescribeProducers: {len(arrived)} of {len(wanted)} leaders answered")
             failed: Exception | None = None
             for place, answer in arrived.items():
                 if isinstance(answer, ProducersDescribed) and not answer.error_code:

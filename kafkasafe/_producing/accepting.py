@@ -13,7 +13,7 @@ from kafkasafe._io.refusals import error_for_send
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk, Headers, Special
 from kafkasafe._producing.placing import as_int
 from kafkasafe._producing.sealing import Sealing
-from kafkasafe.errors import SpoolFullError
+from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture
@@ -269,7 +269,7 @@ class Accepting(Sealing):
         """A record that found no room in time."""
         self._pump.no_room()
         if self._callbacks.full():
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"{self._callbacks.due()} callbacks are due and have not run within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}: they take longer than the cluster. The record was not"
                 " accepted. Let callbacks do less"

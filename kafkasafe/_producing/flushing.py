@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
-import kafka.errors as kafka_errors
-
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.refusals import because, counted
 from kafkasafe._producing.calling import Calling
+from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.logs import EventLog, apart
 
 __all__ = ["Flushing"]
@@ -52,7 +51,7 @@ class Flushing(Calling):
         finished = self._await_settled(number, deadline)
         self._raise_unsettled(number, timeout, finished=finished)
         if not self._called(None, deadline):
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"Every record was delivered, but not every callback had run after {timeout} s; they go on"
             )
 
@@ -104,7 +103,7 @@ class Flushing(Calling):
             what = "Not every record was acknowledged"
             if delivered and doubted:
                 what = f"Whether {doubted} still has all acknowledged records was not known"
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"{what} within {timeout} s; {self._where_they_are(number)}.{self._disk_cause()}"
                 f"{self._network_cause()}{because(pump.refused())}"
             )
@@ -168,12 +167,10 @@ class Flushing(Calling):
         if spooled:
             return
         if not self._config.in_memory:
-            raise kafka_errors.KafkaTimeoutError(
-                f"Not every record was on disk within {timeout} s.{self._disk_cause()}"
-            )
+            raise WaitTimeoutError(f"Not every record was on disk within {timeout} s.{self._disk_cause()}")
         ledger.raise_parked()
         self._raise_wrong_cluster()
-        raise kafka_errors.KafkaTimeoutError(
+        raise WaitTimeoutError(
             f"Not every record was acknowledged within {timeout} s; what delivery_timeout_ms gave up is in memory as"
             f" well, and will be delivered while this producer lives.{self._network_cause()}"
         )

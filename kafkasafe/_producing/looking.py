@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+<<<<<<< HEAD
 import kafka.errors as kafka_errors
 
 from kafkasafe._core.health import ProducerHealth, producer_health
+=======
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 from kafkasafe._io.stats import Reading
 from kafkasafe._producing.transacting import Transacting
+from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.metrics import producer_readings
 
 __all__ = ["Looking"]
@@ -36,7 +40,7 @@ class Looking(Transacting):
                 return info is not None and bool(info.partitions)
 
             if not self._pump.wait(answered, self._config.max_block_s):
-                raise kafka_errors.KafkaTimeoutError(
+                raise WaitTimeoutError(
                     f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self._network_cause()}"
                 )
             known = self._transport.topic(topic)

@@ -6,7 +6,8 @@ is done by other threads.
 
 from kafkasafe.aio.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.aio.consumer import SafeConsumer
+from kafkasafe.aio.fetched import UnassignedError
 from kafkasafe.aio.futures import RecordFuture
 from kafkasafe.aio.producer import SafeProducer
 
-__all__ = ["AtomicBatch", "BatchOutcome", "RecordFuture", "SafeConsumer", "SafeProducer"]
+__all__ = ["AtomicBatch", "BatchOutcome", "RecordFuture", "SafeConsumer", "SafeProducer", "UnassignedError"]

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+<<<<<<< HEAD
 from collections.abc import Awaitable, Generator, Iterable
+=======
+import contextvars
+from collections.abc import Callable, Generator, Iterable
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import kafka.errors as kafka_errors
-
 from kafkasafe import atomic
 from kafkasafe._core.patience import timeout_of
+from kafkasafe._io.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe.aio.consumer import SafeConsumer
-from kafkasafe.aio.futures import RecordFuture, waits_of
+from kafkasafe.aio.futures import (
+    ADD_DONE_CALLBACK,
+    DONE,
+    EXCEPTION,
+    RESULT,
+    RecordFuture,
+    waits_of,
+)
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread
+<<<<<<< HEAD
 from kafkasafe.errors import BatchDroppedError, UsageError
+=======
+from kafkasafe.errors import UsageError, WaitTimeoutError
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -24,12 +39,27 @@ if TYPE_CHECKING:
 __all__ = ["AtomicBatch", "BatchOutcome"]
 
 
-class BatchOutcome:
+class BatchOutcome(metaclass=Tidy):
     """What becomes of an atomic batch as a whole: `await` it for its commit, or `await outcome.durable()`.
+
+    Its names are asyncio.Future's; kafka-python's are those of `kafkasafe.BatchOutcome`.
 
     Attributes:
         batch_id: As `spool ls` shows it.
     """
+
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        is_done = Absent(DONE)
+        value = Absent(RESULT)
+        get = Absent(RESULT)
+        succeeded = Absent(EXCEPTION)
+        failed = Absent(EXCEPTION)
+        retriable = Absent("never: what can be retried is retried")
+        add_callback = Absent(ADD_DONE_CALLBACK)
+        add_errback = Absent(ADD_DONE_CALLBACK)
+        add_both = Absent(ADD_DONE_CALLBACK)
 
     def __init__(self, outcome: atomic.BatchOutcome) -> None:
         self._outcome = outcome
@@ -47,7 +77,7 @@ class BatchOutcome:
     async def _get(self) -> atomic.BatchMetadata:
         outcome, ledger = self._outcome, self._outcome._producer._pump.ledger
         await waits_of(outcome._producer).wait(
-            lambda: outcome.done() or ledger.wrong_cluster is not None or ledger.failure is not None
+            lambda: outcome.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
         )
         return outcome.get(0.0)
 
@@ -69,23 +99,70 @@ class BatchOutcome:
         outcome = self._outcome
         ledger, in_memory = outcome._producer._pump.ledger, outcome._producer._config.in_memory
         in_time = await waits_of(outcome._producer).wait(
-            lambda: outcome.done() or (outcome._head.durable and not in_memory) or ledger.failure is not None,
+            lambda: (
+                outcome.is_done or (outcome._head.durable and not in_memory) or ledger.failure is not None
+            ),
             timeout,
         )
         if not in_time:
-            raise kafka_errors.KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"The batch was not durable after {timeout} s.{outcome._producer._disk_cause()}{outcome._because()}"
             )
         outcome.durable(0.0)
         return self
 
+    @called
     def done(self) -> bool:
         """Whether its fate is final."""
-        return self._outcome.done()
+        return self._outcome.is_done
 
+    def result(self) -> atomic.BatchMetadata:
+        """What was committed, or the error raised for which it was given up.
+
+        Raises:
+            InvalidStateError: It is not done.
+        """
+        self._check_done()
+        return self._outcome.get(0.0)
+
+    @called
     def exception(self) -> BaseException | None:
-        """Why it was given up; None when it was not, or not yet."""
-        return self._outcome.exception()
+        """Why a batch that is done was given up; None when it was committed.
+
+        Raises:
+            InvalidStateError: It is not done.
+        """
+        self._check_done()
+        return self._outcome.exception
+
+    def _check_done(self) -> None:
+        if not self._outcome.is_done:
+            raise asyncio.InvalidStateError("The batch has no fate yet: await the outcome")
+
+    @staticmethod
+    def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
+        """What was accepted is delivered: nothing is cancelled.
+
+        Returns:
+            False, as of a future that can no longer be cancelled.
+        """
+        return False
+
+    @staticmethod
+    def cancelled() -> bool:
+        """Never: what was accepted is delivered."""
+        return False
+
+    def add_done_callback(
+        self, call: Callable[[BatchOutcome], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Call `call(outcome)` on the running loop when the batch is committed or given up; soon if it is."""
+        loop = asyncio.get_running_loop()
+
+        def soon(_: object) -> None:
+            loop.call_soon_threadsafe(call, self, context=context)
+
+        self._outcome.add_both(soon)
 
     def __repr__(self) -> str:
         return repr(self._outcome)

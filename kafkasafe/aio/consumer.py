@@ -16,7 +16,11 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
+<<<<<<< HEAD
 from kafkasafe._core.readings import Fate
+=======
+from kafkasafe._core.patience import closing_timeout
+>>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 from kafkasafe._io.batch_offsets import check_settings
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import (
@@ -172,24 +176,28 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         """As `close()`; aiokafka's name."""
         await self.close()
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the producer's
         """Commit what was handed out (with `enable_auto_commit`), leave the group, close. Again, it does nothing.
 
         Cancelled, it goes on by itself.
 
+        Args:
+            timeout: Seconds for the commit and for leaving the group. Default: `request_timeout_ms`.
+
         Raises:
+            ValueError: A negative timeout, or nan. Nothing was closed.
             OSError: A file could not be written. Everything is closed all the same.
         """
-        await self._end(commit=True)
+        await self._end(closing_timeout(timeout), commit=True)
 
-    async def _end(self, *, commit: bool) -> None:
+    async def _end(self, timeout: float | None = None, *, commit: bool) -> None:  # noqa: ASYNC109
         self._check_not_listening("close the consumer")
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close(commit=commit))
+            self._closing = asyncio.ensure_future(self._close(timeout, commit=commit))
             self._closing.add_done_callback(retrieve)
         await asyncio.shield(self._closing)
 
-    async def _close(self, *, commit: bool) -> None:
+    async def _close(self, timeout: float | None, *, commit: bool) -> None:  # noqa: ASYNC109
         async with self._once:
             consumer = self._consumer
         if consumer is None:
@@ -197,7 +205,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         if commit:
             self._in_hand.clear()
         try:
-            await self._worker.run(self._known_to(consumer.close))
+            await self._worker.run(self._known_to(lambda: consumer.close(timeout=timeout)))
         finally:
             self._worker.stop()
 

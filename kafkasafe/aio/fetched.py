@@ -12,6 +12,7 @@ from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.consumer import check_offset
+from kafkasafe.errors import UsageError
 
 if TYPE_CHECKING:
     from kafkasafe.aio.consumer import SafeConsumer
@@ -33,7 +34,7 @@ __all__ = [
 _CREATED_S: Final = 1.0
 
 
-class UnassignedError(kafka_errors.IllegalStateError, ValueError):
+class UnassignedError(UsageError, kafka_errors.IllegalStateError, ValueError):
     """What aiokafka raises for a partition that is not assigned, and what kafka-python does."""
 
 

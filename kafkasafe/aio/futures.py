@@ -12,6 +12,7 @@ from kafka.producer.future import RecordMetadata
 from kafkasafe import producer as threads
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
+from kafkasafe._io.spelling import Absent, Tidy, called, tidy_dir
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -22,8 +23,17 @@ _new_tuple: Final[Any] = tuple.__new__
 """A named tuple without the call of a function in Python."""
 
 
-class RecordFuture:
+# What kafka-python's futures have, and what there is instead.
+DONE: Final = "as in asyncio it is `done()`, with parentheses; kafka-python's names are those of kafkasafe"
+RESULT: Final = "`await` waits for it, `result()` has it if it is there"
+EXCEPTION: Final = "as in asyncio `exception()` says it: None after success"
+ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
+
+
+class RecordFuture(metaclass=Tidy):
     """The result of one `send`: `await` it for the record's metadata, or `await future.durable()`.
+
+    Its names are asyncio.Future's; kafka-python's are those of `kafkasafe.RecordFuture`.
 
     It costs next to nothing until it is asked, and may be awaited any number of times, by several tasks. A task that is
     cancelled while it waits costs neither the record nor another task anything. Of the loop that its producer was
@@ -36,6 +46,18 @@ class RecordFuture:
     _owner: SafeProducer
     _chunk: Any
     _index: int
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        is_done = Absent(DONE)
+        value = Absent(RESULT)
+        get = Absent(RESULT)
+        succeeded = Absent(EXCEPTION)
+        failed = Absent(EXCEPTION)
+        retriable = Absent("never: what can be retried is retried")
+        add_callback = Absent(ADD_DONE_CALLBACK)
+        add_errback = Absent(ADD_DONE_CALLBACK)
+        add_both = Absent(ADD_DONE_CALLBACK)
 
     def _record(self) -> threads.RecordFuture:
         return self._owner._opened._future(self._chunk, self._index)
@@ -92,6 +114,7 @@ class RecordFuture:
         record._made_durable(timeout)
         return self
 
+    @called
     def done(self) -> bool:
         """Whether the record was acknowledged, or rejected, or given up."""
         return self._record().is_done
@@ -107,6 +130,7 @@ class RecordFuture:
             raise asyncio.InvalidStateError("The record has no fate yet: await the future")
         return record._result(None)
 
+    @called
     def exception(self) -> BaseException | None:
         """Why a record that is done was not delivered; None when it was.
 

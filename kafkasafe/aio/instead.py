@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
 
 __all__ = ["FunctionPartitioner", "NotOfConsumer", "NotOfProducer", "headers_of"]
 
@@ -17,41 +19,28 @@ _BATCHES: Final = (
 )
 
 
-class _Instead:
-    """An attribute that is not there, and says what is.
-
-    Not by `__getattr__`: a class that has one is slow at all its other attributes, `send` among them.
-    """
-
-    def __init__(self, hint: str) -> None:
-        self.hint = hint
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> NoReturn:
-        said = f"{owner.__name__!r} object has no attribute {self._name!r}: {self.hint}"
-        raise AttributeError(said, name=self._name, obj=instance)
-
-
-class NotOfProducer:
+class NotOfProducer(metaclass=Tidy):
     """aiokafka's producer has these."""
 
+    __dir__ = tidy_dir
+
     if not TYPE_CHECKING:
-        create_batch = _Instead(_BATCHES)
-        send_batch = _Instead(_BATCHES)
-        transaction = _Instead(_UNIT)
-        begin_transaction = _Instead(_UNIT)
-        commit_transaction = _Instead(_UNIT)
-        abort_transaction = _Instead(_UNIT)
-        send_offsets_to_transaction = _Instead(_UNIT)
+        create_batch = Absent(_BATCHES)
+        send_batch = Absent(_BATCHES)
+        transaction = Absent(_UNIT)
+        begin_transaction = Absent(_UNIT)
+        commit_transaction = Absent(_UNIT)
+        abort_transaction = Absent(_UNIT)
+        send_offsets_to_transaction = Absent(_UNIT)
 
 
-class NotOfConsumer:
+class NotOfConsumer(metaclass=Tidy):
     """aiokafka's consumer has these."""
 
+    __dir__ = tidy_dir
+
     if not TYPE_CHECKING:
-        last_stable_offset = _Instead(
+        last_stable_offset = Absent(
             'with isolation_level="read_committed", `await consumer.end_offsets([partition])` is it'
         )
 

@@ -63,6 +63,7 @@ from kafkasafe.cluster.answers import (
     TopicsListed,
 )
 from kafkasafe.cluster.transactions import Transactions
+from kafkasafe.errors import KafkaSafeError
 
 __all__ = [
     "EARLIEST",
@@ -107,7 +108,7 @@ ProduceCallback: TypeAlias = Callable[[Token, ProduceReply | Failure], None]
 """Gets the token of a `ProduceRequest` and what became of it; once for each request."""
 
 
-class StaleFenceError(kafka_errors.RetriableError):
+class StaleFenceError(kafka_errors.RetriableError, KafkaSafeError):
     """An earlier batch of this partition failed, and the caller had not heard of it yet. Nothing was sent."""
 
 

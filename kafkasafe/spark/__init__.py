@@ -14,15 +14,23 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kafkasafe._io.appender import FencedError
+    from kafkasafe._io.appender import FencedError, RestartError
+    from kafkasafe._io.staging import StagingError
+    from kafkasafe.errors import CheckpointMismatchError, SparkError
     from kafkasafe.spark.listener import MetricsListener
+    from kafkasafe.spark.planner import SourceUnavailableError
     from kafkasafe.spark.sink import foreach_batch_sink, write_batch
     from kafkasafe.spark.source import KafkaSafeSource, register
 
 __all__ = [
+    "CheckpointMismatchError",
     "FencedError",
     "KafkaSafeSource",
     "MetricsListener",
+    "RestartError",
+    "SourceUnavailableError",
+    "SparkError",
+    "StagingError",
     "foreach_batch_sink",
     "register",
     "write_batch",
@@ -30,13 +38,23 @@ __all__ = [
 
 # Name → module. Lazily, so that who uses one part does not need what the others import.
 _HOMES: Final = {
+    "CheckpointMismatchError": "kafkasafe.errors",
     "FencedError": "kafkasafe._io.appender",
     "KafkaSafeSource": "kafkasafe.spark.source",
     "MetricsListener": "kafkasafe.spark.listener",
+    "RestartError": "kafkasafe._io.appender",
+    "SourceUnavailableError": "kafkasafe.spark.planner",
+    "SparkError": "kafkasafe.errors",
+    "StagingError": "kafkasafe._io.staging",
     "foreach_batch_sink": "kafkasafe.spark.sink",
     "register": "kafkasafe.spark.source",
     "write_batch": "kafkasafe.spark.sink",
 }
+
+
+def __dir__() -> list[str]:
+    """What is public, and what every module has."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:

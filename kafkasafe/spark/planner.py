@@ -31,7 +31,7 @@ from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, TopicInfo, TopicsListed
-from kafkasafe.errors import ConfigError, DataLossError, KafkaSafeError, RemoteStorageNotReadyError
+from kafkasafe.errors import ConfigError, DataLossError, RemoteStorageNotReadyError, SparkError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.spark.marks import UNRESOLVED, Mark
@@ -62,7 +62,7 @@ _MISSING_TOPIC_S: Final = 5.0
 _METADATA_AGE_S: Final = 5.0
 
 
-class SourceUnavailableError(KafkaSafeError):
+class SourceUnavailableError(SparkError, TimeoutError):
     """The brokers did not answer in time. Nothing was read or skipped: the query can be started again."""
 
 

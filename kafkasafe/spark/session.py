@@ -35,7 +35,7 @@ from kafkasafe._io.transactions import Coordinator, call, insist
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, OffsetListed, ProduceReply, ProduceRequest, RecordsFetched
-from kafkasafe.errors import CheckpointMismatchError, ConfigError
+from kafkasafe.errors import CheckpointMismatchError, ConfigError, WaitTimeoutError
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
 
@@ -156,7 +156,7 @@ class Session:
         grant: Grant | None = None
         marker: Marker | None = None
         reports: Sequence[Report] = ()
-        failure: BaseException = KafkaTimeoutError("No transaction could be begun")
+        failure: BaseException = WaitTimeoutError("No transaction could be begun")
         while not machine.over:
             step = machine.step
             try:
@@ -480,7 +480,7 @@ class Session:
                     found.record(header.producer_id, key, value, transactional=header.is_transactional)
             at = answer.next_offset
         if found.undecided:
-            raise KafkaTimeoutError(
+            raise WaitTimeoutError(
                 f"{topic}-{number} holds a marker of {self._id} whose transaction has no outcome, though it was ended:"
                 " another process uses this txnAppId. Try again when that is over."
             )

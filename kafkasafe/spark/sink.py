@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -56,11 +56,13 @@ _SMALL_BATCH: Final = 64 * 1024
 _FEW_RECORDS: Final = 1000
 
 
-def foreach_batch_sink(topic: str | None = None, /, **options: Any) -> ForeachBatchSink:
+def foreach_batch_sink(
+    topic: str | None = None, options: Mapping[str, Any] | None = None, /, **named: Any
+) -> ForeachBatchSink:
     """A function for `writeStream.foreachBatch` that writes each micro-batch to Kafka exactly once.
 
     ```python
-    sink = foreach_batch_sink("orders", **{"kafka.bootstrap.servers": "b1:9092,b2:9092"})
+    sink = foreach_batch_sink("orders", {"kafka.bootstrap.servers": "b1:9092,b2:9092"})
     df.writeStream.foreachBatch(sink).option("checkpointLocation", "/chk/orders").start()
     ```
 
@@ -74,18 +76,32 @@ def foreach_batch_sink(topic: str | None = None, /, **options: Any) -> ForeachBa
         topic: As the option `topic`: where all rows go. None: the column `topic` says.
         options: `kafka.bootstrap.servers` and other `kafka.*`, `txnAppId` (default: the query's id and the topic),
             `markerTopic`, `onMarkerMismatch`, `exchange`, `maxRestarts`; docs/spark.md describes them.
+        named: More of them, those whose names are identifiers.
 
     Raises:
         ConfigError: An option is unknown (the message names the nearest) or cannot work. Nothing was opened.
     """
-    if topic is not None:
-        options = {
-            **{name: value for name, value in options.items() if name.lower() != "topic"},
-            "topic": topic,
-        }
-    parsed = sink_options(options)
+    parsed = sink_options(_given(topic, options, named))
     refuse_version(parsed, "write_batch")
     return ForeachBatchSink(parsed)
+
+
+def _given(topic: str | None, options: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a call; names are the same in any case, as Spark has it.
+
+    Raises:
+        ConfigError: One is given twice, or `options` is not a mapping.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise error("INVALID_OPTION", f"options must be a mapping of names to values, not {options!r}.")
+    found = dict(options or {})
+    twice = {name.lower() for name in found} & {name.lower() for name in named}
+    if twice:
+        raise error("INVALID_OPTION", f"{min(twice)} is given in the mapping and by name: give it once.")
+    found.update(named)
+    if topic is None:
+        return found
+    return {**{name: value for name, value in found.items() if name.lower() != "topic"}, "topic": topic}
 
 
 def refuse_version(options: SinkOptions, batch_use: str) -> None:
@@ -133,7 +149,13 @@ def app_version(options: SinkOptions) -> tuple[str, int, bool]:
     return options.app_id, options.version, True
 
 
-def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> Outcome:
+def write_batch(
+    df: DataFrame,
+    topic: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    /,
+    **named: Any,
+) -> Outcome:
     """Writes a data frame to Kafka in one transaction: all of it or nothing.
 
     With `txnAppId` and `txnVersion`, as in Delta: a version at or below one that was committed under this id is not
@@ -143,6 +165,7 @@ def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> O
         df: As for `foreach_batch_sink`.
         topic: As there.
         options: As there, and `txnVersion`.
+        named: As there.
 
     Returns:
         What became of it. The rows are committed.
@@ -152,12 +175,7 @@ def write_batch(df: DataFrame, topic: str | None = None, /, **options: Any) -> O
         FencedError: Another call with this `txnAppId` took over; nothing of this one is visible, or all.
         KafkaError: It could not be written; nothing of it is visible.
     """
-    if topic is not None:
-        options = {
-            **{name: value for name, value in options.items() if name.lower() != "topic"},
-            "topic": topic,
-        }
-    parsed = sink_options(options)
+    parsed = sink_options(_given(topic, options, named))
     app_id, version, remember = app_version(parsed)
     warn_of_other_python(df.sparkSession)
     session = Session(parsed, app_id)

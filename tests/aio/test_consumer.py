@@ -7,12 +7,14 @@ import contextlib
 import gc
 import math
 import threading
+import time
 
 import kafka.errors
 import pytest
 from helpers import Ticks, cancelled_at, run, until
 from kafka import TopicPartition
 
+from kafkasafe import SafeConsumer as ThreadConsumer
 from kafkasafe import SafeProducer as ThreadProducer
 from kafkasafe.aio import SafeConsumer
 from kafkasafe.errors import ConfigError, UsageError
@@ -313,6 +315,35 @@ def test_two_members_share_a_group_and_a_rebalance_commits_no_more_than_was_hand
         assert seen == {(partition, offset) for partition in (0, 1) for offset in range(COUNT)}
 
     run(main())
+
+
+def test_close_takes_a_timeout_in_seconds_in_both_worlds(options, fake_kafka):
+    """Without it both wait for as long as a request may take, half a minute, when the cluster is away."""
+    threaded = ThreadConsumer("orders", **{**options, "group_id": "threads"})
+    while not threaded.poll(1000):
+        pass
+
+    async def main():
+        async with asyncio.timeout(60):
+            consumer = SafeConsumer("orders", **options)
+            await consumer.start()
+            await consumer.getone()
+            fake_kafka.kill_all()
+            for wrong in (-1, math.nan):
+                with pytest.raises(ValueError):
+                    await consumer.close(wrong)
+                with pytest.raises(ValueError):
+                    threaded.close(timeout=wrong)
+            with pytest.raises(UsageError, match="give one of them"):
+                threaded.close(timeout=1, timeout_ms=1000)
+            started = time.monotonic()
+            await consumer.close(timeout=0.5)
+            return time.monotonic() - started
+
+    assert run(main()) < 15
+    started = time.monotonic()
+    threaded.close(timeout=0.5)
+    assert time.monotonic() - started < 15
 
 
 def test_dropped_without_close_it_says_so_and_its_threads_end(options):

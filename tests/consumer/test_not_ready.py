@@ -12,7 +12,7 @@ from kafka import TopicPartition
 from kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
 
-from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
+from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError, WaitTimeoutError
 from kafkasafe.events import LogDiverged, PartitionNotReady, PartitionReady, PositionReset
 from kafkasafe.metrics import install
 from kafkasafe.testing.broker import KafkaCluster
@@ -145,7 +145,7 @@ def test_look_ups_wait_out_the_deadline(cluster, proxy, consumers, code):
     answered = consumer.end_offsets([tp, other], timeout_ms=1500, partial=True)
     assert answered == {other: 0}
     for error in (raised.value, answered.missing[tp]):  # nothing is in remote storage
-        assert type(error) is kafka_errors.KafkaTimeoutError
+        assert type(error) is WaitTimeoutError
         assert error.__cause__.errno == code
     proxy.clear()
     proxy.on("ListOffsets", topic=topic, partition=0).answer(code=code, times=2)

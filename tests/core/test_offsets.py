@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kafkasafe._core import offsets as o
 from kafkasafe._core.offsets import (
-    BaselineError,
+    BaselineFormatError,
     EndOffsets,
     Held,
     HeldReason,
@@ -27,6 +27,7 @@ from kafkasafe._core.offsets import (
     Value,
 )
 from kafkasafe._core.sealed import seal
+from kafkasafe.errors import BaselineError
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing.disk import Disk
 
@@ -418,7 +419,7 @@ def stored(**changed) -> str:
 )
 def test_a_damaged_baseline_is_refused_and_changes_nothing(text):
     tracker = ends((10, 3))
-    with pytest.raises(BaselineError):
+    with pytest.raises(BaselineFormatError):
         tracker.restore(text)
     assert tracker.end_offset(KEY) == 10
 

@@ -61,13 +61,32 @@ def end_offset(): ...
 tenacity's `RetryError`, of which the last try's error is judged. A code that is not in the table is one of the future:
 `retry_after_refresh`, and nothing is concluded from it.
 
-## Actions
+## Retries
 
 `retriable` is true of `retry`, `retry_after_refresh` and `reset_sequence`, `refresh_metadata` of `retry_after_refresh`.
 `data_at_risk` (below: **!**) means that acknowledged records may be gone, or records be skipped unread: such an error
 must reach a person or a repair, never only a retry. `RetryPolicy` repeats `retry` and `retry_after_refresh` only;
 [examples/own_calls.py](../examples/own_calls.py) shows it, and `wait=` takes any of tenacity's waits instead of its own.
 `kafkasafe.metrics.install(policy)` puts its retries, pauses and given-up calls into Prometheus, beside those of clients.
+A program that uses tenacity itself takes `tenacity.retry(retry=kafkasafe.retry_if_kafka_retriable(), ...)`.
+
+## A record that the cluster rejected
+
+`RejectedError` is kafka-python's own exception for the code too, so that `except` clauses written for KafkaProducer go on
+working. Its class is made for each code: `isinstance` is true, `type(error) is RejectedError` is not.
+
+```python
+from kafka.errors import MessageSizeTooLargeError
+from kafkasafe import RejectedError
+
+try:
+    raise RejectedError("The record is too large", code=10)
+except MessageSizeTooLargeError as error:  # or `except RejectedError`, for every code
+    assert isinstance(error, RejectedError)
+    assert error.code == error.errno == 10
+```
+
+## Actions
 
 | action | what to do |
 |---|---|

@@ -269,9 +269,7 @@ def test_settings_that_break_a_promise_are_named(broker, zygote, tmp_path, capsy
     assert not told["ok"]
     shorter = diagnose(capsys, tmp_path / "spool", broker.servers, "--outage", "30m")
     assert "retention.ms" not in {row["setting"] for row in shorter["settings"]}
-    told = diagnose(
-        capsys, tmp_path / "spool", broker.servers, "--producer-id-expiration-ms", str(10 * 86_400_000)
-    )
+    told = diagnose(capsys, tmp_path / "spool", broker.servers, "--producer-id-expiration", "10d")
     assert ("producer.id.expiration.ms", "breaks") in {(r["setting"], r["level"]) for r in told["settings"]}
 
 

@@ -234,7 +234,7 @@ def test_a_batch_of_nothing_is_committed_at_once(cluster, opened, tmp_path, spoo
     assert batch.outcome.durable(60).get(60).records == 0
     with producer.batch() as batch:
         batch.send_offsets({}, "billing")
-    assert batch.outcome.done()
+    assert batch.outcome.is_done
     with producer.batch() as batch:
         batch.send_offsets({TopicPartition("t", 0): 5}, "billing")
     assert batch.outcome.get(60).records == 0

@@ -1,0 +1,115 @@
+"""Names that a class does not have: what is said to a program that uses one, and what `dir()` leaves out."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABCMeta
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+from kafkasafe.errors import UsageError
+
+__all__ = ["Absent", "Tidy", "called", "not_for_callers", "tidy_dir"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Absent:
+    """An attribute that is not there, and says what is.
+
+    Not by `__getattr__`: a class that has one is slow at all its other attributes, `send` among them.
+    """
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        said = f"{owner.__name__!r} object has no attribute {self._name!r}: {self.hint}"
+        raise AttributeError(said, name=self._name, obj=instance)
+
+
+class _NotForCallers:
+    """A method that a class inherits from kafka-python and that only kafka-python may call."""
+
+    def __init__(self, hint: str) -> None:
+        self._hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., NoReturn]:
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            raise UsageError(f"{owner.__name__}.{self._name}() is not for callers: {self._hint}")
+
+        return refuse
+
+
+def not_for_callers(hint: str) -> Any:
+    """A method that raises UsageError with this hint, and that `dir()` leaves out."""
+    return _NotForCallers(hint)
+
+
+class _Method:
+    """A method whose bare name is no truth value: `if future.done:` raises instead of being true for ever."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(cast("Any", self), function)
+        self._function = function
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self._function if instance is None else _Bound(self._function, instance)
+
+
+class _Bound:
+    __slots__ = ("__func__", "__self__")
+
+    def __init__(self, function: Callable[..., Any], instance: object) -> None:
+        self.__func__ = function
+        self.__self__ = instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def __bool__(self) -> bool:
+        name = self.__func__.__name__
+        raise UsageError(
+            f"{type(self.__self__).__name__}.{name} is a method, as asyncio.Future's: write {name}()"
+        )
+
+    def __repr__(self) -> str:
+        return f"<method {self.__func__.__qualname__} of {self.__self__!r}>"
+
+
+def called(function: F) -> F:
+    """Decorate a method that is an attribute in kafka-python's world: its bare name has no truth value."""
+    return cast("F", _Method(function))
+
+
+_HIDDEN: Final = (Absent, _NotForCallers)
+
+
+def _listed(kind: type, names: Iterable[str]) -> list[str]:
+    unlisted: frozenset[str] = getattr(kind, "_UNLISTED", frozenset())
+    found: dict[str, object] = {}
+    for base in kind.__mro__:
+        for name, value in vars(base).items():
+            found.setdefault(name, value)
+    return [name for name in names if name not in unlisted and not isinstance(found.get(name), _HIDDEN)]
+
+
+class Tidy(ABCMeta):
+    """A class whose `dir()`, and that of its instances (`__dir__ = tidy_dir`), names only what can be used.
+
+    `_UNLISTED` may name more that is to be left out.
+    """
+
+    def __dir__(cls) -> list[str]:
+        return _listed(cls, super().__dir__())
+
+
+def tidy_dir(self: object) -> list[str]:
+    """An object's `__dir__`, see `Tidy`."""
+    return _listed(type(self), object.__dir__(self))
