@@ -38,11 +38,7 @@ from kafkasafe.errors import (
     WaitTimeoutError,
     WrongClusterError,
 )
-<<<<<<< HEAD
 from kafkasafe.health import ConsumerHealth, HealthReason, ProducerHealth
-from kafkasafe.offsets import BaselineError
-=======
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 from kafkasafe.producer import RecordFuture, SafeProducer
 from kafkasafe.transactional import LastTransaction
 

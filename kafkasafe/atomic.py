@@ -29,12 +29,8 @@ from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
-<<<<<<< HEAD
-from kafkasafe.errors import BatchDroppedError, UsageError
-=======
 from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
-from kafkasafe.errors import UsageError, WaitTimeoutError
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer

@@ -35,12 +35,8 @@ from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.trouble import Trouble
 from kafkasafe._core.followers import Followers
-<<<<<<< HEAD
-from kafkasafe._core.patience import seconds_of
-from kafkasafe._core.readings import Fate
-=======
 from kafkasafe._core.patience import closing_timeout, seconds_of
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+from kafkasafe._core.readings import Fate
 from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.inquiry import Desk, Procedure
 from kafkasafe._io.lineage_file import LineageMemory

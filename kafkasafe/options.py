@@ -43,19 +43,13 @@ class ConnectionOptions(TypedDict, total=False):
     retry_backoff_ms: float
     """The first pause before a failed request is sent again, milliseconds. Later pauses grow."""
     request_timeout_ms: float
-<<<<<<< HEAD
     """How long to wait for the answer to a request before it is sent again, milliseconds."""
-    receive_message_max_bytes: int
-    """Largest answer of a broker that is accepted, bytes."""
-    receive_buffer_bytes: int | None
-    """Size of the socket's receive buffer (SO_RCVBUF), bytes. None: the system's default."""
-    send_buffer_bytes: int | None
-    """Size of the socket's send buffer (SO_SNDBUF), bytes. None: the system's default."""
-=======
     receive_message_max_bytes: _Size
+    """Largest answer of a broker that is accepted, bytes."""
     receive_buffer_bytes: _Size | None
+    """Size of the socket's receive buffer (SO_RCVBUF), bytes. None: the system's default."""
     send_buffer_bytes: _Size | None
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+    """Size of the socket's send buffer (SO_SNDBUF), bytes. None: the system's default."""
     socket_options: Sequence[tuple[int, int, int]]
     """Arguments of `socket.setsockopt` for each connection."""
     reconnect_backoff_ms: float
@@ -86,20 +80,7 @@ class ConnectionOptions(TypedDict, total=False):
     ssl_ciphers: str | None
     """Ciphers in OpenSSL's notation."""
     api_version: tuple[int, ...] | None
-<<<<<<< HEAD
     """Version of the brokers, such as (2, 8). None: ask them."""
-    bootstrap_timeout_ms: float
-    """How long a consumer's constructor waits for the first broker, milliseconds."""
-    metric_reporters: Sequence[Any]
-    """Classes that are told of kafka-python's metrics."""
-    metrics_enabled: bool
-    """Whether kafka-python's metrics are kept."""
-    metrics_num_samples: int
-    """Samples that each of kafka-python's metrics is computed from."""
-    metrics_sample_window_ms: float
-    """Length of a sample of kafka-python's metrics, milliseconds."""
-=======
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
     selector: Any
     """Class of the selector that waits for sockets. Default: the best of the platform."""
     sasl_mechanism: str | None
@@ -119,14 +100,7 @@ class ConnectionOptions(TypedDict, total=False):
     proxy_url: str | None
     """Connect through this proxy, such as "socks5://proxy:1080" or "http://proxy:3128"."""
     socks5_proxy: str | None
-<<<<<<< HEAD
     """Deprecated by kafka-python: use `proxy_url`."""
-    kafka_client: Any
-    """A factory for kafka-python's network client. A consumer with its own one does not get kafkasafe's
-    connections.
-    """
-=======
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
     prometheus: bool
     """Let prometheus-client's default registry collect this client's metrics. `kafkasafe.metrics.install` does
     it for another registry.
@@ -191,33 +165,23 @@ class ProducerOptions(ConnectionOptions, total=False):
     committed records.
     """
     spool_lane: int | None
-<<<<<<< HEAD
     """Number of the lane to use in the spool directory. None: the one that this `client_id` used before, or
     the lowest that is free.
     """
-    spool_max_bytes: int | None
-    """Largest size of the spool, bytes. None: 1 GiB; with `spool="never"` 32 MiB of memory."""
-    spool_segment_bytes: int | None
-    """Largest size of one file of the spool, bytes. None: an eighth of `spool_max_bytes`, at most 64 MiB."""
-=======
     spool_max_bytes: _Size | None
+    """Largest size of the spool, bytes. None: 1 GiB; with `spool="never"` 32 MiB of memory."""
     spool_segment_bytes: _Size | None
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+    """Largest size of one file of the spool, bytes. None: an eighth of `spool_max_bytes`, at most 64 MiB."""
     spool_sync: Literal["group", "each", "os"]
     """"group": one fsync for all batches that wait. "each": one for each batch. "os": none; a crash of the
     machine may lose what is not acknowledged.
     """
     spool_after_ms: float
-<<<<<<< HEAD
     """How long `spool="on_error"` waits for an acknowledgement before it writes to disk, milliseconds."""
-    rejected_max_bytes: int | None
-    """How many bytes of rejected records each lane keeps. None: as `spool_max_bytes`, at most 256 MiB."""
-    retain_acked_bytes: int
-    """Keep so many bytes of delivered records on disk, to send them again if the cluster loses them."""
-=======
     rejected_max_bytes: _Size | None
+    """How many bytes of rejected records each lane keeps. None: as `spool_max_bytes`, at most 256 MiB."""
     retain_acked_bytes: _Size
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+    """Keep so many bytes of delivered records on disk, to send them again if the cluster loses them."""
     retain_acked_ms: float
     """Keep delivered records on disk for so many milliseconds, to send them again if the cluster loses them."""
     on_data_loss: Literal["restore", "raise", "event"]
@@ -262,11 +226,19 @@ class ConsumerOptions(ConnectionOptions, total=False):
     """What SafeConsumer takes."""
 
     bootstrap_timeout_ms: float
-    kafka_client: Any
+    """How long a consumer's constructor waits for the first broker, milliseconds."""
     metric_reporters: Sequence[Any]
+    """Classes that are told of kafka-python's metrics."""
     metrics_enabled: bool
+    """Whether kafka-python's metrics are kept."""
     metrics_num_samples: int
+    """Samples that each of kafka-python's metrics is computed from."""
     metrics_sample_window_ms: float
+    """Length of a sample of kafka-python's metrics, milliseconds."""
+    kafka_client: Any
+    """A factory for kafka-python's network client. A consumer with its own one does not get kafkasafe's
+    connections.
+    """
     client_rack: str
     """Name of this client's rack. Records are then read from a replica in the same rack (KIP-392)."""
     group_id: str | None
@@ -284,19 +256,13 @@ class ConsumerOptions(ConnectionOptions, total=False):
     enable_incremental_fetch_sessions: bool
     """Name only changed partitions in fetch requests (KIP-227)."""
     fetch_max_wait_ms: int
-<<<<<<< HEAD
     """How long a broker waits for `fetch_min_bytes` before it answers, milliseconds."""
-    fetch_min_bytes: int
-    """A broker answers a fetch request at once when it has so many bytes."""
-    fetch_max_bytes: int
-    """Largest answer to a fetch request, bytes. One larger batch is still returned."""
-    max_partition_fetch_bytes: int
-    """Largest part of an answer that belongs to one partition, bytes. One larger batch is still returned."""
-=======
     fetch_min_bytes: _Size
+    """A broker answers a fetch request at once when it has so many bytes."""
     fetch_max_bytes: _Size
+    """Largest answer to a fetch request, bytes. One larger batch is still returned."""
     max_partition_fetch_bytes: _Size
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+    """Largest part of an answer that belongs to one partition, bytes. One larger batch is still returned."""
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
     """Where to begin without a committed position, or when the position is out of range: "earliest", "latest",
     or "none" (raise). Each use is a `PositionReset` event.

@@ -21,10 +21,6 @@ from kafka.errors import (
 )
 from prometheus_client import CollectorRegistry
 
-<<<<<<< HEAD
-from kafkasafe import ConfigError, ErrorAction, RetryPolicy, UsageError, Verdict, classify, errors, metrics
-from kafkasafe.audit import NoSuchTopicError
-=======
 from kafkasafe import (
     ConfigError,
     ErrorAction,
@@ -32,11 +28,12 @@ from kafkasafe import (
     UsageError,
     Verdict,
     classify,
+    errors,
     metrics,
     retry_if_kafka_retriable,
 )
 from kafkasafe._io.retry import Times
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+from kafkasafe.audit import NoSuchTopicError
 
 HOT = ("orders", 3)
 

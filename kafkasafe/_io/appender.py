@@ -60,13 +60,8 @@ class RestartError(SparkError):
     """This transaction cannot be filled any more. Nothing of it is visible; a new one can be begun."""
 
 
-<<<<<<< HEAD
-class FencedError(KafkaSafeError):
-    """A newer epoch of the transactional id was granted: another owner writes, or the transaction timed out."""
-=======
 class FencedError(SparkError, ProducerFencedError):
-    """A newer epoch of the transactional id was granted: another driver writes, or the transaction timed out."""
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+    """A newer epoch of the transactional id was granted: another owner writes, or the transaction timed out."""
 
 
 def claim_base(timestamp: int) -> int:

@@ -6,12 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-<<<<<<< HEAD
-import kafka.errors as kafka_errors
-
 from kafkasafe._core.health import ProducerHealth, producer_health
-=======
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 from kafkasafe._io.stats import Reading
 from kafkasafe._producing.transacting import Transacting
 from kafkasafe.errors import WaitTimeoutError

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-<<<<<<< HEAD
-from collections.abc import Awaitable, Generator, Iterable
-=======
 import contextvars
-from collections.abc import Callable, Generator, Iterable
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,11 +23,7 @@ from kafkasafe.aio.futures import (
 )
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread
-<<<<<<< HEAD
-from kafkasafe.errors import BatchDroppedError, UsageError
-=======
-from kafkasafe.errors import UsageError, WaitTimeoutError
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer

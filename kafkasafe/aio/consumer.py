@@ -16,11 +16,8 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
-<<<<<<< HEAD
-from kafkasafe._core.readings import Fate
-=======
 from kafkasafe._core.patience import closing_timeout
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
+from kafkasafe._core.readings import Fate
 from kafkasafe._io.batch_offsets import check_settings
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import (

@@ -10,11 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-<<<<<<< HEAD
 from kafkasafe.testing.fake.checks import NotModelledError
-=======
-from kafkasafe.errors import KafkaSafeError
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.centre import Centre
@@ -27,13 +23,6 @@ Fields: TypeAlias = dict[str, Any]
 """An answer's fields by name; lists of dicts where Kafka has arrays of structs."""
 
 
-<<<<<<< HEAD
-=======
-class NotModelledError(KafkaSafeError, NotImplementedError):
-    """A client wants something that the fake does not have. It gets no answer at all: a guess would be a lie."""
-
-
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
 @dataclass(frozen=True, slots=True)
 class Later:
     """An answer that is not there yet.

@@ -39,15 +39,11 @@ _LOG_APPEND_TIME: Final = 0x08
 _MAX_LISTED: Final = 10  # records that a broker names one by one
 
 
-<<<<<<< HEAD
-class NotModelledError(NotImplementedError):
+class NotModelledError(KafkaSafeError, NotImplementedError):
     """A client wants something that the fake does not have. It gets no answer at all: a guess would be a lie."""
 
 
-class RefusedError(Exception):
-=======
 class RefusedError(KafkaSafeError):
->>>>>>> 9c2cbb58e08f0491b4a86d6b18bca5bce6887713
     """A request, or a part of it, that is answered with an error code.
 
     Attributes:
