@@ -383,6 +383,11 @@ FACTS: Final[dict[str, Facts]] = {
         "Safe. No file and no connection was opened.",
         "Correct the option. The message names the nearest known option, or the values that can work.",
     ),
+    "SparkError": Facts(
+        (),
+        "See the class that was raised.",
+        "Use it in `except` to catch every error that only `kafkasafe.spark` raises.",
+    ),
     "CheckpointMismatchError": Facts(
         ("spark.foreach_batch_sink", "spark.write_batch"),
         "Safe. The micro-batch was not written.",
@@ -436,6 +441,19 @@ FACTS: Final[dict[str, Facts]] = {
         'Safe: the record is in the spool and will be delivered. **With `spool="never"`** the record is in memory'
         " only, and the error of `close` says how many records are lost.",
         "Do not send the record again. Wait, or leave `delivery_timeout_ms` out.",
+    ),
+    "WaitTimeoutError": Facts(
+        (
+            "future.get",
+            "future.durable",
+            "producer.flush",
+            "producer.durable",
+            "outcome.get",
+            "outcome.durable",
+            "consumer.end_offsets",
+        ),
+        "Safe. A record stays in the spool or in memory, and is still delivered. A consumer's position did not move.",
+        "Call again to wait longer. Do not send the record again. The message has the reason.",
     ),
     "SpoolError": Facts(
         (
@@ -514,6 +532,16 @@ FACTS: Final[dict[str, Facts]] = {
         "Safe. No record was skipped, and the position did not move.",
         "Call again. If it lasts, look at the brokers' remote storage.",
     ),
+    "LineageError": Facts(
+        ("lineage.Lineage",),
+        "Safe. Nothing was compared.",
+        "Give offsets and epochs that ascend, as a consumer saw them.",
+    ),
+    "UnassignedError": Facts(
+        ("aio.SafeConsumer.seek", "aio.SafeConsumer.position", "aio.SafeConsumer.getone"),
+        "Safe. Nothing was read.",
+        "Use partitions that are assigned: see `consumer.assignment()`.",
+    ),
     "SourceUnavailableError": Facts(
         ("spark.KafkaSafeSource",),
         "Safe. Nothing was read or skipped.",
@@ -523,6 +551,16 @@ FACTS: Final[dict[str, Facts]] = {
         ("audit.audit",),
         "Safe. Nothing was read.",
         "Correct the name of the topic.",
+    ),
+    "StagingError": Facts(
+        ("spark.foreach_batch_sink", "spark.write_batch"),
+        "Safe. Nothing of the micro-batch is visible to readers.",
+        "Start the query again: Spark repeats the micro-batch. If it lasts, read the message.",
+    ),
+    "RestartError": Facts(
+        ("spark.foreach_batch_sink", "spark.write_batch"),
+        "Safe. Nothing of the transaction is visible to readers.",
+        "Start the query again: Spark repeats the micro-batch in a new transaction.",
     ),
     "FencedError": Facts(
         ("spark.foreach_batch_sink", "spark.write_batch"),

@@ -77,8 +77,6 @@ class ConnectionOptions(TypedDict, total=False):
     """File with a list of revoked certificates, against which the broker's own certificate is checked, PEM."""
     ssl_password: str | None
     """Password of the private key."""
-    ssl_ciphers: str | None
-    """Ciphers in OpenSSL's notation."""
     api_version: tuple[int, ...] | None
     """Version of the brokers, such as (2, 8). None: ask them."""
     selector: Any
@@ -225,6 +223,8 @@ class ProducerOptions(ConnectionOptions, total=False):
 class ConsumerOptions(ConnectionOptions, total=False):
     """What SafeConsumer takes."""
 
+    ssl_ciphers: str | None
+    """Ciphers in OpenSSL's notation."""
     bootstrap_timeout_ms: float
     """How long a consumer's constructor waits for the first broker, milliseconds."""
     metric_reporters: Sequence[Any]

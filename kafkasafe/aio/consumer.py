@@ -27,6 +27,7 @@ from kafkasafe.aio.fetched import (
     as_partition,
     as_partitions,
     fetch_again,
+    first_unhanded,
     has_joined,
     has_settled,
     not_in_children,
@@ -526,7 +527,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
     def _known_to(self, job: Callable[[], T]) -> Callable[[], T]:
         """The job, which knows what was handed out when it was asked for."""
-        unhanded, kept = self._first_unhanded(), self._kept
+        unhanded, kept = first_unhanded(self._in_hand, self._fetched), self._kept
 
         def work() -> T:
             while self._sent and self._sent[0][0] <= kept:
@@ -593,10 +594,3 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     def _all(self) -> set[TopicPartition]:
         """Partitions of which something may be fetched."""
         return {*self._assigned, *(fetched.tp for fetched in self._fetched)}
-
-    def _first_unhanded(self) -> dict[TopicPartition, int]:
-        """First offset by partition that the program did not get, or has in hand."""
-        first = dict(self._in_hand)
-        for fetched in self._fetched:
-            first[fetched.tp] = min(first.get(fetched.tp, fetched.next_offset), fetched.next_offset)
-        return first

@@ -129,6 +129,16 @@ def polled_without(
         consumer.resume(*(tp for tp in paused if tp in known and tp not in kept))
 
 
+def first_unhanded(
+    in_hand: Mapping[TopicPartition, int], fetched: Iterable[Fetched]
+) -> dict[TopicPartition, int]:
+    """First offset by partition that the program did not get, or has in hand."""
+    first = dict(in_hand)
+    for each in fetched:
+        first[each.tp] = min(first.get(each.tp, each.next_offset), each.next_offset)
+    return first
+
+
 def fetch_again(
     consumer: Any, partitions: Iterable[TopicPartition], *firsts: Mapping[TopicPartition, int]
 ) -> None:

@@ -7,7 +7,7 @@ import pkgutil
 from typing import Any, Final
 
 import kafkasafe
-from kafkasafe import aio, audit, spark
+from kafkasafe import aio, audit, lineage, spark
 from kafkasafe.errors import FACTS, KafkaSafeError
 from tests.pages import DOCS, code, docstring, table
 
@@ -21,6 +21,7 @@ HOLDERS: Final[dict[str, Any]] = {
     "consumer": kafkasafe.SafeConsumer,
     "aio": aio,
     "audit": audit,
+    "lineage": lineage,
     "spark": spark,
 }
 """What the first word of a call stands for in `FACTS`."""
@@ -56,7 +57,6 @@ These calls also raise errors that are not kafkasafe's own:
 
 | error | raised by | is my data safe? | what to do |
 |---|---|---|---|
-| `KafkaTimeoutError` | `future.get`, `future.durable`, `producer.flush`, `producer.durable`, `outcome.get`, `outcome.durable` | yes: the records are still in the spool or in memory, and will be delivered | wait longer; the message says what the producer waits for |
 | `KafkaTimeoutError` | `producer.send` | this record was not accepted: callbacks of earlier records are too slow | let callbacks do less, then send it again |
 | `KafkaTimeoutError` | `SafeConsumer`, `consumer.end_offsets` and the other look-ups | yes: nothing was read or skipped | the message has the reason, such as a wrong password |
 | `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the right. `on_blocked_topic="accept"` takes records meanwhile ([options](options.md#what-the-cluster-blocks)) |
@@ -76,10 +76,13 @@ These calls also raise errors that are not kafkasafe's own:
 
 
 def errors() -> dict[str, type[Exception]]:
-    """Every error that a program can meet, by name; those of `kafkasafe.testing` are the test's own."""
+    """Every error that a program can meet, by name.
+
+    Left out: those of `kafkasafe.testing`, which are the test's own, and of `kafkasafe.cluster`, which no call raises.
+    """
     found: dict[str, type[Exception]] = {}
     for module in pkgutil.walk_packages(kafkasafe.__path__, "kafkasafe."):
-        if not any(part.startswith("_") or part == "testing" for part in module.name.split(".")):
+        if not any(part.startswith("_") or part in {"testing", "cluster"} for part in module.name.split(".")):
             opened = importlib.import_module(module.name)
             exported = [getattr(opened, name) for name in getattr(opened, "__all__", ())]
             for each in [*exported, *(item for item in vars(opened).values() if _defined_in(item, opened))]:
