@@ -42,6 +42,8 @@ class Binding:
                     raise
                 # A disk that fails or is full: nothing may go anywhere before this is known and written down.
                 attempt += 1
+                if isinstance(error.__cause__, OSError):
+                    self._ground.own.spool.give_room(error.__cause__)
                 self._log.seldom(
                     logging.WARNING,
                     "cluster_not_bound",
