@@ -54,11 +54,11 @@ def reserve(world: World) -> list[int]:
 def test_a_disk_that_was_filled_before_the_first_contact():
     """The cluster was away from the start, and `spool_max_bytes` is more than the volume has."""
     world = World()
-    world.disk.capacity_bytes = 20 * MIB
+    world.disk.capacity_bytes = 24 * MIB
     life = world.start(spool_max_bytes=64 * MIB)
     world.set_outage(True)
     count = fill(world, life)
-    assert life.ground.own.spool.used_bytes > 10 * MIB
+    assert life.ground.own.spool.used_bytes > 14 * MIB
     world.centre.create_topic("t", PARTITIONS)
     world.set_outage(False)
     assert world.run(600, until=lambda: finished(world))
