@@ -52,6 +52,21 @@ _MOST_BATCHES: Final = 1 << 14
 2.6 kB for an atomic batch."""
 _SPARE: Final = "reserve"
 _SPARE_BYTES: Final = 64 * 1024
+"""Of the reserve: for marks. The rest of it is for the division of batches whose partitions are not known yet."""
+_SPARE_STEP: Final = 64 * 1024
+"""What it has for divisions is a multiple of this."""
+_DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
+"""At most so large are segments with batches that are to be divided, in a log of up to `_DIVIDED_SEGMENTS` times that.
+
+1. A batch is divided by writing its records once more, at the end of the log.
+2. Its segment is deleted when all of its batches are divided.
+3. So a division needs as much room as the first segment, and no more for the next one.
+"""
+_DIVIDED_SEGMENTS: Final = 512
+_LENT_STEP: Final = 256 * 1024
+_NOT_RESERVED: Final = 1 << 62
+_DIVIDED_SHARE: Final = 16
+"""Divided batches take more room than the batch that they were: the reserve has this part of it."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _AGAIN: Final = re.compile(r"\d{20}\.new")
 """A segment that is being written again."""
@@ -93,7 +108,9 @@ class Spool:
         self._lost: set[int] = set()
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
-        self._spare: bool | None = None  # whether the reserve is there; None: nobody looked yet
+        self._spare: int | None = None  # bytes of the reserve that are there; None: nobody looked yet
+        self._lent = 0  # how large the reserve was before `has_room` made it larger; 0: it did not
+        self._to_divide = 0
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
         self._torn = found.skipped
@@ -179,6 +196,8 @@ class Spool:
         *,
         atomic: bool = False,
         closed: bool = False,
+        makes_room: bool = False,
+        divisible: bool = False,
     ) -> list[int]:
         """Write marks, then data batches. Nothing of it is promised before `sync`.
 
@@ -187,6 +206,8 @@ class Spool:
             batches: (destination, batch) of each. Their address is stamped in place.
             atomic: All counts or nothing.
             closed: An orderly close.
+            makes_room: The batches stand for others, whose room is free afterwards: the reserve is for them as well.
+            divisible: The batches are to be divided: their segments stay small.
 
         Returns:
             The position of each batch.
@@ -197,7 +218,9 @@ class Spool:
         if self._closed:
             raise SpoolError(f"{self._lane} is closed")
         positions: list[int] = []
-        if batches and not atomic and not self._keep_spare():
+        limit = self._limit(divisible=divisible)
+        self._take_lent()
+        if batches and not atomic and not self._keep_spare(self._wanted_spare()):
             # What is left is for marks.
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.next_position == self.synced_position:
@@ -207,10 +230,10 @@ class Spool:
         try:
             if self._repair:
                 self._put_back()
-            for some_marks, some in self._portions(marks, batches, atomic=atomic):
-                positions += self._write(some_marks, some, atomic=atomic, closed=closed)
+            for some_marks, some in self._portions(marks, batches, limit, atomic=atomic):
+                positions += self._write(some_marks, some, limit, atomic=atomic, closed=closed)
         except OSError as error:
-            if not batches:
+            if makes_room or not batches:
                 self._give_spare(error)
             raise self._failed("written to", error) from error
         return positions
@@ -360,8 +383,8 @@ class Spool:
             self._extent.gone(segment)
             self._used -= segment.size_bytes
             freed += segment.size_bytes
-        if freed and self._spare is False:
-            self._keep_spare()
+        if freed and self._spare == 0 and not self._keep_spare(self._wanted_spare()):
+            self._keep_spare(_SPARE_BYTES)
         return freed
 
     def close(self, *, closed_mark: bool = True, marks: Sequence[m.Mark] = ()) -> None:
@@ -473,31 +496,43 @@ class Spool:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
+    def _limit(self, *, divisible: bool) -> int:
+        """How large a segment may become."""
+        if not divisible:
+            return self._segment_bytes
+        return min(self._segment_bytes, max(_DIVIDED_SEGMENT_BYTES, self._used // _DIVIDED_SEGMENTS))
+
     def _portions(
-        self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], *, atomic: bool
+        self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], limit: int, *, atomic: bool
     ) -> Iterator[tuple[Sequence[m.Mark], Sequence[tuple[int, bytearray]]]]:
         """A group larger than a segment is written as several, where that is allowed."""
         start, size = 0, 0
         for index, (_, data) in enumerate(batches):
-            if not atomic and size and size + len(data) > self._segment_bytes // 2:
+            if not atomic and size and size + len(data) > limit // 2:
                 yield (marks if start == 0 else ()), batches[start:index]
                 start, size = index, 0
             size += len(data)
         yield (marks if start == 0 else ()), batches[start:]
 
     def _write(
-        self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], *, atomic: bool, closed: bool
+        self,
+        marks: Sequence[m.Mark],
+        batches: Sequence[tuple[int, bytearray]],
+        limit: int,
+        *,
+        atomic: bool,
+        closed: bool,
     ) -> list[int]:
         control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
         size = len(control) + sum(entry.size_bytes for entry in manifest)
         if (
             self._handle < 0
-            or self._segments[-1].size_bytes + size > self._segment_bytes
+            or self._segments[-1].size_bytes + size > limit
             or len(self._segments[-1].batches) >= _MOST_BATCHES
         ):
-            self._roll()
+            self._roll(limit)
             control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
-        self._append(control, batches, manifest, end_position)
+        self._append(control, batches, manifest, end_position, limit)
         return [entry.position for entry in manifest]
 
     def _group(
@@ -535,6 +570,7 @@ class Spool:
         batches: Sequence[tuple[int, bytearray]],
         manifest: Sequence[m.ManifestEntry],
         end_position: int,
+        limit: int,
     ) -> None:
         segment = self._segments[-1]
         if self._files.size(self._handle) != segment.size_bytes:
@@ -542,7 +578,7 @@ class Spool:
             # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
         size = len(control) + sum(entry.size_bytes for entry in manifest)
-        self._reserve(segment.size_bytes + size)
+        self._reserve(segment.size_bytes + size, limit)
         write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
         at = segment.size_bytes + len(control)
         for entry in manifest:
@@ -555,7 +591,7 @@ class Spool:
         self._used += size
         self.next_position = end_position
 
-    def _roll(self) -> None:
+    def _roll(self, limit: int) -> None:
         """Begin a segment, with what must be known when those before it are gone."""
         if self._handle >= 0:
             # A group of the new segment says that everything before it is durable.
@@ -578,15 +614,15 @@ class Spool:
             # This group proves that what is in front of it was durable: not so what recovery went past.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
-        self._append(control, (), (), end_position)
+        self._append(control, (), (), end_position, limit)
         self._extent.keep(self._segments)
 
-    def _reserve(self, end: int) -> None:
+    def _reserve(self, end: int, limit: int) -> None:
         if end <= self._reserved:
             return
-        wanted = max(end, min(self._segment_bytes, self._reserved + _RESERVE_BYTES))
+        wanted = max(end, min(limit, self._reserved + _RESERVE_BYTES))
         # Where space cannot be reserved it is not tried again for this segment.
-        self._reserved = wanted if self._files.preallocate(self._handle, wanted) else 1 << 62
+        self._reserved = wanted if self._files.preallocate(self._handle, wanted) else _NOT_RESERVED
 
     def _to_disk(self) -> None:
         if self._disk_position < self.next_position:
@@ -654,44 +690,121 @@ class Spool:
 
     # -- the reserve -------------------------------------------------------------------------------------------------
 
-    def _keep_spare(self) -> bool:
+    def keep_room(self, to_divide: int) -> None:
+        """Have room in reserve for the division of so many bytes, from the next data on. What is too much goes at once.
+
+        Args:
+            to_divide: Size of the batches that are to be divided.
+        """
+        self._to_divide = to_divide
+        wanted = self._wanted_spare()
+        if self._spare is not None and self._spare > wanted:
+            self._shrink_spare(wanted)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a group that makes room, of this size, can be written, and marks after it: it may take the reserve.
+
+        Where the reserve is smaller the room is taken until then: what a volume says is free may not be this lane's.
+        """
+        if self._handle >= 0 and self._reserved < _NOT_RESERVED:
+            left = min(self._reserved, self._segment_bytes) - self._segments[-1].size_bytes
+            if left >= size_bytes:
+                return True
+        wanted = _SPARE_BYTES + size_bytes
+        if self._spare is not None and self._spare >= wanted:
+            return True
+        if not self._lent:
+            try:
+                self._lent = max(self._look_for_spare(), _SPARE_BYTES)
+            except OSError:
+                return True  # the write says it
+        # In steps: others are asked for with it.
+        return self._keep_spare(wanted + _LENT_STEP) or self._keep_spare(wanted)
+
+    def give_room(self, error: OSError) -> None:
+        """A small file beside the log found no room on the disk: a part of the reserve goes, or all of it."""
+        if error.errno in _NO_ROOM and self._spare is not None and self._spare > _SPARE_BYTES:
+            self._shrink_spare(self._spare - _SPARE_STEP)
+        else:
+            self._give_spare(error)
+
+    def _take_lent(self) -> None:
+        """What `has_room` took is room again."""
+        lent, self._lent = self._lent, 0
+        if lent and self._spare is not None and self._spare > lent:
+            self._shrink_spare(lent)
+
+    def _wanted_spare(self) -> int:
+        """How large the reserve has to be."""
+        if not self._to_divide:
+            return _SPARE_BYTES
+        # 1. Twice the first segment, should what it is divided into be larger.
+        # 2. And what all of it becomes larger.
+        extra = 2 * min(self._to_divide, self._limit(divisible=True)) + self._to_divide // _DIVIDED_SHARE
+        return _SPARE_BYTES + -(-extra // _SPARE_STEP) * _SPARE_STEP
+
+    def _keep_spare(self, wanted: int) -> bool:
         """See that the reserve is there; False where there is no room for it, and so none for data."""
-        if self._spare:
+        if self._spare is not None and self._spare >= wanted:
             return True
         path = self._lane / _SPARE
+        there = 0
         try:
-            if self._spare is None and _SPARE in self._files.list(self._lane):
-                handle = self._files.open(path)
-                try:
-                    self._spare = self._files.size(handle) >= _SPARE_BYTES
-                finally:
-                    self._files.close(handle)
-                if self._spare:
-                    return True
+            there = self._look_for_spare()
+            if there >= wanted:
+                return True
             handle = self._files.open(path, write=True, create=True)
             try:
-                self._files.truncate(handle, 0)
-                # Twice as much: what is there for marks must not be taken for room. Random: a file system that
+                self._files.truncate(handle, there)
+                # More than that: what is there for marks must not be taken for room. Random: a file system that
                 # compresses must not make nothing of it.
-                write_all(self._files, handle, [os.urandom(2 * _SPARE_BYTES)], 0)
+                write_all(self._files, handle, [os.urandom(wanted + _SPARE_BYTES - there)], there)
                 self._files.sync_data(handle)
-                self._files.truncate(handle, _SPARE_BYTES)
+                self._files.truncate(handle, wanted)
             finally:
                 self._files.close(handle)
         except OSError as error:
-            self._spare = False
-            with contextlib.suppress(OSError):
-                self._files.unlink(path)
+            self._shrink_spare(there)
             # A disk with other troubles tells of them when data is written.
             return error.errno not in _NO_ROOM
-        self._spare = True
+        self._spare = wanted
         return True
+
+    def _look_for_spare(self) -> int:
+        """How much of the reserve is there."""
+        if self._spare is None:
+            self._spare = 0
+            path = self._lane / _SPARE
+            if _SPARE in self._files.list(self._lane):
+                handle = self._files.open(path)
+                try:
+                    size = self._files.size(handle)
+                finally:
+                    self._files.close(handle)
+                # Shorter, it is as good as none.
+                self._spare = size if size >= _SPARE_BYTES else 0
+        return self._spare
+
+    def _shrink_spare(self, there: int) -> None:
+        """No more than so much of it from now on."""
+        self._spare = 0
+        path = self._lane / _SPARE
+        with contextlib.suppress(OSError):
+            if there:
+                handle = self._files.open(path, write=True)
+                try:
+                    self._files.truncate(handle, there)
+                    self._spare = there
+                finally:
+                    self._files.close(handle)
+            else:
+                self._files.unlink(path)
 
     def _give_spare(self, error: OSError) -> None:
         """There is no room for a decision: what was kept for that is given back to the disk."""
-        if error.errno not in _NO_ROOM or self._spare is False:
+        if error.errno not in _NO_ROOM or self._spare == 0:
             return
-        self._spare = False
+        self._spare = 0
         with contextlib.suppress(OSError):
             self._files.unlink(self._lane / _SPARE)
             # Space is free only when the deletion is durable.
@@ -700,7 +813,7 @@ class Spool:
                 logging.WARNING,
                 "reserve_given_up",
                 str(self._lane),
-                "%s: the disk is full to the last byte; the reserve was given up for marks",
+                "%s: the disk is full to the last byte; the reserve was given up",
                 self._lane,
                 lane=self._lane.name,
             )

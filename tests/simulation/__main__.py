@@ -114,8 +114,9 @@ def _stormy(seed: int, counts: Counter[str]) -> str:
     except Exception as error:
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     counts["lives"] += 1 + storm.killed
-    counts["units"] += len(storm.units)
-    counts["promised"] += len(storm.durable)
+    # Storms of groups count what went through them.
+    counts["units"] += len(getattr(storm, "units", ()))
+    counts["promised"] += len(getattr(storm, "durable", ()))
     return ""
 
 

@@ -174,6 +174,58 @@ def test_every_crash_on_a_full_disk_recovers_to_what_was_promised(seed):
 
 
 @pytest.mark.usefixtures("_real_size")
+def test_a_division_has_the_reserve_and_marks_have_theirs_afterwards():
+    disk = Disk()
+    disk.fail("preallocate", times=100)
+    lock, spool = opened(disk)
+    spool.keep_room(40_000)
+    (first,) = spool.write_group([DECLARED], [(1, bytearray(encode(1, 1, 40_000)))], divisible=True)
+    spool.sync()
+    large = len(disk.files()[RESERVE])
+    assert large >= 65_536 + 2 * 40_000
+    disk.capacity_bytes = disk.used_bytes
+    assert spool.has_room(large - 65_536)
+    assert not spool.has_room(large)
+    assert len(disk.files()[RESERVE]) == large
+    parts = [(1, bytearray(encode(number, 1, 20_000))) for number in (2, 3)]
+    mark = m.Replaced(first, 0, 2)
+    with pytest.raises(SpoolWriteError):
+        spool.write_group([mark], parts, atomic=True)
+    # A unit is data: it gets nothing of the reserve.
+    assert len(disk.files()[RESERVE]) == large
+    with pytest.raises(SpoolWriteError):
+        spool.write_group([mark], parts, atomic=True, makes_room=True)
+    assert RESERVE not in disk.files()
+    positions = spool.write_group([mark], parts, atomic=True, makes_room=True)
+    spool.sync()
+    spool.write_group([committed(positions)], ())
+    spool.sync()
+    disk.capacity_bytes = None
+    spool.keep_room(0)
+    spool.write_group((), [(1, bytearray(encode(4, 1, 1)))])
+    assert len(disk.files()[RESERVE]) == 65_536
+    spool.close()
+    lock.release()
+
+
+@pytest.mark.usefixtures("_real_size")
+def test_room_for_a_division_is_seen_where_the_reserve_is_small():
+    disk = Disk()
+    lock, spool = opened(disk)
+    spool.write_group([DECLARED], [(1, bytearray(encode(1, 1, 10)))])
+    spool.sync()
+    disk.capacity_bytes = disk.used_bytes + 500_000
+    assert not spool.has_room(2_000_000)
+    assert spool.has_room(300_000)
+    # Until it is written: then the room is free again.
+    assert len(disk.files()[RESERVE]) > 300_000
+    spool.write_group((), [(1, bytearray(encode(2, 1, 300_000)))], atomic=True, makes_room=True)
+    assert len(disk.files()[RESERVE]) == 65_536
+    spool.close()
+    lock.release()
+
+
+@pytest.mark.usefixtures("_real_size")
 def test_without_the_reserve_a_full_disk_stays_full(monkeypatch):
     monkeypatch.setattr(Spool, "_give_spare", lambda *_: None)
     with pytest.raises((AssertionError, SpoolWriteError)):
@@ -182,6 +234,6 @@ def test_without_the_reserve_a_full_disk_stays_full(monkeypatch):
 
 @pytest.mark.usefixtures("_real_size")
 def test_if_data_took_the_reserve_a_full_disk_would_stay_full(monkeypatch):
-    monkeypatch.setattr(Spool, "_keep_spare", lambda _: True)
+    monkeypatch.setattr(Spool, "_keep_spare", lambda *_: True)
     with pytest.raises((AssertionError, SpoolWriteError, KeyError)):
         test_marks_are_written_on_a_full_disk_and_room_is_made_again()

@@ -149,6 +149,16 @@ class Views(Packing):
         return [p.topic for p in self._partitions.values() if p.partition == UNCHOSEN and p.queue]
 
     @property
+    def unchosen_bytes(self) -> int:
+        """Size of the batches that wait for their partitions to be chosen."""
+        unchosen = (p for p in self._partitions.values() if p.partition == UNCHOSEN)
+        return sum(batch.size_bytes for partition in unchosen for batch in partition.queue.all())
+
+    def chooses(self, destination: int) -> bool:
+        """Whether batches of this destination wait for their partitions to be chosen."""
+        return self._partitions[destination].partition == UNCHOSEN
+
+    @property
     def in_flight(self) -> int:
         """Batches that were sent and have no answer yet."""
         return sum(partition.in_flight for partition in self._partitions.values())

@@ -25,6 +25,8 @@ __all__ = ["DiskWriter"]
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 """Bytes of durable, unfinished batches that are kept in memory; others are read back when they are sent."""
+_MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
+"""More than what comes until the first answer about a topic: it waits for an outage to be over."""
 SPILL_EVERY_S: Final = 0.05
 
 
@@ -123,6 +125,22 @@ class DiskWriter:
             lane.retry_at = self._ground.clock.monotonic() + pause_s
             self._ground.timer(pause_s, WriteDue(lane))
 
+    def has_no_room(self, lane: Lane, why: str, attempt: int) -> None:
+        """A division waits for room."""
+        if lane.own:
+            self._ledger.disk_failed(why, full=True)
+        self._log.seldom(
+            logging.WARNING,
+            "division_waits_for_room",
+            lane.name,
+            "%s: %s. Nothing is lost; everything else goes on",
+            lane.name,
+            why,
+            lane=lane.name,
+            attempt=attempt,
+        )
+        self._ground.emit(events.SpoolWriteFailed(lane.name, why, attempt))
+
     def retry_write(self, lane: Lane) -> None:
         """The pause after a failed write is over."""
         lane.retry_at = 0.0
@@ -163,9 +181,16 @@ class DiskWriter:
                 for parcel, batch in zip(parcels, batches, strict=True)
             ]
             started = self._ground.clock.monotonic()
+            waits = self._keep_room(lane, batches)
             try:
                 for marks, part, atomic in _groups(persist, data):
-                    positions += lane.spool.write_group(marks, part, atomic=atomic)
+                    positions += lane.spool.write_group(
+                        marks,
+                        part,
+                        atomic=atomic,
+                        makes_room=atomic and not persist.units,
+                        divisible=waits > _MANY_TO_DIVIDE_BYTES,
+                    )
                 lane.spool.sync()
             finally:
                 # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
@@ -180,6 +205,9 @@ class DiskWriter:
                 seconds = self._ground.clock.monotonic() - started
                 self._ground.counters["fsync_us"] += int(seconds * 1e6)
                 self._ground.stats.fsync.observe(seconds)
+            lane.to_divide_bytes = waits or lane.to_divide_bytes
+        if persist.atomic:
+            lane.divided_bytes = 0
         self.publish_used()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         if persist.units and not self._config.in_memory:
@@ -194,6 +222,21 @@ class DiskWriter:
             # Parts of what was durable before are durable.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
+
+    @staticmethod
+    def _keep_room(lane: Lane, batches: Sequence[j.Batch]) -> int:
+        """Before they are written: room for their division, if they wait for one. Then: how much waits with them."""
+        size = sum(batch.size_bytes for batch in batches if lane.journal.chooses(batch.destination))
+        if size:
+            size += lane.to_divide_bytes
+            lane.spool.keep_room(size)
+        return size
+
+    def count_to_divide(self, lane: Lane) -> None:
+        """What waits for its partitions changed by more than what was written."""
+        if lane.to_divide_bytes or lane.journal.unchosen_topics():
+            lane.to_divide_bytes = lane.journal.unchosen_bytes
+            lane.spool.keep_room(lane.to_divide_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
         """They are on disk where the next start finds them: callers who wait for that go on."""
@@ -291,6 +334,10 @@ class DiskWriter:
             )
             return
         if freed:
+            lane.room_at = 0.0
+            if lane.undivided:
+                self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
+            self.count_to_divide(lane)
             lane.released_excess -= freed
             lane.journal.released(lane.spool.first_position)
             self.publish_used()

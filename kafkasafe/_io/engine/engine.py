@@ -377,5 +377,8 @@ class Engine:
                 self._packing.pack(lane, written)
             elif not (spilled or divided or ready.resolved or ready.sends or ready.asides or ready.units):
                 break
+            if ready.persist.atomic:
+                # What was divided makes room for what is divided next.
+                self.disk.release(lane)
         self._room.keep(lane)
         self.disk.release(lane)

@@ -29,6 +29,10 @@ __all__ = ["Intake"]
 _MOST_JOINED: Final = 5
 """So many batches of `delivery="transactional"` become one unit at most: brokers remember as many of a producer's."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
+_MARKS_BYTES: Final = 1024 * 1024
+"""What marks and the reserve take meanwhile, about."""
+_PART_BYTES: Final = 256
+"""What the spool writes beside each part of a divided batch, at most: entries of control batches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -193,7 +197,13 @@ class Intake:
         return Parcel(parcel.topic, partition, data, len(data), len(order), stamp, sealed_at=parcel.sealed_at)
 
     def divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
-        """In order; where the spool cannot be read for a moment (too many open files) the lane pauses."""
+        """In order; where the spool cannot be read for a moment (too many open files) the lane pauses.
+
+        1. A disk is full of batches whose partitions are known only now.
+        2. They are divided in portions, for which there is room (`Spool.has_room`).
+        3. When all of a segment is divided, it goes, and the next portion has its room (`Engine.drive`).
+        4. Where there is no room for the next one, divisions wait, and nothing else does.
+        """
         if not divides and not lane.undivided:
             return False
         # What could not be read the journal may have named again, or given up.
@@ -201,6 +211,9 @@ class Intake:
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
         lane.undivided = []
         stuck: list[j.Divide] = []
+        if lane.divided_bytes or lane.room_at > self._ground.clock.monotonic():
+            lane.undivided = todo
+            return False
         stopped = {
             destination
             for destination, until in lane.stopped.items()
@@ -212,7 +225,13 @@ class Intake:
                 stuck.append(divide)  # nothing overtakes what is damaged
                 continue
             try:
-                self._divide(lane, divide)
+                missing = self._divide(lane, divide)
+                if missing:
+                    stuck += todo[index:]
+                    # What was divided before it is written first, and may make room.
+                    if not lane.divided_bytes:
+                        self._wait_for_room(lane, stuck, missing)
+                    break
                 progress = True
                 if self._ledger.damage:
                     self._ledger.damage.pop(lane.journal.address(divide.batch.destination), None)
@@ -244,11 +263,37 @@ class Intake:
                 break
             lane.read_attempt = 0
         lane.undivided = stuck
+        if progress:
+            lane.room_attempt = 0
+            if lane.to_divide_bytes and not lane.journal.unchosen_topics():
+                self._disk.count_to_divide(lane)
         return progress
 
-    def _divide(self, lane: Lane, divide: j.Divide) -> None:
-        columns = codec.decode(self._disk.bytes_of(lane, lane.parcels[divide.batch.handle], divide.batch))
-        parent = lane.parcels.pop(divide.batch.handle)
+    def _wait_for_room(self, lane: Lane, waiting: Sequence[j.Divide], missing: int) -> None:
+        """There is no room for the next division: it is looked again after a pause, or when a segment goes."""
+        lane.room_attempt += 1
+        pause_s = self._ground.backoff.pause_s(lane.room_attempt)
+        lane.room_at = self._ground.clock.monotonic() + pause_s
+        self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
+        topic, partition = lane.journal.address(waiting[0].batch.destination)
+        if partition == UNCHOSEN:
+            enough = -(-lane.journal.unchosen_bytes * missing // waiting[0].batch.size_bytes) + _MARKS_BYTES
+            why = (
+                f"{lane.journal.waiting(topic)} batches for {topic} were spooled before its partitions were known, and"
+                f" the volume has no room to write the next one once more, by partition ({missing:,} bytes). Free"
+                f" {missing:,} bytes and it goes on; about {enough:,} are enough for all that waits"
+            )
+        else:
+            why = (
+                f"a batch for {topic}-{partition} has to be divided ({waiting[0].batch.message}), and the volume has no"
+                f" room for its parts. Free {missing:,} bytes and it goes on"
+            )
+        self._disk.has_no_room(lane, why, lane.room_attempt)
+
+    def _divide(self, lane: Lane, divide: j.Divide) -> int:
+        """Divide one batch, and return 0; or how much room is missing for it."""
+        parent = lane.parcels[divide.batch.handle]
+        columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
         if divide.refused:
             topic, partition = lane.journal.address(divide.batch.destination)
             bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
@@ -256,6 +301,17 @@ class Intake:
                 (self._reencode(parent, columns, indexes, partition), indexes)
                 for indexes in pieces(parent.count, bad, halves=divide.batch.code != j.TOO_SLOW)
             ]
+        else:
+            known = lane.journal.topic(parent.topic)
+            given = given_partitions(columns, divide.batch.given)
+            partitions = known.partition_count if known else 1
+            children = self._split_by_partition(parent, columns, given, partitions)
+            bad = set()
+        size = sum(child.size_bytes + _PART_BYTES for child, _ in children)
+        if divide.batch.durable and not lane.spool.has_room(lane.divided_bytes + size):
+            return lane.divided_bytes + size
+        if divide.refused:
+            topic, partition = lane.journal.address(divide.batch.destination)
             self._log.seldom(
                 logging.INFO,
                 "batch_divided",
@@ -271,12 +327,6 @@ class Intake:
                 records=parent.count,
                 code=divide.batch.code,
             )
-        else:
-            known = lane.journal.topic(parent.topic)
-            given = given_partitions(columns, divide.batch.given)
-            partitions = known.partition_count if known else 1
-            children = self._split_by_partition(parent, columns, given, partitions)
-            bad = set()
         described = [
             (
                 lane.journal.destination(child.topic, child.partition),
@@ -288,9 +338,13 @@ class Intake:
             for child, indexes in children
         ]
         self._ground.progressed()
+        del lane.parcels[divide.batch.handle]
         made = lane.journal.replaced(divide.batch, described)
         self._adopt_children(parent, children)
         for (child, _), batch in zip(children, made, strict=True):
             child.durable = parent.durable
             self.register(lane, child, batch)
         self._disk.drop(parent)
+        if divide.batch.durable:
+            lane.divided_bytes += size
+        return 0

@@ -64,7 +64,14 @@ class Lane:
     stopped: dict[int, float] = field(default_factory=dict)
     """Destinations whose next batch is damaged on disk, and when it is looked at again."""
     undivided: list[j.Divide] = field(default_factory=list)
-    """What could not be read when it was to be divided."""
+    """What could not be read when it was to be divided, or has no room for that yet."""
+    divided_bytes: int = 0
+    """Of batches that were divided, what is not on disk yet."""
+    to_divide_bytes: int = 0
+    """What is on disk and waits for its partitions; counted anew when segments go."""
+    room_at: float = 0.0
+    """When it is looked again whether a division has room, monotonic seconds."""
+    room_attempt: int = 0
     read_attempt: int = 0
     unreadable_until: float = 0.0
 

@@ -161,6 +161,7 @@ class LaneKeeper:
         if self._ground.cluster_id is not None:
             lane.bind(self._ground.cluster_id, self._ground.cluster_id)
         self._open_rejected(lane)
+        self._disk.count_to_divide(lane)
         if lane.own:
             with self._ledger.lock:
                 for parcel in lane.parcels.values():

@@ -1,0 +1,188 @@
+"""A full disk, and records whose topic was not known yet: they are divided by partition in the room that there is."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+from virtual import World
+
+from kafkasafe import events, logs
+from kafkasafe._io import spool
+from kafkasafe._io.engine import disk
+from kafkasafe._io.spool import Spool
+from kafkasafe.testing.disk import ProcessKilled
+
+MIB = 1 << 20
+PARTITIONS = 6
+
+
+def fill(world: World, life, topic: str = "t", *, batches: int = 1 << 30, first: int = 0) -> int:
+    """Batches of 16 records of 1 kB, as long as there is room for one; how many records were accepted."""
+    sent = first
+    while life.engine.ledger.room(110_000) and batches > 0:
+        parcel = life.send(topic, -1, [b"%06d" % (sent + i) + bytes(1000) for i in range(16)])
+        assert world.run(60, until=lambda parcel=parcel: parcel.durable)
+        sent += 16
+        batches -= 1
+    return sent
+
+
+def delivered(world: World, topic: str = "t") -> list[bytes]:
+    """The numbers of what was delivered, sorted; each partition has its own once and in order."""
+    found = []
+    for partition in range(PARTITIONS):
+        values = [value[:6] for value in world.log(topic, partition)]
+        assert values == sorted(set(values))
+        found += values
+    return sorted(found)
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(count)]
+
+
+def finished(world: World) -> bool:
+    return not any(lane.journal.unfinished for life in world.lives for lane in life.ground.lanes)
+
+
+def reserve(world: World) -> list[int]:
+    return [len(content) for path, content in world.disk.files().items() if path.name == "reserve"]
+
+
+def test_a_disk_that_was_filled_before_the_first_contact():
+    """The cluster was away from the start, and `spool_max_bytes` is more than the volume has."""
+    world = World()
+    world.disk.capacity_bytes = 24 * MIB
+    life = world.start(spool_max_bytes=64 * MIB)
+    world.set_outage(True)
+    count = fill(world, life)
+    assert life.ground.own.spool.used_bytes > 14 * MIB
+    world.centre.create_topic("t", PARTITIONS)
+    world.set_outage(False)
+    assert world.run(600, until=lambda: finished(world))
+    assert delivered(world) == numbers(count)
+    assert reserve(world) == [65_536]
+
+
+@pytest.mark.parametrize("batches", [3, 40, 250])
+def test_a_disk_that_others_filled_to_the_last_byte(batches):
+    """Not one byte is free but the reserve, and a few records or 4 MB wait for their topic."""
+    world = World()
+    life = world.start(spool_max_bytes=64 * MIB)
+    world.set_outage(True)
+    count = fill(world, life, batches=batches)
+    world.disk.capacity_bytes = world.disk.used_bytes
+    world.centre.create_topic("t", PARTITIONS)
+    world.set_outage(False)
+    assert world.run(600, until=lambda: finished(world))
+    assert delivered(world) == numbers(count)
+
+
+@pytest.fixture
+def _small(monkeypatch):
+    """Everything that happens every megabyte happens every 64 kB."""
+    monkeypatch.setattr(spool, "_SPARE_BYTES", 8192)
+    monkeypatch.setattr(spool, "_SPARE_STEP", 4096)
+    monkeypatch.setattr(spool, "_LENT_STEP", 16_384)
+    monkeypatch.setattr(spool, "_DIVIDED_SEGMENT_BYTES", 65_536)
+    monkeypatch.setattr(disk, "_MANY_TO_DIVIDE_BYTES", 16_384)
+
+
+def divided_and_killed(seed: int) -> int:
+    """One such history; how many kills."""
+    kills = 0
+    rng = random.Random(seed)
+    world = World()
+    life = world.start(spool_max_bytes=64 * MIB)
+    world.set_outage(True)
+    count = fill(world, life, batches=rng.randrange(10, 30))
+    world.disk.capacity_bytes = world.disk.used_bytes + rng.choice([0, 0, 5000, 100_000])
+    capacity = world.disk.capacity_bytes
+    world.centre.create_topic("t", PARTITIONS)
+    world.set_outage(False)
+    for _ in range(40):
+        world.disk.fail(call=rng.randrange(rng.choice([30, 300])), kill=True)
+        try:
+            done = world.run(120, until=lambda: finished(world))
+        except ProcessKilled:
+            done = False
+            kills += 1
+            world.kill(life, power=rng.random() < 0.3, seed=rng.randrange(1000))
+            world.disk.capacity_bytes = capacity
+        world.disk.heal()
+        if done:
+            break
+        try:
+            life = world.lives[0] if world.lives else world.start(spool_max_bytes=64 * MIB)
+        except ProcessKilled:
+            world.disk.heal()
+    assert world.run(600, until=lambda: finished(world)), f"seed {seed}"
+    assert delivered(world) == numbers(count), f"seed {seed}"
+    return kills
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("seeds", [range(4), range(4, 8)], ids=str)
+def test_kills_while_a_full_disk_is_divided(seeds):
+    """`kill -9`, or a power cut, at any call of the disk, again and again: nothing is lost, twice or out of order."""
+    kills = sum(map(divided_and_killed, seeds))
+    assert kills > len(seeds)
+
+
+def test_without_room_the_rest_goes_on_and_a_warning_says_how_much_is_needed(monkeypatch, caplog):
+    """As a spool of an earlier version is: one large segment, and a reserve for marks only."""
+    world = World()
+    world.centre.create_topic("known", PARTITIONS)
+    seen: list = []
+    life = world.start(spool_max_bytes=64 * MIB, on_event=seen.append)
+    first = life.send("known", 0, [b"first"])
+    assert world.run(60, until=lambda: first.done)
+    world.set_outage(True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "_limit", lambda self, *, divisible: self._segment_bytes)
+        patch.setattr(Spool, "_wanted_spare", lambda _: spool._SPARE_BYTES)
+        count = fill(world, life, batches=100)
+        known = life.send("known", 1, [b"known"])
+        assert world.run(60, until=lambda: known.durable)
+        world.kill(life)
+        life = world.start(spool_max_bytes=64 * MIB, on_event=seen.append)
+        world.disk.capacity_bytes = world.disk.used_bytes
+    world.centre.create_topic("t", PARTITIONS)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: world.log("known", 1) == [b"known"])
+    world.run(30)
+    assert not finished(world)
+    assert logs.drain(60)
+    said = [
+        each.getMessage()
+        for each in caplog.records
+        if getattr(each, "event", "") == "division_waits_for_room"
+    ]
+    assert said
+    assert all(each.levelno == logging.WARNING for each in caplog.records if each.getMessage() in said)
+    assert "no room to write the next one once more, by partition" in said[0]
+    assert any(isinstance(event, events.SpoolWriteFailed) and "no room" in event.error for event in seen)
+    assert "no room" in life.engine.ledger.disk_trouble
+    # As much as it says for all of it.
+    enough = int(said[0].split("and it goes on; about ")[1].split(" ")[0].replace(",", ""))
+    world.disk.capacity_bytes += enough
+    assert world.run(600, until=lambda: finished(world))
+    assert delivered(world) == numbers(count)
+
+
+def test_a_reserve_for_divisions_goes_with_what_it_is_for():
+    world = World()
+    life = world.start()
+    world.set_outage(True)
+    fill(world, life, batches=100)
+    (large,) = reserve(world)
+    assert large > 65_536
+    world.kill(life)
+    life = world.start()
+    assert reserve(world) == [large]
+    world.centre.create_topic("t", PARTITIONS)
+    world.set_outage(False)
+    assert world.run(600, until=lambda: finished(world))
+    assert reserve(world) == [65_536]
