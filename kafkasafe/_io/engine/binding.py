@@ -44,12 +44,9 @@ class Binding:
                 # A disk that fails or is full: nothing may go anywhere before this is known and written down. This
                 # thread writes no records meanwhile either.
                 attempt += 1
-<<<<<<< HEAD
                 self._ledger.disk_failed(str(error), full=_is_full(error))
-=======
                 if isinstance(error.__cause__, OSError):
                     self._ground.own.spool.give_room(error.__cause__)
->>>>>>> f1080156eee1d04409dfc00d78dcf8551acc3857
                 self._log.seldom(
                     logging.WARNING,
                     "cluster_not_bound",
