@@ -164,8 +164,10 @@ class DiskWriter:
             ]
             started = self._ground.clock.monotonic()
             try:
-                for marks, part, atomic in _groups(persist, data):
-                    positions += lane.spool.write_group(marks, part, atomic=atomic)
+                groups = _groups(persist, data)
+                for number, (marks, part, atomic) in enumerate(groups, 1):
+                    more = number < len(groups)
+                    positions += lane.spool.write_group(marks, part, atomic=atomic, more=more)
                 lane.spool.sync()
             finally:
                 # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
