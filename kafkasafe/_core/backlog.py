@@ -229,6 +229,10 @@ class Backlog(Generic[B]):
         """The head and the third part, whatever is packed between them."""
         return chain(self._head, self._fresh)
 
+    def backwards(self) -> Iterator[B]:
+        """The same as `all`, the last one first."""
+        return chain(reversed(self._fresh), reversed(self._head))
+
     def copy(self) -> list[B]:
         """The same, from any thread."""
         return [*self._head.copy(), *self._fresh.copy()]

@@ -41,7 +41,7 @@ from kafkasafe.logs import apart
 
 __all__ = ["Pump", "PumpState"]
 
-_CROWD: Final = 32
+_CROWD: Final = 64
 """Messages that wait to be taken: a turn takes them all, and the next step of what is under way comes after it."""
 
 

@@ -108,9 +108,16 @@ class Spool:
         self._lost: set[int] = set()
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
+<<<<<<< HEAD
         self._spare: int | None = None  # bytes of the reserve that are there; None: nobody looked yet
         self._lent = 0  # how large the reserve was before `has_room` made it larger; 0: it did not
         self._to_divide = 0
+=======
+        self._unwritten: list[bytearray] = []
+        """Groups of the last segment that go to the disk in one write with the next one."""
+        self._unwritten_at = 0
+        self._spare: bool | None = None  # whether the reserve is there; None: nobody looked yet
+>>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
         self._torn = found.skipped
@@ -196,8 +203,12 @@ class Spool:
         *,
         atomic: bool = False,
         closed: bool = False,
+<<<<<<< HEAD
         makes_room: bool = False,
         divisible: bool = False,
+=======
+        more: bool = False,
+>>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
     ) -> list[int]:
         """Write marks, then data batches. Nothing of it is promised before `sync`.
 
@@ -206,8 +217,13 @@ class Spool:
             batches: (destination, batch) of each. Their address is stamped in place.
             atomic: All counts or nothing.
             closed: An orderly close.
+<<<<<<< HEAD
             makes_room: The batches stand for others, whose room is free afterwards: the reserve is for them as well.
             divisible: The batches are to be divided: their segments stay small.
+=======
+            more: Another group follows before `sync`: both go to the disk in one write. The batches stay as they are
+                until then.
+>>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
 
         Returns:
             The position of each batch.
@@ -230,8 +246,15 @@ class Spool:
         try:
             if self._repair:
                 self._put_back()
+<<<<<<< HEAD
             for some_marks, some in self._portions(marks, batches, limit, atomic=atomic):
                 positions += self._write(some_marks, some, limit, atomic=atomic, closed=closed)
+=======
+            for some_marks, some in self._portions(marks, batches, atomic=atomic):
+                positions += self._write(some_marks, some, atomic=atomic, closed=closed)
+            if not more:
+                self._write_out()
+>>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
         except OSError as error:
             if makes_room or not batches:
                 self._give_spare(error)
@@ -253,6 +276,8 @@ class Spool:
         if self.synced_position < self.next_position:
             if self._repair:
                 raise SpoolError(f"{self._lane}: what failed was not written again")
+            if self._unwritten:
+                raise SpoolError(f"{self._lane}: the group that was to follow was not written")
             if self._sync != "os" or always:
                 try:
                     self._to_disk()
@@ -573,13 +598,16 @@ class Spool:
         limit: int,
     ) -> None:
         segment = self._segments[-1]
-        if self._files.size(self._handle) != segment.size_bytes:
-            # 1. Somebody cuts the file (logrotate with copytruncate).
-            # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
-            raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
+        if not self._unwritten:
+            self._unwritten_at = segment.size_bytes
+        self._unwritten.append(control)
+        self._unwritten += [data for _, data in batches]
         size = len(control) + sum(entry.size_bytes for entry in manifest)
+<<<<<<< HEAD
         self._reserve(segment.size_bytes + size, limit)
         write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
+=======
+>>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
         at = segment.size_bytes + len(control)
         for entry in manifest:
             segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
@@ -591,8 +619,26 @@ class Spool:
         self._used += size
         self.next_position = end_position
 
+<<<<<<< HEAD
     def _roll(self, limit: int) -> None:
+=======
+    def _write_out(self) -> None:
+        """One write for all groups that wait for it."""
+        if not self._unwritten:
+            return
+        buffers, self._unwritten = self._unwritten, []
+        segment = self._segments[-1]
+        if self._files.size(self._handle) != self._unwritten_at:
+            # 1. Somebody cuts the file (logrotate with copytruncate).
+            # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
+            raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
+        self._reserve(segment.size_bytes)
+        write_all(self._files, self._handle, buffers, self._unwritten_at)
+
+    def _roll(self) -> None:
+>>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
         """Begin a segment, with what must be known when those before it are gone."""
+        self._write_out()
         if self._handle >= 0:
             # A group of the new segment says that everything before it is durable.
             if self._sync != "os":
@@ -614,7 +660,12 @@ class Spool:
             # This group proves that what is in front of it was durable: not so what recovery went past.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
+<<<<<<< HEAD
         self._append(control, (), (), end_position, limit)
+=======
+        self._append(control, (), (), end_position)
+        self._write_out()
+>>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
         self._extent.keep(self._segments)
 
     def _reserve(self, end: int, limit: int) -> None:
@@ -653,6 +704,7 @@ class Spool:
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
         """Back to what was promised last. The files follow at the next write, or at the next recovery."""
+        self._unwritten = []
         self._handle = -1
         self._repair = True
         self.next_position = self.synced_position

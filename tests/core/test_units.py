@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
+from kafkasafe._core.backlog import Backlog
 
 LANE = b"0123456789abcdef"
 ID = st.binary(min_size=16, max_size=16)
@@ -393,6 +394,26 @@ def test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it():
     journal.spill([later])
     runs = journal.ready(0.0, 0).persist.runs
     assert [batches for _, batches in runs] == [[plain], [part], [later]]
+
+
+def test_a_new_unit_goes_through_none_of_those_that_wait(monkeypatch):
+    """With `spool="on_error"` each commit went through all that waited for its partition."""
+    seen = 0
+
+    def counting(queue):
+        nonlocal seen
+        for batch in (*queue._head, *queue._fresh):
+            seen += 1
+            yield batch
+
+    monkeypatch.setattr(Backlog, "all", counting)
+    journal = j.Journal(durable_first=False)
+    number = journal.destination("orders", 0)
+    for count in range(500):
+        unit = journal.units.seal(count.to_bytes(16), "", ())
+        journal.seal(number, count=1, size_bytes=80, max_timestamp=1, unit=unit)
+        journal.close_unit(unit)
+    assert seen < 500
 
 
 def test_a_unit_is_not_staged_before_its_marker_is_taken():

@@ -6,6 +6,7 @@ import pytest
 from test_unit_crashes import Run
 from virtual import World
 
+from kafkasafe._core.units.together import MOST
 from kafkasafe.errors import BatchDroppedError
 
 
@@ -23,7 +24,7 @@ def started(version="4.3.0", **options):
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
 def test_units_that_wait_on_the_same_partitions_share_a_transaction(version):
     world, life = started(version)
-    names = [b"%d" % number for number in range(40)]
+    names = [b"%d" % number for number in range(2 * MOST + 8)]
     units = [life.unit(("orders", 0, [name, name + b"b"]), ("audit", 0, [name])) for name in names]
     assert world.run(60, lambda: all(head.done for head, *_ in units))
     world.run(1)
@@ -33,6 +34,19 @@ def test_units_that_wait_on_the_same_partitions_share_a_transaction(version):
     places = [parcel.base_offset for _, parcel, _ in units]
     assert places == sorted(set(places))
     assert all(head.error is None for head, *_ in units)
+
+
+def test_units_that_come_together_go_to_the_disk_in_one_write_and_one_sync():
+    world, life = started()
+    life.unit(("orders", 0, [b"first"]))
+    world.run(1)
+    before = world.disk.calls.copy()
+    heads = [life.unit(("orders", 0, [b"%d" % number]))[0] for number in range(50)]
+    life.turn()
+    assert all(head.durable for head in heads)
+    spent = world.disk.calls - before
+    assert (spent["writev"], spent["sync_data"]) == (2, 1)  # the log and its extent
+    assert world.run(60, lambda: all(head.done for head in heads))
 
 
 def test_a_crash_finds_them_in_one_transaction():

@@ -125,6 +125,37 @@ def test_a_group_larger_than_a_segment_is_divided_unless_it_is_atomic():
     owner.check_crashes(samples=2)
 
 
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 1500])
+def test_groups_that_are_written_together_are_the_bytes_of_groups_written_one_by_one(
+    segment_bytes, monkeypatch
+):
+    monkeypatch.setattr("os.urandom", bytes)  # the lane's id
+    logs, writes = [], []
+    for together in (False, True):
+        disk = Disk()
+        owner = Owner(disk, segment_bytes=segment_bytes)
+        owner.commit([Group((m.Destination(1, "topic", 1),), ())])
+        before = disk.calls["writev"]
+        for number in range(1, 21):
+            data = [(1, bytearray(encode(number, 2, 60)))]
+            owner.spool.write_group((), data, atomic=True, more=together and number < 20)
+        writes.append(disk.calls["writev"] - before)
+        owner.spool.sync()
+        owner.close()
+        logs.append({path: content for path, content in disk.files().items() if path.suffix == ".log"})
+    assert logs[0] == logs[1]
+    assert (len(logs[0]) == 1) is (segment_bytes > 1500)
+    if segment_bytes > 1500:
+        assert writes == [20, 1]
+
+
+def test_a_group_that_is_to_be_followed_is_not_promised_alone():
+    owner = Owner(Disk())
+    owner.spool.write_group([m.Destination(1, "topic", 1)], [(1, bytearray(encode(1, 1, 10)))], more=True)
+    with pytest.raises(SpoolError, match="to follow"):
+        owner.spool.sync()
+
+
 def test_an_empty_spool_leaves_no_segment_and_says_so():
     disk = Disk()
     owner = Owner(disk)

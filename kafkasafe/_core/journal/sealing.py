@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 from kafkasafe._core import units as u
 from kafkasafe._core.journal.groups import UnitGroup
@@ -90,9 +91,10 @@ class Sealing(Ids):
         # The next life goes by the order on the disk: what is only in memory and stands before it goes there first.
         queue = self._partitions[batch.destination].queue
         if not self._durable_first:
-            self.spill(
-                [other for other in queue.all() if other.unit is None and not self._rests_on_disk(other)][-1:]
-            )
+            # What stands before another unit went there with that one.
+            plain = takewhile(lambda other: other.unit is None, queue.backwards())
+            last = next((other for other in plain if not self._rests_on_disk(other)), None)
+            self.spill([] if last is None else [last])
         batch.unit, batch.state = unit, State.JOINED
         self._partitions[batch.destination].queue.append(batch)
 

@@ -13,7 +13,7 @@ from kafkasafe._core.units.terms import GroupPartition, Line, Reading, Unit
 
 __all__ = ["MOST", "Together"]
 
-MOST: Final = 16
+MOST: Final = 128
 """So many units share a transaction at most."""
 _MOST_BYTES: Final = 8 * 1024 * 1024
 """Of all of them: what is prepared again when it has to be, and what is copied to be sent."""
