@@ -108,16 +108,12 @@ class Spool:
         self._lost: set[int] = set()
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
-<<<<<<< HEAD
-        self._spare: int | None = None  # bytes of the reserve that are there; None: nobody looked yet
-        self._lent = 0  # how large the reserve was before `has_room` made it larger; 0: it did not
-        self._to_divide = 0
-=======
         self._unwritten: list[bytearray] = []
         """Groups of the last segment that go to the disk in one write with the next one."""
         self._unwritten_at = 0
-        self._spare: bool | None = None  # whether the reserve is there; None: nobody looked yet
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
+        self._spare: int | None = None  # bytes of the reserve that are there; None: nobody looked yet
+        self._lent = 0  # how large the reserve was before `has_room` made it larger; 0: it did not
+        self._to_divide = 0
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
         self._torn = found.skipped
@@ -203,12 +199,9 @@ class Spool:
         *,
         atomic: bool = False,
         closed: bool = False,
-<<<<<<< HEAD
         makes_room: bool = False,
         divisible: bool = False,
-=======
         more: bool = False,
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
     ) -> list[int]:
         """Write marks, then data batches. Nothing of it is promised before `sync`.
 
@@ -217,13 +210,10 @@ class Spool:
             batches: (destination, batch) of each. Their address is stamped in place.
             atomic: All counts or nothing.
             closed: An orderly close.
-<<<<<<< HEAD
             makes_room: The batches stand for others, whose room is free afterwards: the reserve is for them as well.
             divisible: The batches are to be divided: their segments stay small.
-=======
             more: Another group follows before `sync`: both go to the disk in one write. The batches stay as they are
                 until then.
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
 
         Returns:
             The position of each batch.
@@ -246,15 +236,10 @@ class Spool:
         try:
             if self._repair:
                 self._put_back()
-<<<<<<< HEAD
             for some_marks, some in self._portions(marks, batches, limit, atomic=atomic):
                 positions += self._write(some_marks, some, limit, atomic=atomic, closed=closed)
-=======
-            for some_marks, some in self._portions(marks, batches, atomic=atomic):
-                positions += self._write(some_marks, some, atomic=atomic, closed=closed)
             if not more:
-                self._write_out()
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
+                self._write_out(limit)
         except OSError as error:
             if makes_room or not batches:
                 self._give_spare(error)
@@ -557,7 +542,7 @@ class Spool:
         ):
             self._roll(limit)
             control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
-        self._append(control, batches, manifest, end_position, limit)
+        self._append(control, batches, manifest, end_position)
         return [entry.position for entry in manifest]
 
     def _group(
@@ -595,7 +580,6 @@ class Spool:
         batches: Sequence[tuple[int, bytearray]],
         manifest: Sequence[m.ManifestEntry],
         end_position: int,
-        limit: int,
     ) -> None:
         segment = self._segments[-1]
         if not self._unwritten:
@@ -603,11 +587,6 @@ class Spool:
         self._unwritten.append(control)
         self._unwritten += [data for _, data in batches]
         size = len(control) + sum(entry.size_bytes for entry in manifest)
-<<<<<<< HEAD
-        self._reserve(segment.size_bytes + size, limit)
-        write_all(self._files, self._handle, [control, *(data for _, data in batches)], segment.size_bytes)
-=======
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
         at = segment.size_bytes + len(control)
         for entry in manifest:
             segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
@@ -619,10 +598,7 @@ class Spool:
         self._used += size
         self.next_position = end_position
 
-<<<<<<< HEAD
-    def _roll(self, limit: int) -> None:
-=======
-    def _write_out(self) -> None:
+    def _write_out(self, limit: int) -> None:
         """One write for all groups that wait for it."""
         if not self._unwritten:
             return
@@ -632,13 +608,12 @@ class Spool:
             # 1. Somebody cuts the file (logrotate with copytruncate).
             # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
-        self._reserve(segment.size_bytes)
+        self._reserve(segment.size_bytes, limit)
         write_all(self._files, self._handle, buffers, self._unwritten_at)
 
-    def _roll(self) -> None:
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
+    def _roll(self, limit: int) -> None:
         """Begin a segment, with what must be known when those before it are gone."""
-        self._write_out()
+        self._write_out(limit)
         if self._handle >= 0:
             # A group of the new segment says that everything before it is durable.
             if self._sync != "os":
@@ -660,12 +635,8 @@ class Spool:
             # This group proves that what is in front of it was durable: not so what recovery went past.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
-<<<<<<< HEAD
-        self._append(control, (), (), end_position, limit)
-=======
         self._append(control, (), (), end_position)
-        self._write_out()
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
+        self._write_out(limit)
         self._extent.keep(self._segments)
 
     def _reserve(self, end: int, limit: int) -> None:

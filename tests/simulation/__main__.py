@@ -114,13 +114,8 @@ def _stormy(seed: int, counts: Counter[str]) -> str:
     except Exception as error:
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     counts["lives"] += 1 + storm.killed
-<<<<<<< HEAD
-    # Storms of groups count what went through them.
-    counts["units"] += len(getattr(storm, "units", ()))
-=======
     counts["units"] += storm.world.units
     # Storms of consumers' offsets promise none by name: they compare what is read with what was written.
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
     counts["promised"] += len(getattr(storm, "durable", ()))
     return ""
 

@@ -183,21 +183,16 @@ class DiskWriter:
             started = self._ground.clock.monotonic()
             waits = self._keep_room(lane, batches)
             try:
-<<<<<<< HEAD
-                for marks, part, atomic in _groups(persist, data):
+                groups = _groups(persist, data)
+                for number, (marks, part, atomic) in enumerate(groups, 1):
                     positions += lane.spool.write_group(
                         marks,
                         part,
                         atomic=atomic,
                         makes_room=atomic and not persist.units,
                         divisible=waits > _MANY_TO_DIVIDE_BYTES,
+                        more=number < len(groups),
                     )
-=======
-                groups = _groups(persist, data)
-                for number, (marks, part, atomic) in enumerate(groups, 1):
-                    more = number < len(groups)
-                    positions += lane.spool.write_group(marks, part, atomic=atomic, more=more)
->>>>>>> 42f3e8ff6558ea29c3b500b5fad23fdc9c02a958
                 lane.spool.sync()
             finally:
                 # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
