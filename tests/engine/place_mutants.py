@@ -68,7 +68,7 @@ MUTANTS: dict[str, Mutant] = {
         {"way": "extent", "idle": True},
     ),
     "a file that was cut is written to": Mutant(
-        source(Spool, "_append", "if self._files.size(self._handle) != segment.size_bytes:", "if False:"),
+        source(Spool, "_write_out", "if self._files.size(self._handle) != self._unwritten_at:", "if False:"),
         _CUT,
     ),
     "a file that was cut gets its length again": Mutant(

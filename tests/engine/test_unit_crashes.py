@@ -169,7 +169,7 @@ VARIANTS = [
     )
     for name, delivery, atomic in (
         ("atomic", "idempotent", True),
-        ("staged", "staged", True),
+        ("staged", "transactional", True),
         ("plain", "idempotent", False),
     )
     for spool in ("always", "on_error")

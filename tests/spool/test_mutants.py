@@ -116,7 +116,7 @@ MUTANTS = {
     "a new segment's name is not synced": (
         Spool, "_roll", "self._files.sync_directory(self._lane)", "pass", crashes),
     "a new segment begins without a snapshot": (
-        Spool, "_roll", "self._append(control, (), (), end_position, limit)", "pass",
+        Spool, "_roll", "self._append(control, (), (), end_position)", "pass",
         test_spool.test_every_segment_stands_alone_once_those_before_it_are_released),
     "the old segment is not synced before the new one": (
         Spool, "_roll", "self._to_disk()", "self._disk_position = self.next_position", crashes),
