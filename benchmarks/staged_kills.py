@@ -1,7 +1,7 @@
 """Kills a producer at each step of its protocol, and brokers at that very moment, on real brokers; counts what is left.
 
     python benchmarks/staged_kills.py                                    # everything, about half an hour
-    python benchmarks/staged_kills.py --delivery staged --spool always --victim coordinator --kills 20
+    python benchmarks/staged_kills.py --delivery transactional --spool always --victim coordinator --kills 20
 
 For each delivery (`transactional`, and `idempotent` with an atomic batch now and then), each mode of the spool and each
 victim: a process sends numbered units to three partitions of one topic and to another topic, and says what is durable.
