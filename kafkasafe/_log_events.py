@@ -141,6 +141,12 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
         " can be used, which `cluster_unreachable` says.",
         "Nothing in an outage. If it lasts, the message names the cause.",
     ),
+    "division_waits_for_room": LogEvent(
+        ("WARNING",),
+        "Records were accepted before their topic's partitions were known. Writing them by partition needs more room"
+        " than the disk has. Everything else goes on.",
+        "Make room on the volume of the spool: the message says how much.",
+    ),
     "flush_waits": LogEvent(
         ("WARNING",),
         "`flush()` has waited for a while. The message says for what.",

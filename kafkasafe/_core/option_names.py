@@ -99,7 +99,17 @@ def _table() -> dict[str, tuple[str, str]]:
 
 _MEANT: Final = _table()
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
-_POWER: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_UNITS: Final = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1024,
+    "mi": 1024**2,
+    "gi": 1024**3,
+    "ti": 1024**4,
+}
 
 
 def snake(name: str) -> str:
@@ -141,4 +151,4 @@ def size_of(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if found is None or (found[3] and not found[2]):
         raise ValueError(f"{text!r} is not a size; write 64MiB, 1GiB, or a number of bytes")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWER[found[2].lower()])
+    return int(float(found[1]) * _UNITS[(found[2] + found[3]).lower()])

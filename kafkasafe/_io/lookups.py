@@ -37,7 +37,7 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
-from kafkasafe.errors import KafkaSafeError, RemoteStorageNotReadyError
+from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, LookUp
 from kafkasafe.offsets import (
     EndOffsetTracker,
@@ -74,8 +74,11 @@ _NOWHERE: Final = 2**63  # after each offset
 _REMOTE_READ_MS: Final = 1000
 
 
-class LeaderChangedError(KafkaSafeError):
-    """The answers to a walk's questions must all be of one leader."""
+class LeaderChangedError(Exception):
+    """The answers to a walk's questions must all be of one leader.
+
+    It never leaves the package, and is no KafkaError: what retries those must let it pass.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -602,14 +602,14 @@ class Spool:
         """One write for all groups that wait for it."""
         if not self._unwritten:
             return
-        buffers, self._unwritten = self._unwritten, []
         segment = self._segments[-1]
         if self._files.size(self._handle) != self._unwritten_at:
             # 1. Somebody cuts the file (logrotate with copytruncate).
             # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
         self._reserve(segment.size_bytes, limit)
-        write_all(self._files, self._handle, buffers, self._unwritten_at)
+        write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
+        self._unwritten = []
 
     def _roll(self, limit: int) -> None:
         """Begin a segment, with what must be known when those before it are gone."""
@@ -675,7 +675,12 @@ class Spool:
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
         """Back to what was promised last. The files follow at the next write, or at the next recovery."""
-        self._unwritten = []
+        if self._unwritten:
+            # Groups that never reached the file are no part of it: it would be taken for one that somebody cut.
+            segment = self._segments[-1]
+            self._used -= segment.size_bytes - self._unwritten_at
+            segment.size_bytes = self._unwritten_at
+            self._unwritten = []
         self._handle = -1
         self._repair = True
         self.next_position = self.synced_position

@@ -10,7 +10,7 @@ from consuming import Consumers, collect, kafka_errors, looks_up, new_topic, tie
 from kafka import KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndTimestamp
 
-from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError
+from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
@@ -303,7 +303,7 @@ def test_a_time_out_in_the_window_of_a_new_leader_has_its_own_class(cluster, pro
     # Another code that is over as well, without a class of its own: the code is in the text and in the cause.
     rule.remove()
     proxy.on("ListOffsets", topic=topic, partition=0).answer(code=5)
-    late = timed_out(lambda **more: consumer.end_offsets([tp], **more), kafka_errors.KafkaTimeoutError)
+    late = timed_out(lambda **more: consumer.end_offsets([tp], **more), WaitTimeoutError)
     assert late.__cause__.errno == 5
     assert "error code 5" in str(late)
 
@@ -334,7 +334,7 @@ def test_only_a_log_with_a_remote_part_waits_for_remote_storage(cluster, proxy, 
     def look_up(**more):
         return consumer.offsets_for_times({tp: 1_004_500}, **more)
 
-    plain = timed_out(look_up, kafka_errors.KafkaTimeoutError)
+    plain = timed_out(look_up, WaitTimeoutError)
     assert plain.__cause__.errno == code
     assert f"error code {code}" in str(plain)
     tier(proxy, topic, 2)

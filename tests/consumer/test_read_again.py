@@ -52,7 +52,7 @@ def committed(fake_kafka):
 
 def raise_first(outcomes):
     """Of a KafkaConsumer only they tell what was dropped, once there is no record left to be read."""
-    errors = list(filter(None, (each.exception() for each in outcomes)))
+    errors = list(filter(None, (each.exception for each in outcomes)))
     if errors:
         outcomes.clear()
         raise errors[0]
