@@ -104,8 +104,8 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "position_rewound": LogEvent(
         ("WARNING",),
-        "A consumer reads records again from the group's offset, because an atomic batch with its offsets was dropped or"
-        " the group was rebalanced.",
+        "A consumer reads records again from the group's offset, because an atomic batch with its offsets was dropped"
+        " or the group was rebalanced.",
         "Nothing.",
     ),
     "spool_volume_small": LogEvent(
