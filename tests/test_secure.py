@@ -67,7 +67,7 @@ def test_the_command_line_by_a_config_file(cluster, tmp_path):
         ["doctor", str(spool), "--outage", "1s"],
         ["spool", "drain", str(spool), "--timeout", "60s"],
         ["offsets", "orders"],
-        ["audit", "--topic", "orders"],
+        ["audit", "orders"],
     ):
         result = CliRunner().invoke(cli.app, [*arguments, "--config", str(config)])
         assert result.exit_code in ({0, 1} if arguments[0] == "doctor" else {0}), (arguments, result.output)

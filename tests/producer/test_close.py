@@ -160,9 +160,9 @@ def test_dropped_producers(kafka, tmp_path):
             warnings.simplefilter("always")
             del producer
             gc.collect()
-        assert [
-            "dropped without close()" in str(w.message) for w in caught if w.category is ResourceWarning
-        ] == [True]
+        # What other tests left to the garbage collector may warn as well.
+        said = [str(w.message) for w in caught if w.category is ResourceWarning]
+        assert sum("dropped without close()" in each for each in said) == 1
     harness.until(
         lambda: threading.active_count() <= threads + 1, what="threads end"
     )  # that of the log stays
