@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import collections
 import importlib.metadata
+import operator
 import os
 import platform
 import threading
@@ -28,6 +29,7 @@ from prometheus_client.registry import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
+from kafkasafe._core.health import ConsumerHealth
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.stats import (
     BUCKETS_S,
@@ -55,6 +57,7 @@ __all__ = [
 _MIRROR_EVERY_S: Final = 1.0
 _INFO: Final = "kafkasafe_build_info"
 _INFO_TEXT: Final = "Version of kafkasafe, and of what it stands on."
+_MERGES: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
 _BOUNDS: Final = (*map(floatToGoString, BUCKETS_S), "+Inf")
 
 
@@ -311,7 +314,7 @@ def _merge(found: dict[Any, float | Histogram], key: Any, value: float | Histogr
                 total.sum_s += part.sum_s
         found[key] = total
     elif isinstance(before, (int, float)):
-        found[key] = max(before, value) if how == "max" else before + value
+        found[key] = _MERGES[how](before, value)
     else:
         found[key] = value
 
@@ -370,14 +373,14 @@ class _Mirror:
         with self._collector._lock:
             read, _ = self._collector._read()
         with self._lock:
-            stale = {key for key, cell in self._cells.items() if cell.is_gauge}
+            stale = {key for key, cell in self._cells.items() if cell.definition.kind == "gauge"}
             for definition, found in read.items():
                 for (client, labels), value in found.items():
                     self._write(definition, (client, *labels), value)
                     stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
             # What is closed, or not assigned any more, has no level; and a file forgets nothing.
             for key in stale:
-                self._cells[key].set(0.0)
+                self._cells[key].leave()
 
     def _write(self, definition: Definition, labels: tuple[str, ...], value: float | Histogram) -> None:
         name = f"kafkasafe_{definition.name}"
@@ -396,7 +399,7 @@ class _Mirror:
         if cell is None:
             names = ("client_id", *definition.labels)
             cell = self._cells[sample, labels] = _Cell(
-                definition.kind == "gauge",
+                definition,
                 values.ValueClass(
                     definition.kind,
                     name,
@@ -413,8 +416,8 @@ class _Mirror:
 class _Cell:
     """One number in a file. A counter's never goes back there, though its source may be another one by now."""
 
-    def __init__(self, is_gauge: bool, value: Any) -> None:
-        self.is_gauge = is_gauge
+    def __init__(self, definition: Definition, value: Any) -> None:
+        self.definition = definition
         self._value = value
         self._last = 0.0
 
@@ -425,6 +428,10 @@ class _Cell:
 
     def set(self, number: float) -> None:
         self._value.set(number)
+
+    def leave(self) -> None:
+        """The source is closed."""
+        self._value.set(self.definition.left)
 
 
 def _forked() -> None:
@@ -448,9 +455,12 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch
 
 
 def consumer_readings(
-    stats: ConsumerStats, progress: Mapping[TopicPartition, PartitionProgress], group: str
+    stats: ConsumerStats,
+    progress: Mapping[TopicPartition, PartitionProgress],
+    group: str,
+    health: ConsumerHealth | None,
 ) -> Iterator[Reading]:
-    """What a consumer of the group (empty: of none) shows."""
+    """What a consumer of the group (empty: of none) shows. One that is closed has no health."""
     yield from stats.retry_readings()
     for name, by_pair in (
         ("offset_resets", stats.resets),
@@ -470,6 +480,10 @@ def consumer_readings(
     for name, numbers in by_name:
         for label, number in numbers.copy().items():
             yield CONSUMER[name], (label,), number
+    if health is not None:
+        yield CONSUMER["connected"], (), health.connected
+        if health.last_poll_age_s is not None:
+            yield CONSUMER["last_poll_age_seconds"], (), health.last_poll_age_s
     for (topic, partition), at in progress.items():
         lag = 0 if at.position is None or at.end_offset is None else max(0, at.end_offset - at.position)
         # Those of a topic's partitions are added up.

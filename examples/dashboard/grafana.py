@@ -58,6 +58,22 @@ class Shown:
     top: float | None = None
 
 
+def _new(counter: str, matchers: str = "[]", over: str = "$__rate_interval") -> str:
+    """What it grew by, its first value included where it began to exist meanwhile: `increase` does not see that."""
+    grown = f"increase({counter}{matchers}[{over}])"
+    first = f"(min_over_time({counter}{matchers}[{over}]) unless {counter}{matchers} offset {over})"
+    return f"({grown} + {first} or {grown})"
+
+
+def _total(counter: str) -> str:
+    """The same of the time that is shown, as one number."""
+    return f"sum({_new(counter, over='$__range')}) or vector(0)"
+
+
+def _by(labels: str, counter: str, matchers: str = "[]") -> str:
+    return f"sum by ({labels}) ({_new(counter, matchers)})"
+
+
 def _quantile(part: float, buckets: str) -> str:
     return f"histogram_quantile({part}, sum by (client_id, le) (rate({buckets}[][$__rate_interval])))"
 
@@ -72,14 +88,14 @@ _NUMBERS = (
     Shown(
         "Acknowledged records lost",
         "short",
-        (("sum(kafkasafe_data_loss_records_total[]) or vector(0)", "lost"),),
-        "What the cluster acknowledged and lost, since the processes began.",
+        ((_total("kafkasafe_data_loss_records_total"), "lost"),),
+        "What the cluster acknowledged and lost, in the time that is shown.",
         (None, 1),
     ),
     Shown(
         "Restored records",
         "short",
-        (("sum(kafkasafe_data_loss_restored_records_total[]) or vector(0)", "restored"),),
+        ((_total("kafkasafe_data_loss_restored_records_total"), "restored"),),
         "Of those, what is in the log again, from the retained spool.",
     ),
     Shown(
@@ -104,22 +120,27 @@ _NUMBERS = (
     Shown(
         "Undecidable batches",
         "short",
-        (("sum(kafkasafe_undecidable_batches_total[])", "batches"),),
+        ((_total("kafkasafe_undecidable_batches_total"), "batches"),),
         "The evidence is gone: your policy on_undecidable decided, or waits for you.",
         (None, 1),
     ),
     Shown(
         "Records skipped",
         "short",
-        (("sum(kafkasafe_skipped_records_total[]) or vector(0)", "records"),),
+        ((_total("kafkasafe_skipped_records_total"), "records"),),
         "What resets of positions left out.",
         (None, 1),
     ),
     Shown(
         "Alerts",
         "short",
-        (('count(ALERTS{alertstate="firing", alertname=~"{alerts}"}) or vector(0)', "firing"),),
-        "Of rules.yml, that are firing.",
+        (
+            (
+                'count(ALERTS{alertstate="firing", alertname=~"{alerts}", {chosen}}) or vector(0)',
+                "firing",
+            ),
+        ),
+        "Of rules.yml, that are firing for the jobs and clients chosen.",
         (None, 1),
     ),
 )
@@ -150,6 +171,20 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ),
                 ),
                 "How long a record waits for the cluster, its commit mark on disk included.",
+            ),
+            Shown(
+                "Acknowledged within a second",
+                "percentunit",
+                (("kafkasafe:acked_within_1s:ratio_5m[]", "{{client_id}}"),),
+                "Of the records that were acknowledged in five minutes; for an objective of the service.",
+                top=1,
+            ),
+            Shown(
+                "Brokers can be used",
+                "short",
+                (("min by (client_id) (kafkasafe_connected[])", "{{client_id}}"),),
+                "1: yes, 0: an outage. Producers and consumers.",
+                top=1,
             ),
             Shown(
                 "Durable latency",
@@ -183,7 +218,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             ),
             Shown(
                 "Pauses before retries",
-                "s",
+                "short",
                 (
                     (
                         "sum by (client_id, api) (rate(kafkasafe_retry_backoff_seconds_total[][$__rate_interval]))",
@@ -195,11 +230,14 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             Shown(
                 "Blocked by the cluster",
                 "short",
-                (
-                    ("sum(kafkasafe_blocked_destinations[]) or vector(0)", "partitions"),
-                    ("sum(kafkasafe_blocked_records[]) or vector(0)", "records that wait"),
-                ),
-                "A right or a topic is missing, or a broker fails on a batch: what waits is kept, and tried again.",
+                (("sum(kafkasafe_blocked_destinations[]) or vector(0)", "destinations"),),
+                "Partitions, transactional ids, groups: a right or a topic is missing, or a broker fails on a batch.",
+            ),
+            Shown(
+                "Records that wait for it",
+                "short",
+                (("sum(kafkasafe_blocked_records[]) or vector(0)", "records"),),
+                "They are kept, and tried again.",
             ),
             Shown(
                 "Rejected, and orphaned",
@@ -220,27 +258,39 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Where it is used up, a partition with more to be rejected waits until others are resent or removed.",
             ),
             Shown(
-                "Atomic batches",
-                "short",
+                "Atomic batches by outcome",
+                "cps",
                 (
                     (
-                        "sum by (client_id, outcome) (kafkasafe_atomic_batches_total[])",
+                        "sum by (client_id, outcome) (rate(kafkasafe_atomic_batches_total[][$__rate_interval]))",
                         "{{client_id}} {{outcome}}",
                     ),
+                ),
+                "Delivered together or not at all: what became of them.",
+            ),
+            Shown(
+                "Atomic batches under way",
+                "short",
+                (
                     (
                         "sum by (client_id, step) (kafkasafe_atomic_batches_waiting[])",
                         "{{client_id}} {{step}}",
                     ),
                 ),
-                "Delivered together or not at all: what became of them, and the step of those that are under way.",
+                "By step.",
             ),
             Shown(
-                "In doubt, and resolved",
+                "Batches in doubt",
+                "short",
+                (("sum by (client_id) (kafkasafe_in_doubt_batches[])", "{{client_id}}"),),
+                "Sent, without an answer so far.",
+            ),
+            Shown(
+                "Doubts resolved",
                 "short",
                 (
-                    ("sum by (client_id) (kafkasafe_in_doubt_batches[])", "{{client_id}} in doubt"),
                     (
-                        "sum by (client_id, result, evidence) (kafkasafe_in_doubt_resolved_total[])",
+                        _by("client_id, result, evidence", "kafkasafe_in_doubt_resolved_total"),
                         "{{client_id}} {{result}} by {{evidence}}",
                     ),
                 ),
@@ -251,7 +301,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "short",
                 (
                     (
-                        "sum by (client_id, error, result) (kafkasafe_sequence_errors_total[])",
+                        _by("client_id, error, result", "kafkasafe_sequence_errors_total"),
                         "{{client_id}} {{error}} {{result}}",
                     ),
                 ),
@@ -261,21 +311,28 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Lost and restored records",
                 "short",
                 (
-                    ("sum by (client_id, topic) (kafkasafe_data_loss_records_total[])", "{{topic}} lost"),
+                    (_by("client_id, topic", "kafkasafe_data_loss_records_total"), "{{topic}} lost"),
                     (
-                        "sum by (client_id, topic) (kafkasafe_data_loss_restored_records_total[])",
+                        _by("client_id, topic", "kafkasafe_data_loss_restored_records_total"),
                         "{{topic}} restored",
                     ),
+                ),
+                "Acknowledged records that the cluster no longer has.",
+            ),
+            Shown(
+                "Losses noticed, and checks without a result",
+                "short",
+                (
                     (
-                        "sum by (client_id, reason) (kafkasafe_data_loss_detected_total[])",
+                        _by("client_id, reason", "kafkasafe_data_loss_detected_total"),
                         "{{client_id}} noticed by {{reason}}",
                     ),
                     (
-                        "sum(kafkasafe_loss_checks_inconclusive_total[]) or vector(0)",
+                        f"sum({_new('kafkasafe_loss_checks_inconclusive_total')}) or vector(0)",
                         "histories that were removed before they could be checked",
                     ),
                 ),
-                "Acknowledged records that the cluster no longer has, and what can no longer be checked.",
+                "How often records were found to be gone, and how often that can no longer be checked.",
             ),
             Shown(
                 "Last acknowledged offset",
@@ -303,17 +360,25 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "What waits, and what is retained of what was acknowledged.",
             ),
             Shown(
+                "Free room on the volume",
+                "bytes",
+                (("min by (client_id) (kafkasafe_spool_volume_free_bytes[])", "{{client_id}}"),),
+                "Where it is less than the spool may still need, the volume is full before the spool is.",
+            ),
+            Shown(
                 "Undelivered records on disk",
                 "short",
+                (("sum by (client_id) (kafkasafe_spool_records[])", "{{client_id}}"),),
+                "They are safe there.",
+            ),
+            Shown(
+                "Undelivered batches",
+                "short",
                 (
-                    ("sum by (client_id) (kafkasafe_spool_records[])", "{{client_id}} on disk"),
-                    ("sum by (client_id) (kafkasafe_unfinished_batches[])", "{{client_id}} batches"),
-                    (
-                        "sum by (client_id) (kafkasafe_undurable_batches[])",
-                        "{{client_id}} batches, not on disk yet",
-                    ),
+                    ("sum by (client_id) (kafkasafe_unfinished_batches[])", "{{client_id}}"),
+                    ("sum by (client_id) (kafkasafe_undurable_batches[])", "{{client_id}} not on disk yet"),
                 ),
-                "Undelivered.",
+                "Accepted, and not acknowledged yet.",
             ),
             Shown(
                 "Oldest undelivered record",
@@ -329,40 +394,36 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 top=1,
             ),
             Shown(
-                "Spool write errors",
+                "Trouble of the spool",
                 "short",
                 (
+                    (_by("client_id", "kafkasafe_spool_write_errors_total"), "{{client_id}} failed writes"),
+                    (_by("client_id", "kafkasafe_spool_corrupt_total"), "{{client_id}} damaged ranges"),
                     (
-                        "sum by (client_id) (kafkasafe_spool_write_errors_total[])",
-                        "{{client_id}} failed writes",
-                    ),
-                    ("sum by (client_id) (kafkasafe_spool_corrupt_total[])", "{{client_id}} damaged ranges"),
-                    (
-                        "sum by (client_id) (kafkasafe_spool_displaced_total[])",
+                        _by("client_id", "kafkasafe_spool_displaced_total"),
                         "{{client_id}} moved or deleted files",
                     ),
-                    (
-                        "sum by (client_id) (kafkasafe_spool_displaced_lanes[])",
-                        "{{client_id}} displaced lanes",
-                    ),
-                    (
-                        "sum by (client_id) (kafkasafe_spool_full_total[])",
-                        "{{client_id}} sends rejected: no room",
-                    ),
+                    (_by("client_id", "kafkasafe_spool_full_total"), "{{client_id}} sends refused: no room"),
                 ),
-                "Damage is set aside and told, never passed over.",
+                "How often. Damage is set aside and reported, never passed over.",
             ),
             Shown(
-                "Found at the start, and files",
+                "Displaced lanes",
                 "short",
-                (
-                    (
-                        "sum by (client_id) (kafkasafe_spool_replayed_records_total[])",
-                        "{{client_id}} records of earlier lives",
-                    ),
-                    ("sum by (client_id) (kafkasafe_spool_segments[])", "{{client_id}} files"),
-                ),
-                "What earlier lives of the process left undelivered.",
+                (("sum by (client_id) (kafkasafe_spool_displaced_lanes[])", "{{client_id}}"),),
+                "Not where their path leads: nothing in them is called durable.",
+            ),
+            Shown(
+                "Records found at the start",
+                "short",
+                ((_by("client_id", "kafkasafe_spool_replayed_records_total"), "{{client_id}}"),),
+                "What earlier runs of the process left undelivered.",
+            ),
+            Shown(
+                "Files of the spool",
+                "short",
+                (("sum by (client_id) (kafkasafe_spool_segments[])", "{{client_id}}"),),
+                "Segments.",
             ),
             Shown(
                 "Held back for earlier producers",
@@ -377,8 +438,13 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             ),
             Shown(
                 "Copied to make room",
-                "bytes",
-                (("sum by (client_id) (kafkasafe_spool_copied_bytes_total[])", "{{client_id}}"),),
+                "Bps",
+                (
+                    (
+                        "sum by (client_id) (rate(kafkasafe_spool_copied_bytes_total[][$__rate_interval]))",
+                        "{{client_id}}",
+                    ),
+                ),
                 "What waits for a partition, while others are delivered, is written once more.",
             ),
         ),
@@ -410,45 +476,49 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Only where metrics were installed with partitions=True.",
             ),
             Shown(
-                "Positions that were reset, records skipped",
+                "Positions that were reset",
                 "short",
                 (
                     (
-                        "sum by (client_id, topic, reason) (kafkasafe_offset_resets_total[])",
+                        _by("client_id, topic, reason", "kafkasafe_offset_resets_total"),
                         "{{client_id}} {{topic}} {{reason}}",
                     ),
-                    (
-                        "sum by (client_id, topic) (kafkasafe_skipped_records_total[])",
-                        "{{client_id}} {{topic}} skipped",
-                    ),
                 ),
-                "no_position is a first start; what was skipped was never read.",
+                "no_position is a first start.",
+            ),
+            Shown(
+                "Records skipped by resets",
+                "short",
+                ((_by("client_id, topic", "kafkasafe_skipped_records_total"), "{{client_id}} {{topic}}"),),
+                "They were never read.",
             ),
             Shown(
                 "End offset regressions",
                 "short",
                 (
                     (
-                        "sum by (client_id, topic, reason) (kafkasafe_end_offset_regressions_total[])",
+                        _by("client_id, topic, reason", "kafkasafe_end_offset_regressions_total"),
                         "{{client_id}} {{topic}} end went back: {{reason}}",
                     ),
                     (
-                        "sum by (client_id, topic) (kafkasafe_diverged_records_total[])",
-                        "{{client_id}} {{topic}} read, and gone",
-                    ),
-                    (
-                        "sum by (client_id, topic) (kafkasafe_log_divergences_total[])",
-                        "{{client_id}} {{topic}} divergences",
+                        _by("client_id, topic", "kafkasafe_log_divergences_total"),
+                        "{{client_id}} {{topic}} diverged",
                     ),
                 ),
-                "Always with a proof: leader epochs, or the topic's id.",
+                "How often; always with a proof: leader epochs, or the topic's id.",
+            ),
+            Shown(
+                "Records that were read and are gone",
+                "short",
+                ((_by("client_id, topic", "kafkasafe_diverged_records_total"), "{{client_id}} {{topic}}"),),
+                "What the program did with them may have to be undone.",
             ),
             Shown(
                 "End offsets held",
                 "short",
                 (
                     (
-                        "sum by (client_id, topic, reason) (kafkasafe_end_offsets_held_total[])",
+                        _by("client_id, topic, reason", "kafkasafe_end_offsets_held_total"),
                         "{{client_id}} {{topic}} {{reason}}",
                     ),
                 ),
@@ -459,7 +529,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "s",
                 (
                     (
-                        "sum by (client_id, topic) (kafkasafe_offset_not_available_seconds_total[])",
+                        _by("client_id, topic", "kafkasafe_offset_not_available_seconds_total"),
                         "{{client_id}} {{topic}}",
                     ),
                 ),
@@ -485,19 +555,27 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Their position is kept, and the others go on.",
             ),
             Shown(
-                "Time without an answer",
+                "Time that partitions could not be read",
                 "s",
                 (
                     (
-                        "sum by (client_id, topic) (kafkasafe_partition_not_ready_seconds_total[])",
+                        _by("client_id, topic", "kafkasafe_partition_not_ready_seconds_total"),
                         "{{client_id}} {{topic}}",
                     ),
-                    (
-                        "sum by (client_id, api) (kafkasafe_retries_exhausted_total[])",
-                        "{{client_id}} {{api}} deadlines that ended",
-                    ),
                 ),
-                "Of partitions that could be read again.",
+                "It is counted once they can be read again.",
+            ),
+            Shown(
+                "Deadlines that ended",
+                "short",
+                ((_by("client_id, api", "kafkasafe_retries_exhausted_total"), "{{client_id}} {{api}}"),),
+                "Operations without an answer in their time. A producer's records stay in the spool.",
+            ),
+            Shown(
+                "Time since the last poll",
+                "s",
+                (("max by (client_id) (kafkasafe_last_poll_age_seconds[])", "{{client_id}}"),),
+                "Of the program. It reads nothing meanwhile.",
             ),
         ),
     ),
@@ -507,14 +585,14 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             Shown(
                 "Micro-batches by outcome",
                 "short",
-                (
-                    (
-                        "sum by (query, outcome) (kafkasafe_spark_batches_total[job])",
-                        "{{query}} {{outcome}}",
-                    ),
-                    ("sum by (query) (kafkasafe_spark_query_failures_total[job])", "{{query}} exceptions"),
-                ),
+                ((_by("query, outcome", "kafkasafe_spark_batches_total", "[job]"), "{{query}} {{outcome}}"),),
                 "duplicate: committed before, and skipped; resumed: more than one transaction was needed.",
+            ),
+            Shown(
+                "Exceptions",
+                "short",
+                ((_by("query", "kafkasafe_spark_query_failures_total", "[job]"), "{{query}}"),),
+                "Runs of queries that one ended.",
             ),
             Shown(
                 "Rows",
@@ -539,23 +617,26 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
             Shown(
                 "Behind latest",
                 "short",
-                (
-                    ("sum by (query) (kafkasafe_spark_offsets_behind_latest[job])", "{{query}}"),
-                    ("sum(kafkasafe_spark_active_queries[job])", "queries that run"),
-                ),
+                (("sum by (query) (kafkasafe_spark_offsets_behind_latest[job])", "{{query}}"),),
                 "Records between the end of the last micro-batch and the end of the logs.",
             ),
             Shown(
-                "Restarts and retries",
+                "Queries that run",
                 "short",
-                (
-                    (
-                        "sum by (query) (kafkasafe_spark_restarts_total[job])",
-                        "{{query}} transactions begun again",
-                    ),
-                    ("sum by (query) (kafkasafe_spark_retries_total[job])", "{{query}} requests sent again"),
-                ),
+                (("sum(kafkasafe_spark_active_queries[job])", "queries"),),
+                "Now.",
+            ),
+            Shown(
+                "Transactions begun again",
+                "short",
+                ((_by("query", "kafkasafe_spark_restarts_total", "[job]"), "{{query}}"),),
                 "What it took to commit each micro-batch once.",
+            ),
+            Shown(
+                "Requests sent again",
+                "short",
+                ((_by("query", "kafkasafe_spark_retries_total", "[job]"), "{{query}}"),),
+                "Those with records.",
             ),
             Shown(
                 "Bytes sent",
@@ -573,15 +654,22 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "short",
                 (
                     (
-                        "sum by (topic, event, reason) (kafkasafe_spark_source_events_total[job])",
+                        _by("topic, event, reason", "kafkasafe_spark_source_events_total", "[job]"),
                         "{{topic}} {{event}}: {{reason}}",
-                    ),
-                    (
-                        "sum by (topic, reason) (kafkasafe_spark_source_lost_records_total[job])",
-                        "{{topic}} records lost: {{reason}}",
                     ),
                 ),
                 "held: a lower end was not believed; regressed: it was, with a proof; lost: a query goes on without.",
+            ),
+            Shown(
+                "Records lost to queries",
+                "short",
+                (
+                    (
+                        _by("topic, reason", "kafkasafe_spark_source_lost_records_total", "[job]"),
+                        "{{topic}} {{reason}}",
+                    ),
+                ),
+                "They go on without them.",
             ),
         ),
     ),
@@ -590,10 +678,9 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
 
 def _chosen(expression: str) -> str:
     alerts = [rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule]
-    chosen = expression.replace("[]", '{job=~"$job", client_id=~"$client_id"}').replace(
-        "[job]", '{job=~"$job"}'
-    )
-    return chosen.replace("{alerts}", "|".join(alerts))
+    clients = 'job=~"$job", client_id=~"$client_id"'
+    chosen = expression.replace("{alerts}", "|".join(alerts)).replace("{chosen}", clients)
+    return chosen.replace("[]", f"{{{clients}}}").replace("[job]", '{job=~"$job"}')
 
 
 def _panel(builder: Stat | Timeseries, shown: Shown) -> Stat | Timeseries:

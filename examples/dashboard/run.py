@@ -97,6 +97,7 @@ def expressions(*, spark: bool = False) -> list[str]:
         ("$job", ".*"),
         ("$client_id", ".*"),
         ("$__rate_interval", "15s"),
+        ("$__range", "15m"),
         ("$window", "15s"),
     ):
         found = [expression.replace(variable, value) for expression in found]

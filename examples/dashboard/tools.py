@@ -201,10 +201,10 @@ class Prometheus:
         return list(data["result"])
 
     def alerts(self, state: str = "firing") -> set[tuple[str, str]]:
-        """(alert, client id) of those in a state; of Spark's: the query, or the topic."""
+        """(alert, client id) of those in a state; of Spark's: the query, or the topic; of those of nobody: empty."""
         found = self.query(f'ALERTS{{alertstate="{state}"}}')
         whose = ("client_id", "query", "topic")
         return {
-            (labels["alertname"], next(labels[name] for name in whose if name in labels))
+            (labels["alertname"], next((labels[name] for name in whose if name in labels), ""))
             for labels in (sample["metric"] for sample in found)
         }

@@ -28,6 +28,7 @@ ALERTS = {
     "EndOffsetRegressed": ("ledger",),
     "LogDiverged": ("ledger",),
     "SpoolNearFull": ("sensors",),
+    "SendsRefused": ("sensors",),
     "SpoolStalled": ("sensors",),
     # Nothing of the sensors is delivered; one partition of the devices is stuck while others go on.
     "PartitionStuck": ("devices", "sensors"),
@@ -39,11 +40,22 @@ ALERTS = {
     "ConsumerSkipped": ("reports",),
     "StoppedPartitions": ("auditor",),
     "RemoteStorageNotReady": ("archive",),
+    "ConsumerNotReady": ("archive",),
 }
 """Alerts, and the clients of the workload whose fault each reports. No other has it."""
 
-UNSEEN_ALERTS = frozenset({"SpoolDisplaced", "OrphanedSpoolFound"})
-"""What is not shown here: tests/producer/test_default_spool.py and tests/producer/test_place.py have the faults."""
+UNSEEN_ALERTS = frozenset(
+    {
+        "SpoolDisplaced",
+        "OrphanedSpoolFound",
+        "SpoolVolumeLow",
+        "BrokersUnreachable",
+        "ConsumerStoppedPolling",
+        "ConsumerLagGrows",
+        "MetricsAbsent",
+    }
+)
+"""What is not shown here: tests/producer has the faults, in test_default_spool.py, test_place.py, test_connected.py."""
 
 SPARK_ALERTS = frozenset({"SparkBatchFailed", "SparkSourceDataLost"})
 """Those of Spark queries, which this workload does not run: tests/spark/test_dashboard.py does."""
@@ -56,6 +68,7 @@ LASTING = (
     "BlockedByCluster",
     "StoppedPartitions",
     "RemoteStorageNotReady",
+    "ConsumerNotReady",
 )
 """Those that end with their fault; the others report for 15 minutes what has happened."""
 
@@ -272,8 +285,8 @@ class Workload:
     def refuse_the_sensors(self) -> None:
         """Too few replicas for 20 minutes, and a restart.
 
-        SpoolStalled, SpoolNearFull, PartitionStuck, ProducerIdNearExpiry. Records of an earlier life are as old as
-        their timestamps, so that the 20 minutes need not pass.
+        SpoolStalled, SpoolNearFull, SendsRefused, PartitionStuck, ProducerIdNearExpiry. Records of an earlier life
+        are as old as their timestamps, so that the 20 minutes need not pass.
         """
         sensors = self._sensors
         rule = self.proxy.on("Produce", topic="sensors").answer_without_forwarding(code=19)
@@ -358,7 +371,7 @@ class Workload:
         self._auditor.go_back_to(50)
 
     def lose_sight_of_the_archive(self) -> None:
-        """What lies in remote storage cannot be read (KIP-1007): RemoteStorageNotReady."""
+        """What lies in remote storage cannot be read (KIP-1007): RemoteStorageNotReady, ConsumerNotReady."""
 
         def local_start(exchange: Any) -> None:
             for partition in exchange.response.topics[0].partitions:

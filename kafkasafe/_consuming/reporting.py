@@ -110,7 +110,8 @@ class Reporting(Waiting):
 
     def _readings(self) -> Iterable[Reading]:
         """For `kafkasafe.metrics`."""
-        return consumer_readings(self._stats, self._progress(), self.config["group_id"] or "")
+        health = None if self._closed else self.health()
+        return consumer_readings(self._stats, self._progress(), self.config["group_id"] or "", health)
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
         """Where it is on each assigned partition, for metrics; on any thread."""

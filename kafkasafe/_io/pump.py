@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import random
 import threading
 import time
@@ -244,10 +245,13 @@ class Pump:
         gauges: dict[str, float] = {
             "spool_bytes": self.ledger.kept_bytes,
             "spool_capacity_bytes": self._config.spool_max_bytes,
+            "connected": self._ground.cluster.connected,
             "unfinished_batches": self.ledger.unfinished,
             "undurable_batches": len(self.ledger.undurable),
             "spool_oldest_record_age_seconds": self.ledger.oldest_age_s(),
         }
+        if math.isfinite(free := self.ledger.capacity.free_bytes):
+            gauges["spool_volume_free_bytes"] = free
         identified = [stamp for journal in journals for stamp in journal.identified_since_ms()]
         gauges["producer_id_age_seconds"] = max(
             (max(0, today_ms - s) / 1000 for s in identified), default=0.0

@@ -80,6 +80,7 @@ class Definition:
         text: One sentence for people.
         labels: Beside `client_id`.
         merge: What becomes of gauges with the same labels: of two producers of one client id, of several processes.
+        left: Of a gauge: what several processes that are scraped as one show of a source that is closed.
         per_partition: Shown only where `install(..., partitions=True)` asked for it: a label without a bound.
     """
 
@@ -87,8 +88,9 @@ class Definition:
     kind: Literal["counter", "gauge", "histogram"]
     text: str
     labels: tuple[str, ...] = ()
-    merge: Literal["sum", "max"] = "sum"
+    merge: Literal["sum", "max", "min"] = "sum"
     per_partition: bool = False
+    left: float = 0.0
 
 
 Reading: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
@@ -116,6 +118,16 @@ _TRIMMED: Final = Definition(
     "counter",
     "Elections after which nothing was left to prove that the log ever had what was acknowledged, or read.",
     ("topic",),
+)
+"""Of both, too."""
+
+_CONNECTED: Final = Definition(
+    "connected",
+    "gauge",
+    "1 while brokers can be used, 0 otherwise: a producer's latest metadata request was answered, a consumer has a"
+    " connection.",
+    merge="min",
+    left=1.0,
 )
 """Of both, too."""
 
@@ -190,6 +202,14 @@ _DEFINITIONS: Final = (
         "Bytes in the spool of this producer, without adopted lanes; with spool='never' those that wait in memory.",
     ),
     Definition("spool_capacity_bytes", "gauge", "Largest size of the spool."),
+    Definition(
+        "spool_volume_free_bytes",
+        "gauge",
+        "Free room on the volume of the spool, measured every second. Not with spool='never'.",
+        merge="min",
+        left=float("inf"),
+    ),
+    _CONNECTED,
     Definition(
         "orphaned_spool_records",
         "gauge",
@@ -289,6 +309,13 @@ _CONSUMER: Final = (
         "counter",
         "Time that partitions could not be fetched from, once they can be again.",
         ("topic",),
+    ),
+    _CONNECTED,
+    Definition(
+        "last_poll_age_seconds",
+        "gauge",
+        "Time since the program polled last, 0 during a poll; missing before the first one.",
+        merge="max",
     ),
     Definition(
         "lag_records",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import tools
 import workload
 import yaml
 
+from kafkasafe import metrics
 from kafkasafe._io.stats import CONSUMER, PRODUCER
 from kafkasafe.spark.listener import _Collector
 
@@ -45,6 +47,7 @@ def test_nothing_asks_for_a_metric_that_there_is_not():
     }
     of_spark = {f"{family.name}": suffixes[family.type] for family in _Collector().collect()}
     defined |= {f"{name}{suffix}" for name, kinds in of_spark.items() for suffix in kinds}
+    defined.add(metrics._INFO)
     recorded = {
         rule["record"] for group in tools.rules()["groups"] for rule in group["rules"] if "record" in rule
     }
@@ -93,6 +96,89 @@ def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not()
     assert seen == {(name, fires) for name in names for fires in (True, False)}
     assert names == workload.ALERTS.keys() | workload.SPARK_ALERTS | workload.UNSEEN_ALERTS
     assert all(rule["labels"]["severity"] in {"critical", "warning"} for rule in alerts())
+
+
+def test_each_alert_leads_to_its_row_in_the_runbook():
+    docs = EXAMPLE.parent.parent / "docs"
+    runbook = (docs / "operations.md").read_text().partition("\n## Runbook of the alerts\n")[2]
+    runbook = runbook.partition("\n## ")[0]
+    listed = (docs / "metrics.md").read_text().partition("\n## Alerts\n")[2]
+    named = {rule["alert"] for rule in alerts()}
+    for text in (runbook, listed):
+        assert set(re.findall(r"^\| (\w+) \|", text, re.MULTILINE)) - {"alert"} == named
+    for rule in alerts():
+        assert rule["annotations"]["runbook_url"] == "docs/operations.md#runbook-of-the-alerts"
+
+
+def test_what_can_wait_wakes_nobody():
+    """Records of a spool that fills, and those that are kept, are safe."""
+    severity = {rule["alert"]: rule["labels"]["severity"] for rule in alerts()}
+    assert severity["SpoolNearFull"] == severity["RecordsRejected"] == "warning"
+    assert severity["DataLost"] == severity["SendsRefused"] == "critical"
+
+
+def panels():
+    return [panel for panel in json.loads(grafana.FILE.read_text())["panels"] if "targets" in panel]
+
+
+def test_no_panel_shows_a_counter_as_it_is_and_none_beside_a_gauge():
+    counters = {name for name, d in {**PRODUCER, **CONSUMER}.items() if d.kind == "counter"}
+    gauges = {name for name, d in {**PRODUCER, **CONSUMER}.items() if d.kind == "gauge"}
+    shown = [*(target["expr"] for panel in panels() for target in panel["targets"]), *run.expressions()]
+    raw = re.compile(r"_total\b(?:\{[^}]*\})?(?!\{|\||\[| offset )")
+    assert [expression for expression in shown if raw.search(expression)] == []
+    assert raw.search('sum(kafkasafe_spool_full_total{job=~"$job"})')
+    for panel in panels():
+        asked = " ".join(target["expr"] for target in panel["targets"])
+        names = re.findall(r"kafkasafe_(\w+)", asked)
+        kinds = {
+            kind
+            for name in names
+            for kind, of_kind in (("counter", counters), ("gauge", gauges))
+            if name.removesuffix("_total") in of_kind
+        }
+        assert len(kinds) <= 1, panel["title"]
+
+
+def test_all_panels_are_of_the_jobs_and_clients_that_were_chosen():
+    for panel in panels():
+        for target in panel["targets"]:
+            for matchers in re.findall(r"\{([^}]*)\}", target["expr"]):
+                assert 'job=~"$job"' in matchers, (panel["title"], target["expr"])
+                if "kafkasafe_spark_" not in target["expr"]:
+                    assert 'client_id=~"$client_id"' in matchers, (panel["title"], target["expr"])
+    (tile,) = [panel for panel in panels() if panel["title"] == "Alerts"]
+    assert "ALERTS{" in tile["targets"][0]["expr"]
+
+
+def test_a_panel_shows_the_first_value_of_a_counter_that_begins_with_it(promtool, tmp_path):
+    series = {"born": "_x9 10+0x90", "grows": "10+0x9 16+0x90", "both": "_x9 10 16+0x90", "idle": "7+0x100"}
+    test = {
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "interval": "30s",
+                "input_series": [
+                    {"series": f'x_total{{c="{name}"}}', "values": values} for name, values in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": f"round({grafana._new('x_total', '', '10m')})",
+                        "eval_time": "10m",
+                        "exp_samples": [
+                            {"labels": f'{{c="{name}"}}', "value": value}
+                            for name, value in {"born": 10, "grows": 6, "both": 16, "idle": 0}.items()
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    done = subprocess.run(
+        [promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_rule_that_does_not_see_the_first_loss_is_found_by_its_test(promtool, tmp_path):

@@ -39,6 +39,8 @@ NAMES = [
     "spool_records",
     "spool_bytes",
     "spool_capacity_bytes",
+    "spool_volume_free_bytes",
+    "connected",
     "spool_oldest_record_age_seconds",
     "spool_segments",
     "rejected_kept_records",
@@ -351,6 +353,8 @@ def test_processes_that_are_scraped_as_one(kafka, tmp_path):
     assert seen["kafkasafe_ack_latency_seconds_bucket", "+Inf"] == 14
     # They are closed: no level is left standing.
     assert (seen["kafkasafe_spool_segments",], seen["kafkasafe_spool_capacity_bytes",]) == (0, 0)
+    # And nothing that would be an outage, or a full volume.
+    assert (seen["kafkasafe_connected",], seen["kafkasafe_spool_volume_free_bytes",]) == (1, float("inf"))
     assert any(key[0] == "kafkasafe_build_info" for key in seen)
     assert list(Path(tmp_path / "multi").glob("counter_*.db"))
 
