@@ -119,6 +119,8 @@ class BatchDroppedError(KafkaSafeError):
     Its records are kept in `rejected/`. There is one exception: the batch had a consumer's offsets, and the consumer is
     no longer a member of its group. Then nothing is kept, because the group's next member reads the same records again.
 
+    Raised by `commit_transaction`, one with a code is also kafka-python's own exception for it, as `RejectedError` is.
+
     Attributes:
         code: Kafka's error code, 0 where there is none.
     """
@@ -128,12 +130,21 @@ class BatchDroppedError(KafkaSafeError):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With its code."""
-        return _dropped, (self.args[0], self.code)
+        """With its code. The class for the code is made, not found by its name."""
+        make = dropped_for_code if isinstance(self, BrokerResponseError) else _dropped
+        return make, (self.args[0], self.code)
 
 
 def _dropped(message: str, code: int) -> BatchDroppedError:
     return BatchDroppedError(message, code=code)
+
+
+def dropped_for_code(message: str, code: int) -> BatchDroppedError:
+    """A BatchDroppedError that is also kafka-python's exception for the code, where there is a code."""
+    made: BatchDroppedError = (_refusal(BatchDroppedError, code) if code > 0 else BatchDroppedError)(
+        message, code=code
+    )
+    return made
 
 
 @functools.cache

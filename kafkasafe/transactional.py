@@ -22,7 +22,7 @@ from kafka.structs import ConsumerGroupMetadata
 from kafkasafe._core import marks as m
 from kafkasafe._io.refusals import because
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
-from kafkasafe.errors import BatchDroppedError, ProducerClosedError, WaitTimeoutError
+from kafkasafe.errors import BatchDroppedError, ProducerClosedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
 from kafkasafe.producer import RecordFuture, SafeProducer
 
@@ -449,4 +449,4 @@ def _as_kafka_python(dropped: BatchDroppedError) -> BaseException:
             f"Transaction offset commit failed due to consumer group metadata mismatch: {dropped}"
         )
         return failed
-    return dropped
+    return dropped_for_code(str(dropped), dropped.code)

@@ -360,6 +360,22 @@ def test_a_consumer_that_is_out_of_its_group_commits_nothing(cluster, opened):
 # -- Futures -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [KafkaProducer, SafeProducer])
+def test_a_record_that_the_topic_finds_too_large_ends_the_commit_with_the_error_of_kafka_producer(
+    fake, opened, kind
+):
+    topic = f"small-{uuid.uuid4().hex[:8]}"
+    fake.create_topic(topic, partitions=1, config={"max.message.bytes": "1000"})
+    producer = opened(kind, fake)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"x" * 5000)
+    with pytest.raises(kafka_errors.MessageSizeTooLargeError) as raised:
+        producer.commit_transaction()
+    assert not isinstance(raised.value, kafka_errors.RetriableError)
+    producer.abort_transaction()
+
+
 def test_what_futures_of_a_transaction_say(fake, opened):
     topic = topic_of(fake)
     producer = opened(SafeProducer, fake)
